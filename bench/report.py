@@ -1,0 +1,73 @@
+"""Write the results into the pages that publish them, between two markers; the rest of a page stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import peer
+from figures import FIGURES
+from table import Row, full_table, short_table
+
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+_NEW_PAGE = f"# Benchmarks\n\n{START}\n{END}\n"
+_FAIRNESS = (
+    "Both sides took turns inside one run and medians are compared, because the speed of a shared machine "
+    "swings too much for times of different runs to be set side by side; "
+    "every timed save is durable (`synchronous=FULL`)."
+)
+_MORE = "All figures, and how each is measured: [docs/benchmarks.md](docs/benchmarks.md)."
+
+
+@dataclass(frozen=True)
+class Report:
+    rows: list[Row]
+    where: str  # the machine
+    versions: str
+
+    def write(self, project: Path) -> None:
+        readme, page = project / "README.md", project / "docs" / "benchmarks.md"
+        _require_markers(readme)
+        if not page.exists():
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(_NEW_PAGE, encoding="utf-8")
+        _replace(readme, self.short())
+        _replace(page, self.full())
+
+    def short(self) -> str:
+        return "\n\n".join(
+            [short_table(self.rows, peer.NAME), f"Measured on {self.where}. {_FAIRNESS} {_MORE}"]
+        )
+
+    def full(self) -> str:
+        return "\n\n".join(
+            [
+                f"Measured on {date.today().isoformat()} by `python bench/run.py --write`.",
+                f"- Machine: {self.where}\n- Versions: {self.versions}",
+                _FAIRNESS + " A bar that was missed stays in the table.",
+                full_table(self.rows),
+                "## How each is measured",
+                *_explanations(),
+            ]
+        )
+
+
+def _explanations() -> Iterable[str]:
+    for name, module in FIGURES.items():
+        yield f"**{name}.** {' '.join((module.__doc__ or '').split())}"
+
+
+def _require_markers(page: Path) -> None:
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if START not in text or END not in text:
+        raise SystemExit(
+            f"{page.name} has no place for the results: put {START} and {END} on two lines of it"
+        )
+
+
+def _replace(page: Path, block: str) -> None:
+    _require_markers(page)
+    head, _, rest = page.read_text(encoding="utf-8").partition(START)
+    page.write_text(f"{head}{START}\n{block}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

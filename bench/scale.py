@@ -1,0 +1,49 @@
+"""How big a run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    steps: int  # saves of one conversation
+    tail: int  # the last saves of it, those that are timed against the peer
+    rounds: int  # repetitions of a whole race
+    laps: int  # repetitions of a single call
+    samples: int  # checkpoints read back and compared after a workload
+    savers: int
+    saves_each: int
+    threads: int  # threads in the store that is listed
+    megabytes: int  # the large state
+    cached_threads: int  # threads of some 100 KB that fill the default cache, and then some
+    cache_bytes: int | None  # None: the library's default
+
+
+FULL = Scale(
+    steps=1_000,
+    tail=100,
+    rounds=5,
+    laps=30,
+    samples=50,
+    savers=64,
+    saves_each=50,
+    threads=100_000,
+    megabytes=64,
+    cached_threads=1_000,
+    cache_bytes=None,
+)
+
+QUICK = Scale(
+    steps=200,
+    tail=40,
+    rounds=2,
+    laps=10,
+    samples=20,
+    savers=64,
+    saves_each=10,
+    threads=5_000,
+    megabytes=16,
+    cached_threads=200,
+    cache_bytes=12 * 1024 * 1024,
+)

@@ -1,0 +1,91 @@
+"""A row of results, and the tables that rows make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+HEADER = ("what", "measured", "bar", "verdict")
+_WIDTHS = (54, 60, 10, 7)
+
+
+@dataclass(frozen=True)
+class Versus:
+    """The same thing measured on both sides of one run: a row of the short table."""
+
+    what: str
+    ours: str
+    peer: str
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    measured: str
+    bar: str = ""
+    met: bool | None = None  # None: reported, not judged
+    versus: Versus | None = None
+
+    def cells(self) -> tuple[str, str, str, str]:
+        return self.what, self.measured, self.bar, {None: "", True: "met", False: "MISSED"}[self.met]
+
+
+def figure(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def times(value: float) -> str:
+    return f"{figure(value)}x"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{figure(seconds * 1e3)} ms"
+
+
+def megabytes(count: float) -> str:
+    return f"{figure(count / 1e6)} MB"
+
+
+def _measured(value: str, note: str) -> str:
+    return f"{value} ({note})" if note else value
+
+
+def at_most(what: str, ratio: float, bar: float, note: str = "", versus: Versus | None = None) -> Row:
+    return Row(what, _measured(times(ratio), note), f"<= {bar:g}x", ratio <= bar, versus)
+
+
+def at_least(what: str, ratio: float, bar: float, note: str = "", versus: Versus | None = None) -> Row:
+    return Row(what, _measured(times(ratio), note), f">= {bar:g}x", ratio >= bar, versus)
+
+
+def within(what: str, seconds: float, bar_s: float, note: str = "", versus: Versus | None = None) -> Row:
+    return Row(
+        what, _measured(milliseconds(seconds), note), f"<= {bar_s * 1e3:g} ms", seconds <= bar_s, versus
+    )
+
+
+def shown(what: str, measured: str) -> Row:
+    return Row(what, measured)
+
+
+def line(cells: Iterable[str]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def rule() -> str:
+    return line("-" * width for width in _WIDTHS)
+
+
+def _markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(header)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def full_table(rows: Iterable[Row]) -> str:
+    return _markdown(HEADER, (row.cells() for row in rows))
+
+
+def short_table(rows: Iterable[Row], peer: str) -> str:
+    compared = [(row.versus.what, row.versus.ours, row.versus.peer) for row in rows if row.versus]
+    return _markdown(("", "outlive", peer), compared)

@@ -1,0 +1,51 @@
+"""What no checkpointer can do without: pack the state, and make some bytes durable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Self
+
+import apsw
+import ormsgpack
+
+from workloads import State
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+def pack(state: object) -> bytes:
+    return ormsgpack.packb(state)
+
+
+def packed_size(state: State) -> int:
+    return len(pack(state))
+
+
+def zstd_ratio(state: State) -> float:
+    packed = pack(state)
+    return len(packed) / len(zstd.compress(packed, 1))
+
+
+class BareSQLite:
+    """One table, one durable transaction per insert: WAL, synchronous=FULL."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = apsw.Connection(str(path))
+        self._connection.execute("pragma journal_mode=wal").fetchall()
+        self._connection.execute("pragma synchronous=full")
+        self._connection.execute("create table piece(key integer primary key, data blob not null)")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._connection.close()
+
+    def insert(self, data: bytes) -> None:
+        self._connection.execute("begin immediate")
+        self._connection.execute("insert into piece(data) values (?)", (data,))
+        self._connection.execute("commit")

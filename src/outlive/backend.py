@@ -1,0 +1,364 @@
+"""The waist: the few methods that a backend has, and the records that pass through it.
+
+A backend keeps records and knows nothing of state, codecs or diffs. What a checkpoint contains stands in
+its opaque `body`; what a backend needs to order, find and sweep stands in clear fields beside it.
+
+The heart is `commit`: everything of one save, atomically, or nothing. It carries what is new and what
+must still hold. The rules, each of which the contract suite (`outlive.testing`) tests:
+
+1. Idempotency first. A checkpoint is identified by (thread, namespace, id). If a commit's checkpoint is
+   there already, nothing of the commit is done, no expectation is checked, and the stored record is the
+   answer (`Receipt.existing`). The core then compares contents.
+2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is
+   seq order, whatever the clocks say. It is never used again, also not after delete and re-create. A
+   record that brings its own seq (a copy, a replica) keeps it. The head of a namespace is the greatest
+   (epoch, seq, id).
+3. Generation is a random token that every deletion replaces. A save names the generation in which it saw
+   the chunks it refers to; when that is gone, the commit is refused (`StaleBase`).
+4. Revision counts the commits of a thread in this store. Storing a chunk, also one that is there already,
+   stamps it with the revision of the commit. A sweep removes the chunks outside the live set that it read
+   at (generation, revision) and that were stamped no later: a chunk that came back to life stays.
+5. One refusal refuses all of a commit, and other commits of the same group not at all.
+6. A draft that `follows` gets as parent the head of its namespace at commit.
+
+Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
+one place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import ormsgpack
+
+from .errors import Corrupt
+
+FORMAT = 1  # of records; a newer one is refused
+
+
+def escape(text: str) -> str:
+    """Write any str as text that every engine can hold: no NUL, no lone surrogate; reversible."""
+    if text.isascii() and "\\" not in text and "\0" not in text:
+        return text
+    return "".join(
+        _ESCAPES.get(char) or (f"\\u{ord(char):04x}" if "\ud800" <= char <= "\udfff" else char)
+        for char in text
+    )
+
+
+_ESCAPES = {"\\": "\\\\", "\0": "\\0"}
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`; raise Corrupt when the text was not made by it."""
+    if "\\" not in text:
+        return text
+    out, at = [], 0
+    while at < len(text):
+        if text[at] != "\\":
+            out.append(text[at])
+            at += 1
+        elif text[at + 1 : at + 2] in ("\\", "0"):
+            out.append("\\" if text[at + 1] == "\\" else "\0")
+            at += 2
+        elif text[at + 1 : at + 2] == "u" and len(text) >= at + 6:
+            out.append(chr(int(text[at + 2 : at + 6], 16)))
+            at += 6
+        else:
+            raise Corrupt("a stored id is not escaped as it should be")
+    return "".join(out)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadKey:
+    """A thread's identity: (tenant, id), and the 16 bytes by which every backend finds it."""
+
+    tenant: str
+    id: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, tenant: str, id: str) -> ThreadKey:
+        text = f"{escape(tenant)}\0{escape(id)}".encode()
+        return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A checkpoint as a backend keeps it. In a commit, a seq of 0 means: give it the next one."""
+
+    namespace: str
+    id: str
+    parent: str | None
+    run: str | None
+    step: int | None
+    source: str
+    size: int  # bytes of the state
+    added: int  # bytes of the chunks that this checkpoint brought
+    chunks: tuple[bytes, ...]  # names; spans in the body refer to them by position
+    body: bytes  # opaque: layout, metadata, interrupts; sealed when the store is encrypted
+    projection: str | None = None  # the metadata as JSON, for people with a SQL prompt
+    format: int = FORMAT
+    epoch: int = 0
+    seq: int = 0
+    created_at: int = 0  # microseconds; 0 in a commit means now, by the store's clock
+    follows: bool = False  # in a commit: the parent is the head at that moment
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        return (self.epoch, self.seq, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecord:
+    """A pending write of a task. The first one of an index wins; a control write (index < 0) is overwritten."""
+
+    namespace: str
+    checkpoint: str
+    task: str
+    index: int
+    channel: str
+    path: str
+    body: bytes
+    chunks: tuple[bytes, ...] = ()
+    rank: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # (epoch, fence, revision) of a control write: the greater wins a merge
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return (self.namespace, self.checkpoint, self.task, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A small record beside the checkpoints: a run, a step, a response, a lock, a layer's own note.
+
+    An entry is replaced only by one of an equal or greater rank (epoch, fence, revision). `lease_s` in a
+    commit sets `until` by the store's clock. `expect_fence` and `expect_lapsed` are conditions on what is
+    stored: its fence (0: absent), and that its lease has run out.
+    """
+
+    kind: str
+    key: str
+    body: bytes = b""
+    status: str = ""
+    epoch: int = 0
+    fence: int = 0
+    revision: int = 0
+    until: int = 0
+    lease_s: float | None = None
+    expect_fence: int | None = None
+    expect_lapsed: bool = False
+    gone: bool = False  # in a commit: remove it
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return (self.epoch, self.fence, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a commit takes away. Whatever goes, the generation is replaced."""
+
+    checkpoints: tuple[tuple[str, str], ...] = ()  # (namespace, id); their writes go with them
+    chunks: tuple[bytes, ...] = ()
+    chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
+    everything: bool = False  # the whole thread; its seq stays
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything of one save, or of one deletion, of one thread."""
+
+    thread: ThreadKey
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
+    writes: tuple[WriteRecord, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    rewrites: tuple[
+        CheckpointRecord, ...
+    ] = ()  # new chunks and body for records that are there: content unchanged
+    removal: Removal | None = None
+    info: bytes | None = None  # the thread's own metadata, opaque
+    info_projection: str | None = None
+    info_version: int | None = None  # what must still hold: the version that the new metadata replaces
+    # What must still hold
+    generation: int | None = None
+    expect_head: tuple[str, str | None] | None = None  # (namespace, id)
+    expect_empty: bool = False
+    fence: tuple[str, int] | None = None  # (run, fence)
+    epoch: int = 0
+    replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a commit did. `existing` means that its checkpoint was there before and nothing was done."""
+
+    generation: int
+    revision: int
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    existing: CheckpointRecord | None = None
+    entries: tuple[Entry, ...] = ()
+    removed: int = 0
+    freed: int = 0  # bytes of chunks
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRow:
+    """A thread as a backend lists it."""
+
+    id: str
+    generation: int
+    revision: int
+    epoch: int
+    seq: int
+    checkpoints: int
+    stored: int  # bytes of chunks and bodies
+    created_at: int
+    updated_at: int
+    info: bytes | None
+    info_version: int = 0
+    head: CheckpointRecord | None = None  # newest of the root namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One checkpoint with all that is needed to build its state, read in one moment."""
+
+    generation: int
+    record: CheckpointRecord | None = None
+    chunks: dict[bytes, bytes] = field(default_factory=dict)
+    writes: tuple[WriteRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the reader has at hand: when the head is still this, its chunks need not be sent again."""
+
+    id: str
+    chunks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The chunks of a thread: name → (stored bytes, revision), at one generation and revision."""
+
+    generation: int
+    revision: int
+    chunks: dict[bytes, tuple[int, int]]
+
+
+Cursor = tuple[int, int, str]  # (epoch, seq, id): the row itself may be gone
+
+
+class Backend(Protocol):
+    """What keeps records. Every method is one round trip."""
+
+    name: str
+
+    async def identity(self, offered: bytes) -> bytes:
+        """Return the store's naming key, adopting `offered` when the store is new."""
+        ...
+
+    async def commit(self, commit: Commit) -> Receipt:
+        """Do all of the commit or none of it, durably. Raises the error of the first expectation that fails."""
+        ...
+
+    async def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        """Return a checkpoint (the head when `id` is None, the head as of a moment when `at` is given)."""
+        ...
+
+    async def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        """Return the generation and a page of records, newest first; all namespaces when `namespace` is None."""
+        ...
+
+    async def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        """Return the writes of the given (namespace, checkpoint) pairs, or of the whole thread."""
+        ...
+
+    async def entries(
+        self,
+        thread: ThreadKey | None,
+        kind: str,
+        *,
+        status: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[tuple[ThreadKey | None, Entry]]:
+        """Return entries of one kind, of one thread or of all, by key."""
+        ...
+
+    async def threads(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        """Return a page of the tenant's threads by escaped id; `after` is the last id of the page before."""
+        ...
+
+    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        """Return the names, sizes and revisions of all chunks of a thread."""
+        ...
+
+    async def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        """Return chunks by name; those that are missing are left out."""
+        ...
+
+    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        """Copy chunks from thread to thread inside the store; return the target's generation."""
+        ...
+
+    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        """Check every checksum and count of a thread, or of what belongs to no thread; needs no key."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything; the store can be opened again."""
+        ...
+
+
+def checksum(*fields: str | int | bytes | None) -> bytes:
+    """Return 8 bytes over the fields of a stored row: any flipped bit or exchanged field changes them."""
+    return hashlib.blake2b(ormsgpack.packb(fields), digest_size=8, person=b"outlive.row").digest()
+
+
+def stamped(
+    draft: CheckpointRecord, *, epoch: int, seq: int, created_at: int, parent: str | None
+) -> CheckpointRecord:
+    """Return the draft as it will be stored."""
+    return replace(draft, epoch=epoch, seq=seq, created_at=created_at, parent=parent, follows=False)

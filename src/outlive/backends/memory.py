@@ -1,0 +1,369 @@
+"""Records in the memory of this process: nothing survives it. `null:` keeps nothing at all.
+
+`Table` is one thread's records as dicts. The file backend keeps the same tables, filled from its log.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from ..backend import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    Inventory,
+    Known,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    escape,
+)
+from ..errors import Corrupt, OutliveError
+from .rules import Effect, Row, decide
+
+_BOTTOM: Cursor = (-1, -1, "")
+
+
+def new_token() -> int:
+    """Return a new generation: random, so that a thread made again never looks like the one before."""
+    return secrets.randbits(63)
+
+
+def lease_clock() -> int:
+    """Return microseconds of a clock that counts through suspension and that nobody can set."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+class Table:
+    """One thread: what `decide` looks at and what an effect changes. A chunk is kept by a reference of any kind."""
+
+    def __init__(self, key: ThreadKey) -> None:
+        self.key = key
+        self.row: Row | None = None
+        self.updated_at = 0
+        self.info: bytes | None = None
+        self.info_projection: str | None = None
+        self.records: dict[tuple[str, str], CheckpointRecord] = {}
+        self.orders: dict[str, list[Cursor]] = {}
+        self.chunks: dict[bytes, tuple[int, int]] = {}
+        self.pending: dict[tuple[str, str], dict[tuple[str, str, str, int], WriteRecord]] = {}
+        self.notes: dict[tuple[str, str], Entry] = {}
+
+    # The view
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        return self.records.get((namespace, id))
+
+    def head(self, namespace: str) -> str | None:
+        order = self.orders.get(namespace)
+        return order[-1][2] if order else None
+
+    def count(self) -> int:
+        return len(self.records)
+
+    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
+        return self.pending.get(key[:2], {}).get(key)
+
+    def entry(self, kind: str, key: str) -> Entry | None:
+        return self.notes.get((kind, key))
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        return self.chunks.get(name)
+
+    # Changing
+
+    def apply(self, effect: Effect) -> None:
+        """Do what was decided. Cannot fail half-way: every row was checked before."""
+        self.row = effect.row
+        self.updated_at = effect.at
+        if effect.everything:
+            self._forget_all()
+        for record in (*effect.checkpoints, *effect.rewrites):
+            self._put(record)
+        for name, data in effect.chunks:
+            self.chunks[name] = (len(data), effect.row.revision)
+        for pair in effect.removed:
+            self._remove(pair)
+        for name in effect.removed_chunks:
+            del self.chunks[name]
+        for write in effect.writes:
+            self.pending.setdefault(write.key[:2], {})[write.key] = write
+        for entry in effect.entries:
+            if entry.gone:
+                self.notes.pop((entry.kind, entry.key), None)
+            else:
+                self.notes[entry.kind, entry.key] = entry
+        if effect.info is not None:
+            self.info, self.info_projection = effect.info, effect.info_projection
+
+    def _forget_all(self) -> None:
+        self.info = self.info_projection = None
+        for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
+            rows.clear()
+
+    def _put(self, record: CheckpointRecord) -> None:
+        pair = (record.namespace, record.id)
+        old = self.records.get(pair)
+        order = self.orders.setdefault(record.namespace, [])
+        if old is not None and old.order != record.order:
+            order.remove(old.order)
+        if old is None or old.order != record.order:
+            insort(order, record.order)
+        self.records[pair] = record
+
+    def _remove(self, pair: tuple[str, str]) -> None:
+        record = self.records.pop(pair)
+        self.pending.pop(pair, None)
+        order = self.orders[record.namespace]
+        order.remove(record.order)
+        if not order:
+            del self.orders[record.namespace]
+
+    # Reading
+
+    def find_at(self, namespace: str, id: str | None, at: int | None) -> CheckpointRecord | None:
+        if id is not None:
+            return self.find(namespace, id)
+        order = self.orders.get(namespace, [])
+        for cursor in reversed(order):
+            record = self.records[namespace, cursor[2]]
+            if at is None or record.created_at <= at:
+                return record
+        return None
+
+    def page(
+        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
+    ) -> list[CheckpointRecord]:
+        page: list[CheckpointRecord] = []
+        for cursor, name in self._descending(namespace, before):
+            if len(page) >= limit:
+                break
+            record = self.records[name, cursor[2]]
+            if run is None or record.run == run:
+                page.append(record)
+        return page
+
+    def _descending(self, namespace: str | None, before: Cursor | None) -> Iterable[tuple[Cursor, str]]:
+        if namespace is not None:
+            order = self.orders.get(namespace, [])
+            stop = len(order) if before is None else bisect_left(order, before)
+            return ((cursor, namespace) for cursor in reversed(order[:stop]))
+        rows = ((cursor, name) for name, order in self.orders.items() for cursor in order)
+        return sorted((row for row in rows if before is None or row[0] < before), reverse=True)
+
+    def writes_of(self, pairs: Sequence[tuple[str, str]] | None) -> list[WriteRecord]:
+        wanted = self.pending if pairs is None else pairs
+        found = [write for pair in wanted for write in self.pending.get(pair, {}).values()]
+        return sorted(found, key=write_order)
+
+    def stored(self) -> int:
+        bodies = sum(len(record.body) for record in self.records.values())
+        return bodies + sum(size for size, _ in self.chunks.values())
+
+    def summary(self) -> ThreadRow:
+        row = self.row or Row(0, 0, 0, 0, 0)
+        return ThreadRow(
+            id=self.key.id,
+            generation=row.generation,
+            revision=row.revision,
+            epoch=row.epoch,
+            seq=row.seq,
+            checkpoints=len(self.records),
+            stored=self.stored(),
+            created_at=row.created_at,
+            updated_at=self.updated_at,
+            info=self.info,
+            info_version=row.info_version,
+            head=self.find_at("", None, None),
+        )
+
+    @property
+    def is_visible(self) -> bool:
+        """A thread that was deleted leaves its counters behind, and nothing to be listed."""
+        return bool(self.records or self.pending or self.notes) or self.info is not None
+
+
+def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
+    """Order writes as they are handed out: by path, task and index."""
+    return (write.namespace, write.checkpoint, write.path, write.task, write.index)
+
+
+class MemoryBackend:
+    """All threads in dicts, under one lock."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._tables: dict[bytes, Table] = {}
+        self._data: dict[tuple[bytes, bytes], bytes] = {}
+        self._key: bytes | None = None
+        self.lock = threading.RLock()
+
+    def identity(self, offered: bytes) -> bytes:
+        self._key = self._key or offered
+        return self._key
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        """Do each commit on its own; a refusal of one does not touch the others."""
+        results: list[Receipt | Exception] = []
+        for commit in commits:
+            try:
+                results.append(self._commit(commit))
+            except OutliveError as error:
+                results.append(error)
+        return results
+
+    def _commit(self, commit: Commit) -> Receipt:
+        table = self._table(commit.thread)
+        effect, receipt = decide(
+            commit, table, now=time.time_ns() // 1000, now_lease=lease_clock(), token=new_token()
+        )
+        if effect is not None:
+            self._apply(table, effect)
+        return receipt
+
+    def _apply(self, table: Table, effect: Effect) -> None:
+        digest = table.key.digest
+        doomed = list(table.chunks) if effect.everything else effect.removed_chunks
+        table.apply(effect)
+        for name in doomed:
+            self._data.pop((digest, name), None)
+        for name, data in effect.chunks:
+            self._data[digest, name] = data
+        self._tables[digest] = table
+
+    def _table(self, thread: ThreadKey) -> Table:
+        return self._tables.get(thread.digest) or Table(thread)
+
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        table = self._table(thread)
+        generation = table.row.generation if table.row else 0
+        record = table.find_at(namespace, id, at)
+        if record is None:
+            return Reading(generation)
+        wanted = record.chunks if chunks and not (known and same(known, record)) else ()
+        return Reading(
+            generation, record, self.fetch(thread, wanted), tuple(table.writes_of([(namespace, record.id)]))
+        )
+
+    def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        table = self._table(thread)
+        return (table.row.generation if table.row else 0), table.page(namespace, before, limit, run)
+
+    def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        return self._table(thread).writes_of(checkpoints)
+
+    def entries(
+        self,
+        thread: ThreadKey | None,
+        kind: str,
+        *,
+        status: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[tuple[ThreadKey | None, Entry]]:
+        tables = list(self._all_tables()) if thread is None else [self._table(thread)]
+        found: list[tuple[ThreadKey | None, Entry]] = [
+            (table.key, entry)
+            for table in tables
+            for entry in table.notes.values()
+            if entry.kind == kind and entry.key > after and (status is None or entry.status == status)
+        ]
+        return sorted(found, key=lambda pair: pair[1].key)[:limit]
+
+    def threads(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        found = sorted(
+            (
+                table
+                for table in self._all_tables()
+                if table.key.tenant == tenant
+                and table.key.id.startswith(prefix)
+                and (after is None or escape(table.key.id) > escape(after))
+                and table.is_visible
+            ),
+            key=lambda table: escape(table.key.id),
+        )
+        return [table.summary() for table in found[:limit]]
+
+    def _all_tables(self) -> Iterable[Table]:
+        return self._tables.values()
+
+    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        table = self._table(thread)
+        row = table.row or Row(0, 0, 0, 0, 0)
+        return Inventory(row.generation, row.revision, dict(table.chunks))
+
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        return {name: data for name in names if (data := self._data.get((thread.digest, name))) is not None}
+
+    def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        found = self.fetch(source, names)
+        result = self.commit_all([Commit(target, chunks=tuple(found.items()))])[0]
+        if isinstance(result, Exception):
+            raise result
+        return result.generation
+
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        return []
+
+    def before_fork(self) -> None:
+        """A child gets its own copy of everything."""
+
+    def close(self) -> None:
+        """Nothing to release: the records live as long as this object."""
+
+
+class NullBackend(MemoryBackend):
+    """Persistence switched off: every commit succeeds and nothing is kept."""
+
+    name = "null"
+
+    def _commit(self, commit: Commit) -> Receipt:
+        """Nothing is kept, so nothing can be in the way either."""
+        return super()._commit(Commit(commit.thread, commit.checkpoints, commit.chunks, commit.writes))
+
+    def _apply(self, table: Table, effect: Effect) -> None:
+        """Keep nothing."""
+
+
+def same(known: Known, record: CheckpointRecord) -> bool:
+    """Tell whether the reader has this checkpoint at hand."""
+    return known.id == record.id and known.chunks == record.chunks

@@ -1,0 +1,384 @@
+"""Records in one SQLite file, shared by any number of threads and processes.
+
+WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share one
+transaction and so one fsync; each is a savepoint of its own. A crash at any moment leaves the last
+committed transaction: SQLite rolls back the rest when the file is opened next.
+
+Every row carries a checksum over all of its columns. Rows that could vanish without a trace are counted
+elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so the
+connection is closed just before one and opened again afterwards, in parent and child alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from ..backend import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    Inventory,
+    Known,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    checksum,
+    escape,
+)
+from ..errors import (
+    BadURL,
+    Corrupt,
+    NewerFormat,
+    OutliveError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from .memory import lease_clock, new_token, same, write_order
+from .rules import decide
+from .sqlite_rows import ENTRY, THREAD, Rows, entry_of, one, orphans, thread_key
+from .sqlite_writer import Writer
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x6F75746C  # "outl"
+_BUSY_S = 30.0
+
+
+class SQLiteBackend:
+    """One connection to one file, under one lock."""
+
+    name = "sqlite"
+
+    def __init__(self, path: str, *, fsync: str = "full") -> None:
+        self._path = path
+        self._synchronous = {"full": 2, "normal": 1}[fsync]
+        self._connection: apsw.Connection | None = None
+        self.lock = threading.RLock()
+        with _translated():
+            self._db()
+
+    def before_fork(self) -> None:
+        """Close the file: a child must not inherit what SQLite believes of its locks."""
+        if self._connection is not None and self._path != ":memory:":
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with _translated():
+                self._connection.close()
+            self._connection = None
+
+    def identity(self, offered: bytes) -> bytes:
+        with _translated(), self._transaction("immediate") as db:
+            row = one(db, "select value, checksum from meta where name = 'naming key'")
+            if row is None:
+                if one(db, "select 1 from thread limit 1") is not None:
+                    raise Corrupt("the naming key of this store is gone")
+                db.execute(
+                    "insert into meta values('naming key', ?, ?)", (offered, checksum("naming key", offered))
+                )
+                return offered
+            key, check = row
+            if check != checksum("naming key", key):
+                raise Corrupt("the naming key of this store is damaged")
+            return bytes(key)
+
+    # Committing
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
+        try:
+            with _translated():
+                self._set_timeout(
+                    min((c.timeout_s for c in commits if c.timeout_s is not None), default=_BUSY_S)
+                )
+                with self._transaction("immediate") as db:
+                    results = self._commit_group(db, commits)
+                if any(
+                    isinstance(result, Receipt) and (result.freed or result.removed) for result in results
+                ):
+                    self._give_space_back()
+                return results
+        except OutliveError as error:  # the transaction is rolled back: none of them is stored
+            return [error] * len(commits)
+
+    def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        if len(commits) == 1:  # its refusal may roll back the whole transaction
+            return [self._commit(db, commits[0])]
+        return [self._try_commit(db, commit) for commit in commits]
+
+    def _try_commit(self, db: apsw.Connection, commit: Commit) -> Receipt | Exception:
+        db.execute("savepoint one")
+        try:
+            receipt = self._commit(db, commit)
+        except OutliveError as error:
+            db.execute("rollback to one")
+            return error
+        finally:
+            db.execute("release one")
+        return receipt
+
+    def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
+        view = Rows(db, commit.thread)
+        effect, receipt = decide(
+            commit, view, now=time.time_ns() // 1000, now_lease=lease_clock(), token=new_token()
+        )
+        if effect is not None:
+            Writer(db, view, effect).write()
+        return receipt
+
+    def _give_space_back(self) -> None:
+        """Shrink the file after a deletion. Only a courtesy: whatever is in the way, the deletion is done."""
+        with contextlib.suppress(apsw.Error):
+            db = self._db()
+            db.execute("pragma incremental_vacuum").fetchall()
+            db.execute("pragma wal_checkpoint(passive)").fetchall()
+
+    # Reading
+
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        with _translated(), self._transaction("deferred") as db:
+            view = Rows(db, thread)
+            if view.row is None:
+                return Reading(0)
+            record = view.newest(namespace, at) if id is None else view.find(namespace, id)
+            if record is None:
+                view.check_absent(namespace)
+                return Reading(view.row.generation)
+            wanted = record.chunks if chunks and not (known and same(known, record)) else ()
+            return Reading(
+                view.row.generation, record, view.data(wanted), tuple(view.writes_of(namespace, record.id))
+            )
+
+    def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        with _translated(), self._transaction("deferred") as db:
+            view = Rows(db, thread)
+            if view.row is None:
+                return 0, []
+            if before is None:
+                view.check_counts()
+            return view.row.generation, view.page(namespace, before, limit, run)
+
+    def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        with _translated(), self._transaction("deferred") as db:
+            view = Rows(db, thread)
+            pairs = view.written() if checkpoints is None else checkpoints
+            return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
+
+    def entries(
+        self,
+        thread: ThreadKey | None,
+        kind: str,
+        *,
+        status: str | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[tuple[ThreadKey | None, Entry]]:
+        where, values = "e.kind = ? and e.key > ?", [escape(kind), escape(after)]
+        if status is not None:
+            where, values = where + " and e.status = ?", [*values, status]
+        if thread is not None:
+            where, values = where + " and t.digest = ?", [*values, thread.digest]  # type: ignore[list-item]
+        columns = ", ".join(f"e.{name}" for name in ENTRY.split(", "))
+        sql = (
+            f"select t.key, t.tenant, t.id, t.digest, {columns} from entry e join thread t on t.key = e.thread "
+            f"where {where} order by e.key limit ?"
+        )
+        with _translated(), self._transaction("deferred") as db:
+            rows: list[Any] = db.execute(sql, [*values, limit]).fetchall()
+            return [(thread_key(*row[1:4]), entry_of(row[0], row[2] or "", row[4:])) for row in rows]
+
+    def threads(
+        self,
+        tenant: str,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        low, high = escape(prefix), escape(prefix) + "\U0010ffff" * 1001
+        start = escape(after) if after is not None and escape(after) >= low else None
+        sql = (
+            f"select {THREAD}, info, info_checksum from thread where tenant = ? and id is not null "
+            f"and id {'>' if start is not None else '>='} ? and id < ? order by id limit ?"
+        )
+        with _translated(), self._transaction("deferred") as db:
+            rows: list[Any] = db.execute(
+                sql, (escape(tenant), start if start is not None else low, high, limit)
+            ).fetchall()
+            return [Rows(db, thread_key(row[2], row[3], row[1]), row[:14]).summary(*row[14:]) for row in rows]
+
+    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        with _translated(), self._transaction("deferred") as db:
+            view = Rows(db, thread)
+            if view.row is None:
+                return Inventory(0, 0, {})
+            rows = db.execute("select name, length(data), revision from chunk where thread = ?", (view.key,))
+            return Inventory(
+                view.row.generation, view.row.revision, {bytes(n): (size, rev) for n, size, rev in rows}
+            )
+
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        with _translated(), self._transaction("deferred") as db:
+            return Rows(db, thread).data(names)
+
+    def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        """Copy inside the file. The target gets a row of its own in the same transaction."""
+        with _translated(), self._transaction("immediate") as db:
+            view = Rows(db, source)
+            receipt = self._commit(db, Commit(target))
+            into = Rows(db, target)
+            for name in names:
+                db.execute(
+                    "insert into chunk(thread, name, revision, crc, data) select ?, name, ?, crc, data from chunk "
+                    "where thread = ? and name = ? on conflict(thread, name) do update set revision = excluded.revision",
+                    (into.key, receipt.revision, view.key, name),
+                )
+            sizes = db.execute("select total(length(data)) from chunk where thread = ?", (into.key,)).get
+            into.save_row(
+                into.row, into.checkpoints, int(sizes), into.updated_at, "" if into.is_listed else None
+            )
+            return receipt.generation
+
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        with _translated(), self._transaction("deferred") as db:
+            if thread is not None:
+                return Rows(db, thread).audit()
+            rows = db.execute("pragma integrity_check").fetchall()
+            return [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
+
+    # The connection
+
+    def _db(self) -> apsw.Connection:
+        if self._connection is None:
+            self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> apsw.Connection:
+        if self._path != ":memory:" and not Path(self._path).absolute().parent.is_dir():
+            raise BadURL(f"the folder of {self._path!r} does not exist; create it first")
+        db = apsw.Connection(self._path)
+        try:
+            self._configure(db)
+            self._migrate(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _configure(self, db: apsw.Connection) -> None:
+        db.set_busy_timeout(int(_BUSY_S * 1000))
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        db.execute("pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory")
+        if one(db, "select count(*) from sqlite_schema")[0] == 0:
+            db.execute("pragma auto_vacuum = incremental")
+        _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall())
+        db.execute(f"pragma synchronous = {self._synchronous}")
+        if one(db, "pragma synchronous")[0] != self._synchronous:
+            raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
+
+    def _migrate(self, db: apsw.Connection) -> None:
+        version = one(db, "pragma user_version")[0]
+        if version > SCHEMA_VERSION:
+            raise NewerFormat(f"the SQLite file {os.path.basename(self._path)!r}", version, SCHEMA_VERSION)
+        if version == SCHEMA_VERSION:
+            return
+        db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
+        try:
+            if one(db, "pragma user_version")[0] == 0:
+                if one(db, "select count(*) from sqlite_schema")[0]:
+                    raise BadURL(f"{self._path!r} is a SQLite file of another program; choose another path")
+                db.execute(resources.files(__package__).joinpath("sqlite_schema.sql").read_text("utf-8"))
+                db.execute(
+                    f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION}"
+                )
+            db.execute("commit")
+        except BaseException:
+            db.execute("rollback")
+            raise
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        self._db().set_busy_timeout(max(1, int(timeout_s * 1000)))
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: str) -> Iterator[apsw.Connection]:
+        db = self._db()
+        db.execute(f"begin {kind}")
+        try:
+            yield db
+            db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
+        except BaseException:
+            with contextlib.suppress(apsw.Error):
+                db.execute("rollback")
+            raise
+
+
+def _patiently(work: Any) -> None:
+    """Repeat what SQLite refuses at once, without asking the busy handler, while others open the same file."""
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            work()
+            return
+        except (apsw.BusyError, apsw.LockedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Say in the library's words what SQLite says in its own."""
+    try:
+        yield
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
+    except apsw.FullError as error:
+        raise StoreFull("no space is left for the SQLite file; nothing of this call was stored") from error
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise Corrupt(f"SQLite: {error}") from error
+    except apsw.Error as error:
+        raise StoreUnavailable(f"SQLite: {error}") from error
+    except (TypeError, ValueError) as error:  # a column that holds what it never should
+        raise Corrupt(f"a row cannot be read ({error})") from error
+
+
+__all__ = ["SQLiteBackend", "StoreError"]

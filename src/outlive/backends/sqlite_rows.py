@@ -1,0 +1,346 @@
+"""The rows of one thread in SQLite, as they are inside a transaction: found, checked, and made into records."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from ..backend import (
+    CheckpointRecord,
+    Cursor,
+    Entry,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    checksum,
+    escape,
+    unescape,
+)
+from ..errors import Corrupt
+from .memory import write_order
+from .rules import Row
+
+CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, metadata, chunks, body, checksum"
+WRITE = "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, body, checksum"
+ENTRY = "kind, key, status, epoch, fence, revision, until, body, checksum"
+THREAD = (
+    "key, digest, tenant, id, generation, revision, epoch, seq, checkpoints, stored, created_at, updated_at, "
+    "info_version, checksum"
+)
+
+
+class Rows:
+    """One thread as it is inside a transaction."""
+
+    def __init__(self, db: apsw.Connection, thread: ThreadKey, row: Sequence[Any] | None = None) -> None:
+        self._db = db
+        self.thread = thread
+        self.row: Row | None = None
+        self.key = self.checkpoints = self.stored = self.updated_at = 0
+        self.is_listed = False
+        self._heads: dict[str, Sequence[Any] | None] = {}
+        found = row or one(db, f"select {THREAD} from thread where digest = ?", (thread.digest,))
+        if found is not None:
+            self._load(found)
+        elif one(db, "select 1 from head where digest = ?", (thread.digest,)) is not None:
+            raise Corrupt("its row is gone", thread=thread.id)
+
+    def _load(self, row: Sequence[Any]) -> None:
+        *fields, check = row
+        if check != checksum(*fields):
+            raise Corrupt("its row is damaged", thread=self.thread.id)
+        self.key, self.is_listed = row[0], row[3] is not None
+        self.checkpoints, self.stored, self.updated_at = row[8], row[9], row[11]
+        self.row = Row(row[4], row[5], row[6], row[7], row[10], row[12])
+
+    def _corrupt(self, what: str, checkpoint: str | None = None) -> Corrupt:
+        return Corrupt(what, thread=self.thread.id, checkpoint=checkpoint)
+
+    # What `decide` asks
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        row = one(
+            self._db,
+            f"select {CHECKPOINT} from checkpoint where thread = ? and id = ? and namespace = ?",
+            (self.key, escape(id), escape(namespace)),
+        )
+        return None if row is None else self._record(row)
+
+    def head(self, namespace: str) -> str | None:
+        row = self.head_row(namespace)
+        return None if row is None else unescape(row[2])
+
+    def count(self) -> int:
+        return self.checkpoints
+
+    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
+        namespace, checkpoint, task, index = key
+        row = one(
+            self._db,
+            f"select {WRITE} from write where thread = ? and namespace = ? and checkpoint = ? and task = ? and idx = ?",
+            (self.key, escape(namespace), escape(checkpoint), escape(task), index),
+        )
+        return None if row is None else self._write(row)
+
+    def entry(self, kind: str, key: str) -> Entry | None:
+        row = one(
+            self._db,
+            f"select {ENTRY} from entry where thread = ? and kind = ? and key = ?",
+            (self.key, escape(kind), escape(key)),
+        )
+        return None if row is None else entry_of(self.key, self.thread.id, row)
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        row = one(
+            self._db,
+            "select length(data), revision from chunk where thread = ? and name = ?",
+            (self.key, name),
+        )
+        return None if row is None else (row[0], row[1])
+
+    # Records
+
+    def newest(self, namespace: str, at: int | None) -> CheckpointRecord | None:
+        if at is None:
+            head = self.head_row(namespace)
+            if head is None:
+                return None
+            record = self.find(namespace, unescape(head[2]))
+            if record is None:
+                raise self._corrupt("the newest checkpoint is gone", unescape(head[2]))
+            return record
+        row = one(
+            self._db,
+            f"select {CHECKPOINT} from checkpoint where thread = ? and namespace = ? and created_at <= ? "
+            "order by epoch desc, seq desc, id desc limit 1",
+            (self.key, escape(namespace), at),
+        )
+        return None if row is None else self._record(row)
+
+    def page(
+        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
+    ) -> list[CheckpointRecord]:
+        where, values = "thread = ?", [self.key]
+        if namespace is not None:
+            where, values = where + " and namespace = ?", [*values, escape(namespace)]  # type: ignore[list-item]
+        if before is not None:
+            where += " and (epoch, seq, id) < (?, ?, ?)"
+            values += [before[0], before[1], escape(before[2])]  # type: ignore[list-item]
+        if run is not None:
+            where, values = where + " and run = ?", [*values, escape(run)]  # type: ignore[list-item]
+        sql = f"select {CHECKPOINT} from checkpoint where {where} order by epoch desc, seq desc, id desc limit ?"
+        return [self._record(row) for row in self._db.execute(sql, (*values, limit))]
+
+    def _record(self, row: Sequence[Any]) -> CheckpointRecord:
+        *fields, check = row
+        if check != checksum(self.key, *fields):
+            raise self._corrupt("its record is damaged", _guess(row[1]))
+        (
+            ns,
+            id,
+            parent,
+            run,
+            epoch,
+            seq,
+            step,
+            source,
+            created_at,
+            size,
+            added,
+            format,
+            projection,
+            names,
+            body,
+        ) = fields
+        return CheckpointRecord(
+            namespace=unescape(ns),
+            id=unescape(id),
+            parent=None if parent is None else unescape(parent),
+            run=None if run is None else unescape(run),
+            step=step,
+            source=source,
+            size=size,
+            added=added,
+            chunks=tuple(names[at : at + 16] for at in range(0, len(names), 16)),
+            body=body,
+            projection=projection,
+            format=format,
+            epoch=epoch,
+            seq=seq,
+            created_at=created_at,
+        )
+
+    def head_row(self, namespace: str) -> Sequence[Any] | None:
+        """Return (epoch, seq, id, count, checksum) of a namespace, checked."""
+        if namespace in self._heads:
+            return self._heads[namespace]
+        name = escape(namespace)
+        row: Sequence[Any] | None = one(
+            self._db,
+            "select epoch, seq, id, checkpoints, checksum from head where digest = ? and namespace = ?",
+            (self.thread.digest, name),
+        )
+        if row is not None and row[4] != checksum(self.thread.digest, name, *row[:4]):
+            raise self._corrupt(f"the head of namespace {namespace!r} is damaged", _guess(row[2]))
+        self._heads[namespace] = row
+        return row
+
+    def check_absent(self, namespace: str) -> None:
+        """Make sure that what was not found was never there: compare the counts."""
+        head = self.head_row(namespace)
+        count = one(
+            self._db,
+            "select count(*) from checkpoint where thread = ? and namespace = ?",
+            (self.key, escape(namespace)),
+        )[0]
+        if count != (head[3] if head else 0):
+            raise self._corrupt(
+                f"namespace {namespace!r} has {count} checkpoints instead of {head[3] if head else 0}"
+            )
+
+    def check_counts(self) -> None:
+        count = one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))[0]
+        if count != self.checkpoints:
+            raise self._corrupt(f"it has {count} checkpoints instead of {self.checkpoints}")
+
+    def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
+        found = {}
+        for name in names:
+            row = one(self._db, "select data from chunk where thread = ? and name = ?", (self.key, name))
+            if row is not None:
+                found[name] = row[0]
+        return found
+
+    def writes_of(self, namespace: str, checkpoint: str) -> list[WriteRecord]:
+        where = (self.key, escape(namespace), escape(checkpoint))
+        rows = self._db.execute(
+            f"select {WRITE} from write where thread = ? and namespace = ? and checkpoint = ?", where
+        ).fetchall()
+        tally = one(
+            self._db,
+            "select writes, checksum from tally where thread = ? and namespace = ? and checkpoint = ?",
+            where,
+        )
+        if tally is not None and tally[1] != checksum(*where, tally[0]):
+            raise self._corrupt("the count of its writes is damaged", checkpoint)
+        if len(rows) != (tally[0] if tally else 0):
+            raise self._corrupt(
+                f"it has {len(rows)} writes instead of {tally[0] if tally else 0}", checkpoint
+            )
+        return sorted((self._write(row) for row in rows), key=write_order)
+
+    def written(self) -> list[tuple[str, str]]:
+        sql = "select namespace, checkpoint from tally where thread = ? union select namespace, checkpoint from write where thread = ?"
+        return [(unescape(ns), unescape(id)) for ns, id in self._db.execute(sql, (self.key, self.key))]
+
+    def _write(self, row: Sequence[Any]) -> WriteRecord:
+        *fields, check = row
+        if check != checksum(self.key, *fields):
+            raise self._corrupt("a write is damaged", _guess(row[1]))
+        ns, checkpoint, task, index, channel, path, epoch, fence, revision, names, body = fields
+        return WriteRecord(
+            unescape(ns), unescape(checkpoint), unescape(task), index, unescape(channel), unescape(path), body,
+            tuple(names[at : at + 16] for at in range(0, len(names), 16)), (epoch, fence, revision),
+        )  # fmt: skip
+
+    def summary(self, info: bytes | None, info_check: bytes | None) -> ThreadRow:
+        assert self.row is not None
+        if (info is None) != (info_check is None) or (
+            info is not None and info_check != checksum(self.key, info)
+        ):
+            raise self._corrupt("its metadata is damaged")
+        row = self.row
+        head = self.newest("", None)
+        return ThreadRow(
+            self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
+            row.created_at, self.updated_at, info, row.info_version, head,
+        )  # fmt: skip
+
+    # The thread's own row
+
+    def save_row(self, row: Row | None, checkpoints: int, stored: int, at: int, id: str | None = "") -> None:
+        """Write the row of the thread; `id=None` hides a thread that was deleted."""
+        assert row is not None
+        shown = escape(self.thread.id) if id is not None else None
+        fields = (
+            self.key, self.thread.digest, escape(self.thread.tenant), shown, row.generation, row.revision, row.epoch,
+            row.seq, checkpoints, stored, row.created_at, at, row.info_version,
+        )  # fmt: skip
+        self._db.execute(
+            "update thread set id = ?, generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, stored = ?, "
+            "created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?",
+            (*fields[3:], checksum(*fields), self.key),
+        )
+
+    def audit(self) -> list[Corrupt]:
+        """Look at every row of the thread."""
+        found: list[Corrupt] = []
+
+        def guarded(look: Any) -> None:
+            try:
+                look()
+            except Corrupt as error:
+                found.append(error)
+
+        if self.row is None:
+            return found
+        guarded(self.check_counts)
+        info = one(self._db, "select info, info_checksum from thread where key = ?", (self.key,))
+        guarded(lambda: self.summary(*info))
+        for row in self._db.execute(
+            f"select {CHECKPOINT} from checkpoint where thread = ?", (self.key,)
+        ).fetchall():
+            guarded(lambda row=row: self._record(row))
+        heads = "select namespace from head where digest = ? union select namespace from checkpoint where thread = ?"
+        for (namespace,) in self._db.execute(heads, (self.thread.digest, self.key)).fetchall():
+            guarded(lambda namespace=namespace: self._audit_head(unescape(namespace)))
+        guarded(lambda: [self.writes_of(*pair) for pair in self.written()])
+        for row in self._db.execute(f"select {ENTRY} from entry where thread = ?", (self.key,)).fetchall():
+            guarded(lambda row=row: entry_of(self.key, self.thread.id, row))
+        for name, crc, data in self._db.execute(
+            "select name, crc, data from chunk where thread = ?", (self.key,)
+        ):
+            if crc != zlib.crc32(data, zlib.crc32(name)):
+                found.append(self._corrupt(f"chunk {name.hex()} is damaged"))
+        return found
+
+    def _audit_head(self, namespace: str) -> None:
+        self.newest(namespace, None)
+        self.check_absent(namespace)
+
+
+def entry_of(thread_key: int, thread: str, row: Sequence[Any]) -> Entry:
+    *fields, check = row
+    if check != checksum(thread_key, *fields):
+        raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
+    kind, key, status, epoch, fence, revision, until, body = fields
+    return Entry(unescape(kind), unescape(key), body, status, epoch, fence, revision, until)
+
+
+def thread_key(tenant: str, id: str | None, digest: bytes) -> ThreadKey:
+    return ThreadKey(unescape(tenant), unescape(id or ""), bytes(digest))
+
+
+def orphans(db: apsw.Connection) -> list[Corrupt]:
+    """Find rows whose thread is gone."""
+    found = []
+    for table in ("checkpoint", "chunk", "write", "tally", "entry"):
+        count = one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
+        if count:
+            found.append(Corrupt(f"{count} rows of {table} belong to no thread"))
+    lost = one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
+    return found + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])
+
+
+def _guess(id: Any) -> str | None:
+    """Name a checkpoint whose row is damaged, as far as it can be read."""
+    return id if isinstance(id, str) else None
+
+
+def one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
+    """Return the first row or None, leaving no statement open."""
+    rows = db.execute(sql, values).fetchall()
+    return rows[0] if rows else None

@@ -1,0 +1,49 @@
+-- One file per store. Integer thread keys and rowid tables: rows are appended to dense pages.
+-- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), everything else is as it reads.
+-- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are there to be looked at;
+-- the truth is in `body` and `info`.
+create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
+
+create table thread(
+  key integer primary key, digest blob not null unique, tenant text not null, id text,
+  generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
+  checkpoints integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
+  info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
+create unique index thread_id on thread(tenant, id) where id is not null;
+
+-- What the newest checkpoint of a namespace is, and how many there are: a row that vanished is missed.
+create table head(
+  digest blob not null, namespace text not null, epoch integer not null, seq integer not null, id text not null,
+  checkpoints integer not null, checksum blob not null,
+  primary key(digest, namespace)) without rowid;
+
+create table checkpoint(
+  key integer primary key, thread integer not null, namespace text not null, id text not null, parent text, run text,
+  epoch integer not null, seq integer not null, step integer, source text not null, created_at integer not null,
+  size integer not null, added integer not null, format integer not null, metadata text,
+  chunks blob not null, body blob not null, checksum blob not null);
+create unique index checkpoint_id on checkpoint(thread, id, namespace);
+create index checkpoint_order on checkpoint(thread, namespace, epoch, seq);
+
+create table chunk(
+  key integer primary key, thread integer not null, name blob not null, revision integer not null,
+  crc integer not null, data blob not null);
+create unique index chunk_name on chunk(thread, name);
+
+create table write(
+  key integer primary key, thread integer not null, namespace text not null, checkpoint text not null,
+  task text not null, idx integer not null, channel text not null, path text not null,
+  epoch integer not null, fence integer not null, revision integer not null,
+  chunks blob not null, body blob not null, checksum blob not null);
+create unique index write_key on write(thread, namespace, checkpoint, task, idx);
+
+-- How many writes a checkpoint has.
+create table tally(
+  thread integer not null, namespace text not null, checkpoint text not null, writes integer not null, checksum blob not null,
+  primary key(thread, namespace, checkpoint)) without rowid;
+
+create table entry(
+  thread integer not null, kind text not null, key text not null, status text not null, epoch integer not null,
+  fence integer not null, revision integer not null, until integer not null, body blob not null, checksum blob not null,
+  primary key(thread, kind, key)) without rowid;
+create index entry_status on entry(kind, status, until);

@@ -1,0 +1,188 @@
+"""Writing what was decided into the tables of SQLite."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from ..backend import CheckpointRecord, Entry, WriteRecord, checksum, escape, unescape
+from .rules import Effect
+from .sqlite_rows import CHECKPOINT, WRITE, Rows, one
+
+
+class Writer:
+    """Writes an effect into the tables."""
+
+    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect) -> None:
+        self._db = db
+        self._view = view
+        self._effect = effect
+        self._count = view.checkpoints
+        self._stored = view.stored
+        self._touched: dict[str, int] = {}  # namespace → change of its count
+        self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
+
+    def write(self) -> None:
+        effect, view = self._effect, self._view
+        if view.row is None:
+            self._create()
+        if effect.everything:
+            self._forget_all()
+        for name in effect.removed_chunks:
+            self._remove_chunk(name)
+        for name, data in effect.chunks:
+            self._put_chunk(name, data)
+        for record in (*effect.checkpoints, *effect.rewrites):
+            self._put_checkpoint(record)
+        for pair in effect.removed:
+            self._remove_checkpoint(*pair)
+        for namespace in self._touched:
+            self._settle_head(namespace)
+        for write in effect.writes:
+            self._put_write(write)
+        for entry in effect.entries:
+            self._put_entry(entry)
+        if effect.info is not None:
+            self._db.execute(
+                "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
+                (effect.info, checksum(view.key, effect.info), effect.info_projection, view.key),
+            )
+        view.save_row(effect.row, self._count, self._stored, effect.at, self._shown())
+
+    def _shown(self) -> str | None:
+        """A thread without content is not listed: one that was deleted, or a target that is still being filled."""
+        effect = self._effect
+        content = effect.checkpoints or effect.writes or effect.entries or effect.info is not None
+        return "" if content or (self._view.is_listed and not effect.everything) else None
+
+    def _create(self) -> None:
+        thread, row = self._view.thread, self._effect.row
+        self._db.execute(
+            "insert into thread(digest, tenant, generation, revision, epoch, seq, checkpoints, stored, created_at, updated_at, "
+            "info_version, checksum) values(?, ?, ?, ?, ?, ?, 0, 0, ?, ?, 0, x'')",
+            (thread.digest, escape(thread.tenant), row.generation, row.revision, row.epoch, row.seq, row.created_at, self._effect.at),
+        )  # fmt: skip
+        self._view.key = self._db.last_insert_rowid()
+
+    def _forget_all(self) -> None:
+        key = self._view.key
+        for table in ("checkpoint", "chunk", "write", "tally", "entry"):
+            self._db.execute(f"delete from {table} where thread = ?", (key,))
+        self._db.execute("delete from head where digest = ?", (self._view.thread.digest,))
+        self._db.execute(
+            "update thread set info = null, info_checksum = null, info_json = null where key = ?", (key,)
+        )
+        self._count = self._stored = 0
+
+    def _put_chunk(self, name: bytes, data: bytes) -> None:
+        key, revision = self._view.key, self._effect.row.revision
+        self._db.execute(
+            "insert into chunk(thread, name, revision, crc, data) values(?, ?, ?, ?, ?) on conflict(thread, name) do nothing",
+            (key, name, revision, zlib.crc32(data, zlib.crc32(name)), data),
+        )
+        if self._db.changes():
+            self._stored += len(data)
+        else:  # it is there: say that it is wanted again
+            self._db.execute(
+                "update chunk set revision = ? where thread = ? and name = ?", (revision, key, name)
+            )
+
+    def _remove_chunk(self, name: bytes) -> None:
+        held = self._view.chunk(name)
+        if held is not None:
+            self._stored -= held[0]
+            self._db.execute("delete from chunk where thread = ? and name = ?", (self._view.key, name))
+
+    def _put_checkpoint(self, record: CheckpointRecord) -> None:
+        if (old := self._replaced.get((record.namespace, record.id))) is not None:
+            self._delete_checkpoint(old)
+        fields = (
+            escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
+            None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
+            record.created_at, record.size, record.added, record.format, record.projection, b"".join(record.chunks), record.body,
+        )  # fmt: skip
+        self._db.execute(
+            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, checksum(self._view.key, *fields)),
+        )
+        self._change(record.namespace, 1, len(record.body))
+
+    def _remove_checkpoint(self, namespace: str, id: str) -> None:
+        record = self._view.find(namespace, id)
+        if record is not None:
+            self._delete_checkpoint(record)
+            where = (self._view.key, escape(namespace), escape(id))
+            self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
+            self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
+
+    def _delete_checkpoint(self, record: CheckpointRecord) -> None:
+        self._db.execute(
+            "delete from checkpoint where thread = ? and id = ? and namespace = ?",
+            (self._view.key, escape(record.id), escape(record.namespace)),
+        )
+        self._change(record.namespace, -1, -len(record.body))
+
+    def _change(self, namespace: str, count: int, stored: int) -> None:
+        self._count += count
+        self._stored += stored
+        self._touched[namespace] = self._touched.get(namespace, 0) + count
+
+    def _settle_head(self, namespace: str) -> None:
+        """Write down what is the newest of a namespace now, and how many there are."""
+        digest, name = self._view.thread.digest, escape(namespace)
+        old = None if self._effect.everything else self._view.head_row(namespace)
+        newest = self._newest(namespace, old)
+        if newest is None:
+            self._db.execute("delete from head where digest = ? and namespace = ?", (digest, name))
+            return
+        count = (old[3] if old else 0) + self._touched[namespace]
+        self._db.execute(
+            "insert or replace into head values(?, ?, ?, ?, ?, ?, ?)",
+            (digest, name, *newest, count, checksum(digest, name, *newest, count)),
+        )
+
+    def _newest(self, namespace: str, old: Sequence[Any] | None) -> Sequence[Any] | None:
+        effect = self._effect
+        if len(effect.checkpoints) == 1 and not (effect.removed or effect.replaced):
+            record = effect.checkpoints[0]
+            if old is None or record.order > (old[0], old[1], unescape(old[2])):
+                return (record.epoch, record.seq, escape(record.id))
+        newest: Sequence[Any] | None = one(
+            self._db,
+            "select epoch, seq, id from checkpoint where thread = ? and namespace = ? "
+            "order by epoch desc, seq desc, id desc limit 1",
+            (self._view.key, escape(namespace)),
+        )
+        return newest
+
+    def _put_write(self, write: WriteRecord) -> None:
+        fresh = self._view.write(write.key) is None
+        fields = (
+            escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
+            escape(write.path), *write.rank, b"".join(write.chunks), write.body,
+        )  # fmt: skip
+        self._db.execute(
+            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, checksum(self._view.key, *fields)),
+        )
+        if fresh:
+            where = (self._view.key, escape(write.namespace), escape(write.checkpoint))
+            count = 1 + (one(
+                self._db, "select writes from tally where thread = ? and namespace = ? and checkpoint = ?", where
+            ) or (0,))[0]  # fmt: skip
+            self._db.execute(
+                "insert or replace into tally values(?, ?, ?, ?, ?)", (*where, count, checksum(*where, count))
+            )
+
+    def _put_entry(self, entry: Entry) -> None:
+        key = (self._view.key, escape(entry.kind), escape(entry.key))
+        if entry.gone:
+            self._db.execute("delete from entry where thread = ? and kind = ? and key = ?", key)
+            return
+        fields = (*key, entry.status, entry.epoch, entry.fence, entry.revision, entry.until, entry.body)
+        self._db.execute(
+            "insert or replace into entry values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*fields, checksum(*fields))
+        )

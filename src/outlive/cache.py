@@ -1,0 +1,114 @@
+"""The bases that this process has at hand: the pieces of the state that each thread saved or loaded last.
+
+Bounded by the memory it holds, least recently used first to go. A base is only ever a shortcut: losing one
+costs the next save a read, never anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+
+from . import chunk
+from .backend import CheckpointRecord, Known
+from .codec import Codec
+from .manifest import layout_of
+from .piece import Pieces, split
+
+Key = tuple[bytes, str]  # (thread's digest, namespace)
+
+
+@dataclass(slots=True)
+class Base:
+    """A checkpoint whose bytes are at hand: split into pieces, or as the stream that was read."""
+
+    record: CheckpointRecord
+    generation: int
+    pieces: Pieces | None = None
+    stream: bytes | None = None
+
+    @property
+    def known(self) -> Known:
+        return Known(self.record.id, self.record.chunks)
+
+    def weight(self) -> int:
+        return self.pieces.weight() if self.pieces is not None else len(self.stream or b"") + 1000
+
+    def bytes_of(self, codec: Codec) -> bytes:
+        """Return the stream of the state."""
+        if self.stream is not None:
+            return self.stream
+        assert self.pieces is not None
+        return b"".join([part.bytes_of(codec) for part in self.pieces.parts])
+
+    def split(self, codec: Codec) -> Pieces | None:
+        """Return the pieces, made from the stream when they are asked for first."""
+        if self.pieces is None:
+            assert self.stream is not None
+            pieces = split(codec, codec.unpack(self.stream, opaque=True))
+            if (
+                pieces.size != len(self.stream)
+                or b"".join(part.bytes_of(codec) for part in pieces.parts) != self.stream
+            ):
+                return None  # written in another way than this version writes: nothing to share
+            chunk.place(pieces, layout_of(self.record.body), list(self.record.chunks))
+            self.pieces, self.stream = pieces, None
+        return self.pieces
+
+
+class Cache:
+    """Bases by thread and namespace."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._bases: dict[Key, tuple[Base, int]] = {}
+        self._total = 0
+        self._lock = threading.Lock()
+        _caches.add(self)
+
+    def get(self, key: Key) -> Base | None:
+        with self._lock:
+            held = self._bases.pop(key, None)
+            if held is None:
+                return None
+            self._bases[key] = held  # the newest stands last
+            return held[0]
+
+    def put(self, key: Key, base: Base) -> None:
+        weight = base.weight()
+        with self._lock:
+            self._forget(key)
+            if weight > self._limit:
+                return
+            self._bases[key] = (base, weight)
+            self._total += weight
+            while self._total > self._limit:
+                self._forget(next(iter(self._bases)))
+
+    def drop(self, digest: bytes, namespace: str | None = None) -> None:
+        """Forget a thread, or one of its namespaces."""
+        with self._lock:
+            for key in (
+                [key for key in self._bases if key[0] == digest]
+                if namespace is None
+                else [(digest, namespace)]
+            ):
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        held = self._bases.pop(key, None)
+        if held is not None:
+            self._total -= held[1]
+
+
+_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
+
+
+def _new_locks() -> None:
+    for cache in list(_caches):
+        cache._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_locks)

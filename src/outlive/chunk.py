@@ -1,0 +1,448 @@
+"""Parts to chunks and back: what is new, how it is packed together, and what it is called.
+
+Theory of operation. A checkpoint lists its stream as spans, each a range of bytes in a chunk; what is very
+short stands inline. A save that shares with an earlier one names the old ranges and puts what is new
+into one new chunk. Appending for ever would make one short span per save, so short neighbours at the
+end of a run are merged like the levels of a log-structured store: when the last FAN of them are of one level or
+below, they are written again as one. Each byte is so rewritten log_FAN(n) times at most, and a list that
+grew in a thousand steps is a dozen spans. A large piece stands in a chunk of its own and is never
+rewritten. Apart from large pieces a stream never has more than MAX_SPANS
+spans; the smallest neighbours give way first.
+
+A chunk is immutable and named by a keyed hash of its bytes. Chunks of one thread only are shared:
+the same text in two threads is stored twice, so that deleting a thread deletes everything of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .codec import Codec
+from .errors import Corrupt, NewerFormat
+from .piece import LARGE, Part, Pieces
+
+if TYPE_CHECKING or sys.version_info < (3, 14):
+    from backports import zstd
+else:
+    from compression import zstd
+
+FORMAT = 1
+FAN_BITS = 2
+FAN = 1 << FAN_BITS
+INLINE = 128  # shorter than this, a stretch costs less inline than as a span
+MAX_SPANS = 64
+CALM_SPANS = 48  # a stream that had too many spans is brought down to this
+MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
+MIN_ZSTD = 512  # below this zstd does not pay
+MAX_RAW = 1 << 31
+
+INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
+_RAW, _ZSTD = 0, 1
+Span = tuple[int, int, int]  # (index into the checkpoint's chunk names, offset, length)
+Layout = list["bytes | Span"]
+
+
+class Namer:
+    """Names chunks: 16 bytes of blake2b, keyed, so that nobody can probe for content or craft a collision."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._fresh = hashlib.blake2b(digest_size=16, key=key, person=b"outlive.chunk")
+
+    def name(self, data: bytes) -> bytes:
+        hasher = self._fresh.copy()
+        hasher.update(data)
+        return hasher.digest()
+
+
+_local = threading.local()
+
+
+def _compress(raw: bytes) -> bytes:
+    # A compressor keeps its tables between frames: half the time of a fresh one for a short chunk.
+    compressor = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = zstd.ZstdCompressor(level=1)
+    data: bytes = compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
+    return data
+
+
+def encode(raw: bytes) -> bytes:
+    """Return the stored form of a chunk: format, compression, raw length, bytes."""
+    lead = len(raw).to_bytes(4, "big")
+    if len(raw) >= MIN_ZSTD:
+        packed = _compress(raw)
+        if len(packed) < len(raw) * 0.9:
+            return bytes((FORMAT, _ZSTD)) + lead + packed
+    return bytes((FORMAT, _RAW)) + lead + raw
+
+
+def decode(data: bytes) -> bytes:
+    """Return the raw bytes of a stored chunk; raise Corrupt or NewerFormat, never expand beyond what it declares."""
+    if len(data) < 6:
+        raise Corrupt("a chunk is too short")
+    if data[0] > FORMAT:
+        raise NewerFormat("a chunk", data[0], FORMAT)
+    size = int.from_bytes(data[2:6], "big")
+    if data[0] != FORMAT or data[1] not in (_RAW, _ZSTD) or size > MAX_RAW:
+        raise Corrupt("a chunk has no valid header")
+    raw = data[6:] if data[1] == _RAW else _expand(data[6:], size)
+    if len(raw) != size:
+        raise Corrupt(f"a chunk holds {len(raw)} bytes instead of {size}")
+    return raw
+
+
+def _expand(data: bytes, size: int) -> bytes:
+    decompressor = zstd.ZstdDecompressor()
+    try:
+        raw: bytes = decompressor.decompress(data, max_length=size + 1)
+    except zstd.ZstdError as error:
+        raise Corrupt(f"a chunk does not decompress ({error})") from error
+    if len(raw) > size or not decompressor.eof or decompressor.unused_data:
+        raise Corrupt("a chunk decompresses to something else than it declares")
+    return raw
+
+
+@dataclass(slots=True)
+class Plan:
+    """How a stream will be stored: the new chunks, the names in order, the layout, and where each part will be."""
+
+    pieces: Pieces
+    chunks: dict[bytes, bytes]
+    names: list[bytes]
+    layout: Layout
+    places: list[tuple[Part, list[tuple[bytes, int, int]]]]
+
+    @property
+    def added(self) -> int:
+        return sum(map(len, self.chunks.values()))
+
+    def settle(self) -> None:
+        """Remember where the parts are. Only after the commit: a refused save has stored nothing."""
+        for part, spans in self.places:
+            part.spans = spans
+            part.kept = []
+            if part.leaf is not None:
+                part.data = None  # the leaf itself is kept; its packed form would double it
+
+
+class _Extent:
+    """A range of the stream, either stored already (`chunk`) or new."""
+
+    __slots__ = ("chunk", "inline", "length", "offset", "part", "start")
+
+    def __init__(
+        self, part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
+    ) -> None:
+        self.part = part
+        self.start = start
+        self.length = length
+        self.chunk = chunk
+        self.offset = offset
+        self.inline = False
+
+    def follows(self, other: _Extent) -> bool:
+        return (
+            self.chunk is not None
+            and self.chunk == other.chunk
+            and other.offset + other.length == self.offset
+        )
+
+
+def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
+    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
+    if old is not None:
+        _adopt(codec, pieces, old)
+    extents = [extent for part in pieces.parts for extent in _extents(part)]
+    cap = max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2))
+    _merge_tails(extents, cap)
+    _limit_spans(extents)
+    _choose_inline(extents)
+    extents = _divide(extents, cap)
+    chunks = _build(codec, namer, extents, cap)
+    return _lay_out(codec, pieces, extents, chunks)
+
+
+def _adopt(codec: Codec, pieces: Pieces, old: Pieces) -> None:
+    """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
+    by_size: dict[int, list[Part]] = {}
+    for part in pieces.parts:
+        if part.spans is None and not part.kept and part.leaf is None and part.size > INLINE // 2:
+            if not by_size:
+                for other in old.parts:
+                    if other.spans is not None and other.leaf is None:
+                        by_size.setdefault(other.size, []).append(other)
+            for other in by_size.get(part.size, ()):
+                if bytes(part.bytes_of(codec)) == bytes(other.bytes_of(codec)):
+                    part.kept = [(0, part.size, other, 0)]
+
+
+def _extents(part: Part) -> list[_Extent]:
+    if part.spans is not None:
+        return _located(part, 0, part.size, part, 0)
+    extents, at = [], 0
+    for start, length, other, offset in part.kept:
+        if other.spans is None:
+            continue
+        if start > at:
+            extents.append(_Extent(part, at, start - at))
+        extents.extend(_located(part, start, length, other, offset))
+        at = start + length
+    if at < part.size:
+        extents.append(_Extent(part, at, part.size - at))
+    return _joined(extents)
+
+
+def _located(part: Part, start: int, length: int, other: Part, offset: int) -> list[_Extent]:
+    """Find `length` bytes of `other`, from `offset` on, in its chunks."""
+    extents, at = [], 0
+    for chunk, place, size in other.spans or ():
+        low, high = max(offset, at), min(offset + length, at + size)
+        if low < high:
+            extents.append(_Extent(part, start + low - offset, high - low, chunk or None, place + low - at))
+        at += size
+    return extents
+
+
+def _joined(extents: list[_Extent]) -> list[_Extent]:
+    joined: list[_Extent] = []
+    for extent in extents:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.part is extent.part
+            and (extent.follows(last) or (extent.chunk is None and last.chunk is None))
+        ):
+            last.length += extent.length
+        else:
+            joined.append(extent)
+    return joined
+
+
+def _merge_tails(extents: list[_Extent], cap: int) -> None:
+    """Write short neighbours before what was appended again, together with it, when FAN of them have gathered.
+
+    Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
+    """
+    for index, extent in enumerate(extents):
+        is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
+        if is_last and extent.chunk is None and _grew(extent.part) and not _is_alone(extent):
+            first = _merge_from(extents, index, cap)
+            for other in extents[first:index]:
+                other.chunk = None
+
+
+def _grew(part: Part) -> bool:
+    """Tell whether a part goes on where an earlier one ended."""
+    if not part.kept:
+        return False
+    _, length, other, offset = part.kept[-1]
+    return offset + length == other.size
+
+
+def _merge_from(extents: list[_Extent], index: int, cap: int) -> int:
+    part, first, total = extents[index].part, index, extents[index].length
+    while True:
+        level, reach = _level(total), first
+        while reach > 0 and _merges(extents[reach - 1], part, level):
+            reach -= 1
+        more = sum(extent.length for extent in extents[reach:first])
+        if first - reach < FAN - 1 or total + more > cap:
+            return first
+        total += more
+        first = reach
+
+
+def _merges(extent: _Extent, part: Part, level: int) -> bool:
+    return extent.part is part and _level(extent.length) <= level and not _is_alone(extent)
+
+
+def _level(length: int) -> int:
+    return (length >> 9).bit_length() // FAN_BITS
+
+
+def _limit_spans(extents: list[_Extent]) -> None:
+    """Write the smallest neighbours again, as one, while there are too many spans."""
+    count = _count_spans(extents)
+    if count <= MAX_SPANS:
+        return
+    while count > CALM_SPANS:
+        pairs = sorted(_pairs(extents))
+        if not pairs:
+            return
+        for _, index in pairs[: count - CALM_SPANS]:
+            extents[index].chunk = extents[index + 1].chunk = None
+        count = _count_spans(extents)
+
+
+def _pairs(extents: list[_Extent]) -> list[tuple[int, int]]:
+    """Return (bytes to write again, index) of neighbours that could become one span."""
+    alone = [_is_alone(extent) for extent in extents]
+    pairs = []
+    for index in range(len(extents) - 1):
+        a, b = extents[index], extents[index + 1]
+        if not (alone[index] or alone[index + 1] or b.follows(a)) and (
+            a.chunk is not None or b.chunk is not None
+        ):
+            pairs.append((a.length * (a.chunk is not None) + b.length * (b.chunk is not None), index))
+    return pairs
+
+
+def _count_spans(extents: list[_Extent]) -> int:
+    count, last = 0, None
+    for extent in extents:
+        if last is None or not (extent.follows(last) or (extent.chunk is None and last.chunk is None)):
+            count += not _is_alone(extent)
+        last = extent
+    return count
+
+
+def _choose_inline(extents: list[_Extent]) -> None:
+    """A short new stretch between stored ones stands in the checkpoint itself."""
+    index = 0
+    while index < len(extents):
+        stop = index
+        while stop < len(extents) and extents[stop].chunk is None:
+            stop += 1
+        if index < stop and sum(extent.length for extent in extents[index:stop]) < INLINE:
+            for extent in extents[index:stop]:
+                extent.inline = True
+        index = max(stop, index + 1)
+
+
+def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
+    """Cut new extents so that a large piece is alone and none is longer than a chunk may be."""
+    divided = []
+    for extent in extents:
+        if extent.chunk is not None or extent.length < LARGE:
+            divided.append(extent)
+        else:
+            divided.extend(_divided(extent, cap))
+    return divided
+
+
+def _divided(extent: _Extent, cap: int) -> list[_Extent]:
+    part, start, stop = extent.part, extent.start, extent.start + extent.length
+    extents, begin, last = [], start, start
+    inner = part.ends[bisect_right(part.ends, start) : bisect_left(part.ends, stop)]
+    for end in (*inner, stop):
+        if end - last >= LARGE or end - begin > cap:
+            if last > begin:
+                extents.append(_Extent(part, begin, last - begin))
+            begin = last
+        if end - last >= LARGE:
+            extents.append(_Extent(part, last, end - last))
+            begin = end
+        last = end
+    if stop > begin:
+        extents.append(_Extent(part, begin, stop - begin))
+    return extents
+
+
+def _is_alone(extent: _Extent) -> bool:
+    """Tell whether an extent is one large piece."""
+    if extent.length < LARGE:
+        return False
+    ends = extent.part.ends
+    return bisect_right(ends, extent.start) == bisect_left(ends, extent.start + extent.length)
+
+
+def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict[bytes, bytes]:
+    """Put the new extents into chunks, in the order of the stream; a large piece gets its own."""
+    chunks: dict[bytes, bytes] = {}
+    waiting: list[_Extent] = []
+    for extent in extents:
+        if extent.chunk is not None or extent.inline:
+            continue
+        alone = _is_alone(extent)
+        if waiting and (alone or sum(other.length for other in waiting) + extent.length > cap):
+            _close(codec, namer, waiting, chunks)
+            waiting = []
+        waiting.append(extent)
+        if alone:
+            _close(codec, namer, waiting, chunks)
+            waiting = []
+    if waiting:
+        _close(codec, namer, waiting, chunks)
+    return chunks
+
+
+def _close(codec: Codec, namer: Namer, extents: list[_Extent], chunks: dict[bytes, bytes]) -> None:
+    data = encode(b"".join([_bytes(codec, extent) for extent in extents]))
+    name = namer.name(data)
+    chunks[name] = data
+    at = 0
+    for extent in extents:
+        extent.chunk, extent.offset = name, at
+        at += extent.length
+
+
+def _bytes(codec: Codec, extent: _Extent) -> bytes | memoryview:
+    return memoryview(extent.part.bytes_of(codec))[extent.start : extent.start + extent.length]
+
+
+def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[bytes, bytes]) -> Plan:
+    index: dict[bytes, int] = {}
+    layout: Layout = []
+    places: dict[int, tuple[Part, list[tuple[bytes, int, int]]]] = {}
+    for extent in extents:
+        _, spans = places.setdefault(id(extent.part), (extent.part, []))
+        spans.append((extent.chunk or INLINED, extent.offset, extent.length))
+        last = layout[-1] if layout else None
+        if extent.chunk is None:
+            data = bytes(_bytes(codec, extent))
+            if isinstance(last, bytes):
+                layout[-1] = last + data
+            else:
+                layout.append(data)
+            continue
+        number = index.setdefault(extent.chunk, len(index))
+        if isinstance(last, tuple) and last[0] == number and last[1] + last[2] == extent.offset:
+            layout[-1] = (number, last[1], last[2] + extent.length)
+        else:
+            layout.append((number, extent.offset, extent.length))
+    return Plan(pieces, chunks, list(index), layout, list(places.values()))
+
+
+def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
+    """Tell the parts of a state that was read back where they are stored."""
+    spans = [
+        (INLINED, 0, len(item)) if isinstance(item, bytes) else (names[item[0]], *item[1:]) for item in layout
+    ]
+    spans.reverse()
+    for part in pieces.parts:
+        part.spans, need = [], part.size
+        while need:
+            name, offset, length = spans.pop()
+            take = min(need, length)
+            part.spans.append((name, offset, take))
+            if take < length:
+                spans.append((name, offset + take, length - take))
+            need -= take
+        if part.leaf is not None:
+            part.data = None
+
+
+def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
+    """Put a stream together from the raw bytes of its chunks."""
+    pieces = []
+    for item in layout:
+        if isinstance(item, bytes):
+            pieces.append(item)
+            continue
+        number, offset, length = item
+        if not 0 <= number < len(raws):
+            raise Corrupt("a span names a chunk that is not listed")
+        raw = raws[number]
+        if offset < 0 or length < 0 or offset + length > len(raw):
+            raise Corrupt("a span reaches beyond its chunk")
+        pieces.append(raw if length == len(raw) else raw[offset : offset + length])
+    stream = b"".join(pieces)
+    if size is not None and len(stream) != size:
+        raise Corrupt(f"the state has {len(stream)} bytes instead of {size}")
+    return stream

@@ -1,0 +1,286 @@
+"""A Python value as bytes and back: exact, closed, without I/O.
+
+Values are packed by ormsgpack in one native pass. What msgpack does not have travels as an extension:
+a code (`outlive.extension`) and a payload. Whatever comes back is equal to what was saved and of the same
+type; what cannot be is refused at save, with its path. Loading never imports, never calls by name and
+never tries another format.
+
+The native pass refuses three things that Python allows (keys that are not str, lone surrogates, types
+that nobody registered) and flattens one (bytearray). Only then a value is walked in Python, which
+either finds the exact form or names the path of the culprit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ormsgpack
+
+from .errors import Corrupt, OutliveError, Unencodable
+from .extension import (
+    COMPOSITE_REVIVERS,
+    FROZENSET,
+    MAP,
+    NDARRAY,
+    NUMPY_SCALAR,
+    REDUCERS,
+    SCALAR_REVIVERS,
+    SET,
+    SURROGATES,
+    TAGGED,
+    Composite,
+    Opaque,
+    Raw,
+    Scalar,
+    array_header,
+    reduce_numpy,
+    tagged,
+)
+from .registry import Registry, default_registry
+
+_OPTIONS = (
+    ormsgpack.OPT_PASSTHROUGH_BIG_INT
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+
+MAX_DEPTH = 200  # containers in containers; ormsgpack itself gives up a little later
+_SCALARS = frozenset((int, float, bool, str, type(None)))
+
+
+class Codec:
+    """Packs and unpacks values with the types of one registry."""
+
+    def __init__(self, registry: Registry = default_registry) -> None:
+        self.registry = registry
+
+    # Packing
+
+    def pack(self, value: Any, path: str = "state") -> bytes:
+        """Return the bytes of `value`; raise Unencodable naming the path of what cannot be stored."""
+        data = self.pack_native(value, path)
+        if self.has_bytearray(value, data):
+            return self._pack_walked(value, path)
+        return data
+
+    def pack_native(self, value: Any, path: str = "state") -> bytes:
+        """Pack like `pack`, but do not look for a bytearray (the native pass stores it as bytes)."""
+        try:
+            return ormsgpack.packb(value, self._default, _OPTIONS)
+        except (TypeError, RecursionError, ValueError):
+            return self._pack_walked(value, path)
+
+    def has_bytearray(self, value: Any, data: bytes) -> bool:
+        """Tell whether `value`, whose native bytes are `data`, holds a bytearray or memoryview."""
+        return may_hold_bytes(data) and self.byte_types(value) is bytearray
+
+    def byte_types(self, value: Any) -> type | None:
+        """Return bytearray if any is inside, else bytes if any is, else None."""
+        kind = type(value)
+        if kind in _SCALARS:
+            return None
+        if kind is bytes:
+            return bytes
+        if kind is bytearray or kind is memoryview:
+            return bytearray
+        inside: Any
+        if kind is dict:
+            inside = value.values()
+        elif kind is list or kind is tuple:
+            inside = value
+        else:
+            reduced = self.reduce(value)
+            if reduced is None or len(reduced) == 2:
+                return None
+            return self.byte_types(reduced[2])
+        found: type | None = None
+        for item in inside:
+            if type(item) not in _SCALARS:
+                one = self.byte_types(item)
+                if one is bytearray:
+                    return bytearray
+                found = found or one
+        return found
+
+    def reduce(self, value: Any) -> Scalar | Composite | None:
+        """Take a value that msgpack does not have apart, or return None when its type is unknown."""
+        kind = type(value)
+        reducer = REDUCERS.get(kind)
+        if reducer is not None:
+            return reducer(self.pack, value)
+        entry = self.registry.of(kind)
+        if entry is not None:
+            return tagged(self.pack, entry.tag, entry.version, entry.encode(value))
+        return reduce_numpy(value)
+
+    def _default(self, value: Any) -> ormsgpack.Ext:
+        reduced = self.reduce(value)
+        if reduced is None:
+            raise TypeError(f"{type(value)} is not registered")
+        if len(reduced) == 2:
+            return ormsgpack.Ext(*reduced)
+        code, lead, inner = reduced
+        return ormsgpack.Ext(code, lead + ormsgpack.packb(inner, self._default, _OPTIONS))
+
+    def _pack_walked(self, value: Any, path: str) -> bytes:
+        return ormsgpack.packb(_Walk(self).plain(value, path, 0))
+
+    # Unpacking
+
+    def unpack(self, data: bytes, *, opaque: bool = False) -> Any:
+        """Return the value of `data`; raise Corrupt when it is none, UnknownTag when a type is not registered.
+
+        With `opaque=True` unregistered values, and registered ones too, come as `Opaque`.
+        """
+        hook = self._hook_opaque if opaque else self._hook
+        try:
+            return ormsgpack.unpackb(data, ext_hook=hook)
+        except OutliveError:
+            raise
+        except (ValueError, TypeError, RecursionError, OverflowError, KeyError, ArithmeticError) as error:
+            raise _first_cause(error) from error
+
+    def _hook(self, code: int, payload: bytes) -> Any:
+        if code == TAGGED:
+            tag, version, value = self._open_tagged(payload, self._hook)
+            entry = self.registry.tagged(tag, version)
+            return entry.revive(version, value)
+        return self._revive(code, payload, self._hook)
+
+    def _hook_opaque(self, code: int, payload: bytes) -> Any:
+        if code == TAGGED:
+            return Opaque(*self._open_tagged(payload, self._hook_opaque))
+        if code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules:
+            return Raw(code, payload)
+        return self._revive(code, payload, self._hook_opaque)
+
+    def _open_tagged(self, payload: bytes, hook: Callable[[int, bytes], Any]) -> tuple[str, int, Any]:
+        parts = ormsgpack.unpackb(payload, ext_hook=hook)
+        if (
+            type(parts) is not list
+            or len(parts) != 3
+            or type(parts[0]) is not str
+            or type(parts[1]) is not int
+        ):
+            raise Corrupt("a tagged value is not [tag, version, value]")
+        return parts[0], parts[1], parts[2]
+
+    def _revive(self, code: int, payload: bytes, hook: Callable[[int, bytes], Any]) -> Any:
+        scalar = SCALAR_REVIVERS.get(code)
+        if scalar is not None:
+            return scalar(payload)
+        composite = COMPOSITE_REVIVERS.get(code)
+        if composite is None:
+            raise Corrupt(f"extension code {code} is unknown to this outlive")
+        items = ormsgpack.unpackb(payload, ext_hook=hook)
+        if type(items) is not list:
+            raise Corrupt(f"extension code {code} does not hold a list")
+        return composite(items)
+
+
+def may_hold_bytes(data: bytes) -> bool:
+    """Tell whether packed `data` might hold a bin value; False is certain, True is not."""
+    return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
+
+
+def _first_cause(error: BaseException) -> OutliveError:
+    """Find the typed error that ormsgpack wrapped, or make one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OutliveError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return Corrupt(f"the stored bytes are no valid state ({error})")
+
+
+class _Walk:
+    """The slow, exact road: rebuilds a value from what msgpack has, and knows where it is."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def plain(self, value: Any, path: str, depth: int) -> Any:
+        kind = type(value)
+        if depth > MAX_DEPTH:
+            raise Unencodable(_shorten(path), f"nested deeper than {MAX_DEPTH} levels, or inside itself")
+        if kind is str:
+            return _plain_str(value)
+        if kind in _SCALARS and not (kind is int and not -(1 << 63) <= value < 1 << 64):
+            return value
+        if kind is bytes:
+            return value
+        if kind is list:
+            return [self.plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        if kind is dict:
+            return self._plain_dict(value, path, depth)
+        return self._extension(value, path, depth)
+
+    def _plain_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
+        if all(type(key) is str and _is_utf8(key) for key in value):
+            return {key: self.plain(item, _join(path, key), depth + 1) for key, item in value.items()}
+        pairs = []
+        for key, item in value.items():
+            pairs.append(self.plain(key, f"{path}.<key {key!r}>", depth + 1))
+            pairs.append(self.plain(item, _join(path, key), depth + 1))
+        return ormsgpack.Ext(MAP, ormsgpack.packb(pairs))
+
+    def _extension(self, value: Any, path: str, depth: int) -> ormsgpack.Ext:
+        reduced = self._reduce(value, path)
+        if len(reduced) == 2:
+            return ormsgpack.Ext(*reduced)
+        code, lead, inner = reduced
+        if code in (SET, FROZENSET):  # sets have no paths inside
+            packed = sorted(ormsgpack.packb(self.plain(item, f"{path}.<item>", depth + 1)) for item in value)
+            return ormsgpack.Ext(code, array_header(len(packed)) + b"".join(packed))
+        return ormsgpack.Ext(code, lead + ormsgpack.packb(self.plain(inner, path, depth + 1)))
+
+    def _reduce(self, value: Any, path: str) -> Scalar | Composite:
+        if type(value) in (set, frozenset):
+            return (SET if type(value) is set else FROZENSET), b"", []
+        try:
+            reduced = self._codec.reduce(value)
+        except OutliveError:
+            raise
+        except Exception as error:
+            raise Unencodable(_shorten(path), f"{_name(value)} cannot be taken apart ({error})") from error
+        if reduced is None:
+            raise Unencodable(_shorten(path), _advice(value))
+        return reduced
+
+
+def _advice(value: Any) -> str:
+    if type(value) is memoryview:
+        return "a memoryview cannot be stored; use bytes(view)"
+    if callable(value):
+        return f"{_name(value)} is code, not data: keep it out of the state"
+    return f"{_name(value)} is not registered; call outlive.register({type(value).__name__}, tag=...) or convert it"
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 300 else f"{path[:140]} … {path[-140:]}"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain_str(text: str) -> Any:
+    return text if _is_utf8(text) else ormsgpack.Ext(SURROGATES, text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,343 @@
+"""What a thread handle stands on: saving and reading a state through the waist.
+
+The order of a save: split against the base, plan the chunks, commit, and only then remember the new base. A
+crash or refusal before the commit leaves the store as it was; the base moves on after success alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import chunk, manifest
+from .backend import FORMAT, Backend, CheckpointRecord, Commit, Reading, Receipt, ThreadKey, WriteRecord
+from .cache import Base, Cache
+from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
+from .codec import Codec
+from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
+from .piece import split
+from .runtime import Runtime
+
+_REBASES = 5  # how often a save may lose against deletions by others before it gives up
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the caller wants to save, besides the state."""
+
+    namespace: str
+    id: str
+    parent: str | None = None
+    follows: bool = True
+    expect: tuple[str, str | None] | None = None
+    step: int | None = None
+    source: str = "loop"
+    run: str | None = None
+    fence: tuple[str, int] | None = None
+    replace: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    next_nodes: tuple[str, ...] = ()
+    completed_tasks: tuple[str, ...] = ()
+    interrupts: tuple[Any, ...] = ()
+    timeout_s: float | None = None
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A save that is ready to be committed."""
+
+    draft: Draft
+    commit: Commit
+    plan: chunk.Plan
+
+
+class Engine:
+    """One store's backend, codec, naming key and cache, and what is done with them."""
+
+    def __init__(
+        self, backend: Backend, codec: Codec, namer: chunk.Namer, cache: Cache, runtime: Runtime
+    ) -> None:
+        self.backend = backend
+        self.codec = codec
+        self.namer = namer
+        self.cache = cache
+        self.runtime = runtime
+
+    # Saving
+
+    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
+        """Commit a state; on a stale base read the newest and try again."""
+        for attempt in range(_REBASES):
+            prepared = await self.prepare(key, state, draft)
+            try:
+                receipt = await self.backend.commit(prepared.commit)
+            except StaleBase:
+                self.cache.drop(key.digest)
+                if attempt + 1 == _REBASES:
+                    raise
+                continue
+            except BaseException:
+                self.cache.drop(
+                    key.digest, draft.namespace
+                )  # saved or not: the next save reads what is there
+                raise
+            if receipt.existing is not None:
+                stored = await self._compare(key, prepared, receipt.existing)
+                if stored is None:
+                    continue  # it was deleted meanwhile
+                return stored
+            return self.remember(key, prepared, receipt)
+        raise StaleBase(key.id)
+
+    async def prepare(self, key: ThreadKey, state: Any, draft: Draft) -> Prepared:
+        """Split, plan and describe a save without changing anything."""
+        base = self.cache.get((key.digest, draft.namespace)) or await self._read_base(key, draft)
+        old = base.split(self.codec) if base is not None else None
+        pieces = split(self.codec, state, old)
+        plan = chunk.plan(self.codec, self.namer, pieces, old)
+        shares = any(name not in plan.chunks for name in plan.names)
+        record = self.record(draft, plan)
+        commit = Commit(
+            thread=key,
+            checkpoints=(record,),
+            chunks=tuple(plan.chunks.items()),
+            generation=base.generation if base is not None and shares else None,
+            expect_head=draft.expect,
+            fence=draft.fence,
+            replace=draft.replace,
+            timeout_s=draft.timeout_s,
+        )
+        return Prepared(draft, commit, plan)
+
+    def record(self, draft: Draft, plan: chunk.Plan) -> CheckpointRecord:
+        """Describe a planned save for the backend."""
+        said = manifest.Manifest(
+            plan.layout, draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts
+        )
+        return CheckpointRecord(
+            namespace=draft.namespace,
+            id=draft.id,
+            parent=draft.parent,
+            run=draft.run,
+            step=draft.step,
+            source=draft.source,
+            size=plan.pieces.size,
+            added=plan.added,
+            chunks=tuple(plan.names),
+            body=manifest.encode(self.codec, said),
+            projection=manifest.projection(draft.metadata),
+            follows=draft.follows,
+        )
+
+    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> Checkpoint:
+        """Move the base on to what was just committed."""
+        prepared.plan.settle()
+        record = receipt.checkpoints[0]
+        base = Base(record, receipt.generation, prepared.plan.pieces)
+        self.cache.put((key.digest, prepared.draft.namespace), base)
+        return self.describe(key, record, prepared.draft)
+
+    async def _read_base(self, key: ThreadKey, draft: Draft) -> Base | None:
+        reading = await self.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
+        if reading.record is None:
+            return None
+        try:
+            return Base(reading.record, reading.generation, stream=self.stream(key, reading))
+        except NewerFormat:
+            return None  # written by a newer outlive during a rolling deploy: build on nothing of it
+
+    async def _compare(
+        self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
+    ) -> Checkpoint | None:
+        """The id is there already: a retry of the same save is answered, anything else is an error.
+
+        What counts is what the caller said (state, metadata, named fields), not how it is laid out.
+        """
+        self.cache.drop(key.digest, record.namespace)
+        reading = await self.backend.read(key, record.namespace, record.id)
+        if reading.record is None:
+            return None
+        draft, stored = prepared.draft, reading.record
+        said = manifest.decode(self.codec, prepared.commit.checkpoints[0].body, opaque=True)
+        held = manifest.decode(self.codec, stored.body, opaque=True)
+        fields = (draft.step, draft.source, draft.run, None if draft.follows else draft.parent)
+        same = (
+            fields == (stored.step, stored.source, stored.run, None if draft.follows else stored.parent)
+            and _said(self.codec, said) == _said(self.codec, held)
+            and b"".join(part.bytes_of(self.codec) for part in prepared.plan.pieces.parts)
+            == self.stream(key, reading)
+        )
+        if not same:
+            raise CheckpointExists(key.id, record.id)
+        return self.describe(key, stored, draft)
+
+    def describe(self, key: ThreadKey, record: CheckpointRecord, draft: Draft) -> Checkpoint:
+        """Return a checkpoint that was just saved, as the user sees it."""
+        said = manifest.Manifest(
+            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts
+        )
+        return _checkpoint(key, record, said)
+
+    # Reading
+
+    async def load(
+        self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
+    ) -> tuple[Reading, bytes] | None:
+        """Return a checkpoint's records and the stream of its state, or None."""
+        base = self.cache.get((key.digest, namespace)) if at is None else None
+        known = base.known if base is not None and id in (None, base.record.id) else None
+        reading = await self.backend.read(key, namespace, id, at=at, known=known, timeout_s=timeout_s)
+        record = reading.record
+        if record is None:
+            return None
+        if base is not None and known is not None and record.id == known.id and record.chunks == known.chunks:
+            if record.body == base.record.body:
+                return reading, base.bytes_of(self.codec)
+            reading = await self.backend.read(
+                key, namespace, record.id, timeout_s=timeout_s
+            )  # it was replaced
+            if reading.record is None:
+                return None
+            record = reading.record
+        stream = self.stream(key, reading)
+        if id is None and at is None:
+            self.cache.put((key.digest, namespace), Base(record, reading.generation, stream=stream))
+        return reading, stream
+
+    def stream(self, key: ThreadKey, reading: Reading) -> bytes:
+        """Put the stream of a state together, checking every chunk against its name."""
+        record = reading.record
+        assert record is not None
+        with Located(key, record.id):
+            check_format(record)
+            return self.assemble(record.chunks, record.body, record.size, reading.chunks)
+
+    def assemble(
+        self, names: Sequence[bytes], body: bytes, size: int | None, data: Mapping[bytes, bytes]
+    ) -> bytes:
+        """Put bytes together from chunks by name."""
+        raws = [self.raw(name, data.get(name)) for name in names]
+        layout = manifest.layout_of(body)
+        return chunk.assemble(layout, raws, size)
+
+    def raw(self, name: bytes, data: bytes | None) -> bytes:
+        """Return the raw bytes of a chunk after checking it against its name."""
+        if data is None:
+            raise Corrupt(f"chunk {name.hex()} is missing")
+        if self.namer.name(data) != name:
+            raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
+        return chunk.decode(data)
+
+    def unpack(self, key: ThreadKey, id: str, stream: bytes, *, opaque: bool = False) -> Any:
+        """Return the value of a stream; damage names the checkpoint."""
+        with Located(key, id):
+            return self.codec.unpack(stream, opaque=opaque)
+
+    def checkpoint(
+        self,
+        key: ThreadKey,
+        record: CheckpointRecord,
+        *,
+        state: Any = NOT_READ,
+        writes: Any = NOT_READ,
+        opaque: bool = False,
+    ) -> Checkpoint:
+        """Return what a record says, as the user sees it."""
+        with Located(key, record.id):
+            check_format(record)
+            said = manifest.decode(self.codec, record.body, opaque=opaque)
+        return replace(_checkpoint(key, record, said), _state=state, _writes=writes)
+
+    # Pending writes
+
+    def write_record(
+        self, namespace: str, checkpoint: str, task: str, index: int, channel: str, value: Any, path: str
+    ) -> tuple[WriteRecord, dict[bytes, bytes]]:
+        """Describe a write; a value that is not short goes into chunks like a state."""
+        plan = chunk.plan(self.codec, self.namer, split(self.codec, value), None)
+        body = manifest.encode(self.codec, manifest.Manifest(plan.layout))
+        record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
+        return record, plan.chunks
+
+    async def pending(
+        self, key: ThreadKey, records: Iterable[WriteRecord], *, opaque: bool = False
+    ) -> tuple[PendingWrite, ...]:
+        """Return the values of writes."""
+        records = list(records)
+        names = [name for record in records for name in record.chunks]
+        data = await self.backend.fetch(key, names) if names else {}
+        return tuple(self._pending_write(key, record, data, opaque) for record in records)
+
+    def _pending_write(
+        self, key: ThreadKey, record: WriteRecord, data: Mapping[bytes, bytes], opaque: bool
+    ) -> PendingWrite:
+        with Located(key, record.checkpoint):
+            stream = self.assemble(record.chunks, record.body, None, data)
+            value = self.codec.unpack(stream, opaque=opaque)
+        return PendingWrite(record.task, record.index, record.channel, value, record.path)
+
+    # All of a thread
+
+    async def records(
+        self, key: ThreadKey, namespace: str | None = None, run: str | None = None
+    ) -> list[CheckpointRecord]:
+        """Return all records of a thread, newest first, of one generation."""
+        while True:
+            first, found = await self.backend.history(key, namespace, limit=1000, run=run)
+            generation, page = first, found
+            while len(page) == 1000 and generation == first:
+                generation, page = await self.backend.history(
+                    key, namespace, before=page[-1].order, limit=1000, run=run
+                )
+                found = found + page
+            if generation == first:
+                return found
+
+
+def _said(codec: Codec, said: manifest.Manifest) -> bytes:
+    return manifest.encode(codec, replace(said, layout=[]))
+
+
+def check_format(record: CheckpointRecord) -> None:
+    """Refuse a record of a newer format before anything of it is read."""
+    if record.format > FORMAT:
+        raise NewerFormat("a checkpoint", record.format, FORMAT)
+
+
+class Located:
+    """Add thread and checkpoint to damage found inside."""
+
+    def __init__(self, key: ThreadKey, checkpoint: str | None) -> None:
+        self._key = key
+        self._checkpoint = checkpoint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Corrupt) and error.thread is None:
+            raise Corrupt(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
+        if isinstance(error, OutliveError) and not isinstance(error, Corrupt):
+            error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
+
+
+def _checkpoint(key: ThreadKey, record: CheckpointRecord, said: manifest.Manifest) -> Checkpoint:
+    return Checkpoint(
+        thread=key.id,
+        id=record.id,
+        namespace=record.namespace,
+        parent=record.parent,
+        seq=record.seq or None,
+        epoch=record.epoch,
+        step=record.step,
+        source=record.source,
+        run=record.run,
+        created_at=moment(record.created_at) if record.created_at else None,
+        size=record.size,
+        added=record.added,
+        metadata=said.metadata,
+        next_nodes=said.next_nodes,
+        completed_tasks=said.completed_tasks,
+        interrupts=said.interrupts,
+    )

@@ -1,0 +1,246 @@
+"""Every error that outlive raises: one root, two branches.
+
+`CallerError` is the caller's to fix: the same call fails again until the program changes.
+`StoreError` is the store's: the world was in the way, a retry may help.
+"""
+
+from __future__ import annotations
+
+
+class OutliveError(Exception):
+    """The root of all errors of this library."""
+
+
+class CallerError(OutliveError):
+    """The call itself cannot succeed: change the call."""
+
+
+class StoreError(OutliveError):
+    """The store could not do it now, or holds something that it should not."""
+
+
+# The caller's to fix ---------------------------------------------------------------------------------
+
+
+class BadURL(CallerError):
+    """A store's URL, or an option beside it, is not understood."""
+
+
+class BadArgument(CallerError, ValueError):
+    """An argument is of the wrong kind or out of range."""
+
+
+class MissingExtra(CallerError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part of outlive: pip install 'outlive[{extra}]'")
+        self.extra = extra
+
+
+class StoreClosed(CallerError):
+    """The store was closed before this call."""
+
+    def __init__(self) -> None:
+        super().__init__("this store is closed; open it again with outlive.open(url)")
+
+
+class Unencodable(CallerError, TypeError):
+    """A value of the state cannot be stored exactly; `path` says where it is."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class UnknownTag(CallerError):
+    """A stored value has a tag that nobody registered in this process."""
+
+    def __init__(self, tag: str, version: int) -> None:
+        super().__init__(
+            f"the state holds a value with tag {tag!r} (version {version}), which is not registered here; "
+            f"call outlive.register(YourType, tag={tag!r}, version={version}) before loading"
+        )
+        self.tag = tag
+        self.version = version
+
+
+class NeedsUpgrade(CallerError):
+    """A stored value is of a version for which no upgrade was registered."""
+
+    def __init__(self, tag: str, stored: int, registered: int) -> None:
+        super().__init__(
+            f"a stored {tag!r} has version {stored}, this program registered version {registered}; "
+            f"give outlive.register(..., upgrade={{{stored}: function}})"
+        )
+        self.tag = tag
+        self.stored = stored
+        self.registered = registered
+
+
+class CheckpointExists(CallerError):
+    """This id was saved before with other content."""
+
+    def __init__(self, thread: str, checkpoint: str) -> None:
+        super().__init__(
+            f"thread {thread!r} has a checkpoint {checkpoint!r} with other content already; "
+            "use a new id, or replace=True to overwrite it"
+        )
+        self.thread = thread
+        self.checkpoint = checkpoint
+
+
+class CheckpointMissing(CallerError, LookupError):
+    """A checkpoint that the call builds on is not there."""
+
+    def __init__(self, thread: str, checkpoint: str | None) -> None:
+        which = "no checkpoint at all" if checkpoint is None else f"no checkpoint {checkpoint!r}"
+        super().__init__(f"thread {thread!r} has {which}; thread.history() lists what it has")
+        self.thread = thread
+        self.checkpoint = checkpoint
+
+
+class ThreadNotEmpty(CallerError):
+    """A fork or copy may not write into a thread that has checkpoints."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(f"thread {thread!r} has checkpoints already; choose another id or delete it first")
+        self.thread = thread
+
+
+class HeadMoved(CallerError):
+    """Compare-and-set failed: somebody saved first."""
+
+    def __init__(self, thread: str, namespace: str, expected: str | None, head: str | None) -> None:
+        where = f" namespace {namespace!r}" if namespace else ""
+        super().__init__(
+            f"the head of thread {thread!r}{where} is {head!r}, not {expected!r}; load it and decide again"
+        )
+        self.thread = thread
+        self.namespace = namespace
+        self.expected = expected
+        self.head = head
+
+
+class MetadataMoved(CallerError):
+    """The thread's metadata was changed by someone else in between; the core reads it again and retries."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(f"the metadata of thread {thread!r} keeps changing under this call; try again")
+        self.thread = thread
+
+
+class LeaseLost(CallerError):
+    """The run that writes is no longer the owner of its lease."""
+
+    def __init__(self, thread: str, run: str, fence: int, current: int | None) -> None:
+        super().__init__(
+            f"run {run!r} on thread {thread!r} holds fence {fence}, the store knows {current}: "
+            "another process has taken it over; stop this one"
+        )
+        self.thread = thread
+        self.run = run
+        self.fence = fence
+        self.current = current
+
+
+class EntryHeld(CallerError):
+    """A record that the call wanted to take is held by someone else or has moved on."""
+
+    def __init__(self, thread: str, kind: str, key: str, fence: int, until: int) -> None:
+        super().__init__(f"{kind} {key!r} of thread {thread!r} is held (fence {fence}, until {until})")
+        self.thread = thread
+        self.kind = kind
+        self.key = key
+        self.fence = fence
+        self.until = until
+
+
+class EpochPassed(CallerError):
+    """The writer still believes in an epoch that a failover has ended."""
+
+    def __init__(self, thread: str, epoch: int, current: int) -> None:
+        super().__init__(
+            f"thread {thread!r} is in epoch {current}; this writer is still in {epoch}: reopen the store"
+        )
+        self.thread = thread
+        self.epoch = epoch
+        self.current = current
+
+
+# The store's --------------------------------------------------------------------------------------
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be reached, or its disk refused."""
+
+
+class StoreFull(StoreUnavailable):
+    """There is no space left where the store is kept."""
+
+
+class StoreBusy(StoreUnavailable):
+    """The store was locked by others for the whole time that the call had."""
+
+
+class OutcomeUnknown(StoreError):
+    """The deadline ended before the store answered: saved or not, nobody knows.
+
+    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it stores the state once.
+    """
+
+    def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None) -> None:
+        super().__init__(
+            f"no answer within {timeout_s} s for checkpoint {checkpoint_id!r} of thread {thread!r}; "
+            f"retry with save(state, id={checkpoint_id!r})"
+        )
+        self.thread = thread
+        self.checkpoint_id = checkpoint_id
+        self.timeout_s = timeout_s
+
+
+class StaleBase(StoreError):
+    """Something was deleted since this process read the thread. The core re-bases once and tries again."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(
+            f"thread {thread!r} was pruned or deleted by someone else in the middle of this call; try again"
+        )
+        self.thread = thread
+
+
+class Corrupt(StoreError):
+    """What is stored is not what was saved; nothing of it was handed out."""
+
+    def __init__(self, what: str, *, thread: str | None = None, checkpoint: str | None = None) -> None:
+        where = "".join(
+            f" {name} {value!r}"
+            for name, value in (("thread", thread), ("checkpoint", checkpoint))
+            if value is not None
+        )
+        super().__init__(f"corrupt store:{where or ' (no thread)'}: {what}")
+        self.what = what
+        self.thread = thread
+        self.checkpoint = checkpoint
+
+
+class NewerFormat(StoreError):
+    """The store was written by a newer outlive."""
+
+    def __init__(self, what: str, found: int, known: int) -> None:
+        super().__init__(f"{what} has format {found}, this outlive reads up to {known}; upgrade outlive")
+        self.found = found
+        self.known = known
+
+
+class DelayedSaveFailed(StoreError):
+    """An earlier save with durability="async" did not reach the store; it and those after it are lost."""
+
+    def __init__(self, thread: str, checkpoints: list[str], cause: BaseException) -> None:
+        super().__init__(
+            f"{len(checkpoints)} delayed save(s) of thread {thread!r} failed ({cause}); "
+            "load the thread and save the state again"
+        )
+        self.thread = thread
+        self.checkpoints = checkpoints

@@ -1,0 +1,134 @@
+"""The body of a checkpoint: its complete list of spans, and what the user said about it. Pure, no I/O.
+
+No checkpoint depends on another: each lists all of its spans, so any one can be deleted, forked or copied
+alone. Spans name chunks by their position in the record's clear list of names, so chunks can be renamed
+(by a copy into another store) without opening a body, which may be sealed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ormsgpack
+
+from .checkpoint import Interrupt
+from .chunk import Layout
+from .codec import Codec
+from .errors import Corrupt, NewerFormat
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint's body says."""
+
+    layout: Layout
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    next_nodes: tuple[str, ...] = ()
+    completed_tasks: tuple[str, ...] = ()
+    interrupts: tuple[Interrupt, ...] = ()
+
+
+def encode(codec: Codec, manifest: Manifest) -> bytes:
+    """Return the body of a checkpoint."""
+    said: dict[str, Any] = {}
+    if manifest.metadata:
+        said["metadata"] = codec.pack(dict(manifest.metadata), "metadata")
+    if manifest.next_nodes:
+        said["next"] = codec.pack(list(manifest.next_nodes), "next_nodes")
+    if manifest.completed_tasks:
+        said["done"] = codec.pack(list(manifest.completed_tasks), "completed_tasks")
+    if manifest.interrupts:
+        rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
+        said["interrupts"] = codec.pack(rows, "interrupts")
+    return ormsgpack.packb(
+        [FORMAT, _flat(manifest.layout), said] if said else [FORMAT, _flat(manifest.layout)]
+    )
+
+
+def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
+    """Return what a body says; raise Corrupt or NewerFormat."""
+    layout, said = _open(body)
+
+    def part(name: str) -> Any:
+        return codec.unpack(said[name], opaque=opaque) if name in said else None
+
+    return Manifest(
+        layout,
+        part("metadata") or {},
+        tuple(part("next") or ()),
+        tuple(part("done") or ()),
+        tuple(Interrupt(*row) for row in part("interrupts") or ()),
+    )
+
+
+def layout_of(body: bytes) -> Layout:
+    """Return only the layout of a body."""
+    return _open(body)[0]
+
+
+def with_layout(body: bytes, layout: Layout) -> bytes:
+    """Return a body that says the same but finds its bytes elsewhere."""
+    _, said = _open(body)
+    return ormsgpack.packb([FORMAT, _flat(layout), said] if said else [FORMAT, _flat(layout)])
+
+
+def _flat(layout: Layout) -> list[Any]:
+    flat: list[Any] = []
+    for item in layout:
+        if isinstance(item, bytes):
+            flat.append(item)
+        else:
+            flat.extend(item)
+    return flat
+
+
+def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
+    try:
+        parts = ormsgpack.unpackb(body)
+        version, flat, *rest = parts
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"the body is no manifest ({error})") from error
+    if not isinstance(version, int) or version < 1:
+        raise Corrupt("the body is no manifest")
+    if version > FORMAT:
+        raise NewerFormat("a checkpoint", version, FORMAT)
+    return _layout(flat), rest[0] if rest else {}
+
+
+def _layout(flat: Any) -> Layout:
+    layout: Layout = []
+    items = iter(flat)
+    for item in items:
+        if isinstance(item, bytes):
+            layout.append(item)
+            continue
+        offset, length = next(items, None), next(items, None)
+        if not (isinstance(item, int) and isinstance(offset, int) and isinstance(length, int)):
+            raise Corrupt("a span of the manifest is not three numbers")
+        layout.append((item, offset, length))
+    return layout
+
+
+def projection(value: Mapping[str, Any]) -> str | None:
+    """Write metadata as JSON for people; what JSON cannot say is written as text."""
+    if not value:
+        return None
+    text = json.dumps(_jsonable(value), ensure_ascii=True)
+    return text.replace("\\u0000", "\\ufffd")  # PostgreSQL's JSONB takes no NUL
+
+
+def _jsonable(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+        return [_jsonable(item) for item in value]
+    return str(value)

@@ -1,0 +1,196 @@
+"""From a URL to a store: which backend, which options, and the sentence that mends a wrong one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from .backend import Backend
+from .backends.local import Inline, Local, Threaded, in_thread
+from .backends.memory import MemoryBackend, NullBackend
+from .cache import Cache
+from .chunk import Namer
+from .codec import Codec
+from .engine import Engine
+from .errors import BadArgument, BadURL
+from .runtime import AsyncRuntime, SyncRuntime, run_now
+from .store import AsyncStore, Settings, check_durability
+from .sync import Store
+
+DEFAULT_CACHE_BYTES = 64 << 20
+_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s")
+_EXAMPLES = "memory:  file:///folder  sqlite:///agent.db  null:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a URL and its options ask for."""
+
+    url: str
+    make: Callable[[], Local]
+    settings: Settings
+    cache_bytes: int
+
+
+def open(url: str, **options: Any) -> Store:
+    """Open a store.
+
+    URLs: `memory:`, `file:///folder`, `sqlite:///path.db` (four slashes for an absolute path), `null:`.
+    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30.
+    For file and SQLite: fsync="full" | "normal".
+    Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
+    """
+    target = _parse(url, options)
+    backend = Inline(target.make())
+    return Store(run_now(_build(backend, target, SyncRuntime())))
+
+
+def open_async(url: str, **options: Any) -> Opening:
+    """Open a store whose methods are awaited: `async with outlive.open_async(url) as store`, or `await` it."""
+    return Opening(_parse(url, options))
+
+
+class Opening:
+    """A store on its way: await it, or use it in `async with`."""
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+        self._store: AsyncStore | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncStore]:
+        return self._open().__await__()
+
+    async def _open(self) -> AsyncStore:
+        backend = Threaded(await in_thread(self._target.make))
+        return await _build(backend, self._target, AsyncRuntime())
+
+    async def __aenter__(self) -> AsyncStore:
+        self._store = await self._open()
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+
+async def _build(backend: Backend, target: _Target, runtime: SyncRuntime) -> AsyncStore:
+    try:
+        key = await backend.identity(secrets.token_bytes(32))
+    except BaseException:
+        await backend.close()
+        raise
+    engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime)
+    return AsyncStore(engine, target.settings)
+
+
+def _parse(url: str, options: dict[str, Any]) -> _Target:
+    if not isinstance(url, str):
+        hint = f"; for a path write 'sqlite:///{os.fspath(url)}'" if isinstance(url, os.PathLike) else ""
+        raise BadURL(f"a store is opened by a URL, not by {type(url).__name__}{hint}")
+    scheme, colon, rest = url.partition(":")
+    make = _SCHEMES.get(scheme) if colon else None
+    if make is None:
+        raise BadURL(f"{_shown(url)!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
+    rest, _, query = rest.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    if twice := given.keys() & options.keys():
+        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+    common = {name: options.pop(name) for name in _COMMON if name in options}
+    factory = make(scheme, unquote(rest), {**given, **options})
+    shown = f"{scheme}:{rest}"
+    return _Target(shown, factory, _settings(shown, common), _cache_bytes(common))
+
+
+def _shown(url: str) -> str:
+    """A URL without anything that may be secret."""
+    return url.partition("?")[0].rpartition("@")[2][:200]
+
+
+def _settings(url: str, common: dict[str, Any]) -> Settings:
+    tenant = common.get("tenant", "")
+    if not isinstance(tenant, str) or len(tenant) > 1000:
+        raise BadArgument(f"tenant must be a str of at most 1,000 characters, not {tenant!r:.100}")
+    timeout_s = common.get("timeout_s", 30.0)
+    if timeout_s is not None and (not isinstance(timeout_s, int | float) or timeout_s <= 0):
+        raise BadArgument(f"timeout_s must be None or more than 0, not {timeout_s!r}")
+    return Settings(url, tenant, check_durability(common.get("durability", "sync")), timeout_s)
+
+
+def _cache_bytes(common: dict[str, Any]) -> int:
+    value = common.get("cache_bytes", DEFAULT_CACHE_BYTES)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadArgument(f"cache_bytes must be 0 or more, not {value!r}")
+    return value
+
+
+def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:
+    for name in options:
+        if name not in known:
+            names = ", ".join(sorted((*_COMMON, *known)))
+            raise BadURL(f"{scheme}: has no option {name!r}; it has {names}")
+
+
+def _fsync(scheme: str, options: dict[str, Any]) -> str:
+    _refuse_rest(scheme, options, ("fsync",))
+    value = options.get("fsync", "full")
+    if value not in ("full", "normal"):
+        raise BadURL(f'fsync must be "full" or "normal", not {value!r}')
+    return str(value)
+
+
+def _memory(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
+    _refuse_rest(scheme, options)
+    if rest.strip("/"):
+        raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")
+    return MemoryBackend if scheme == "memory" else NullBackend
+
+
+def _path(scheme: str, rest: str, example: str) -> str:
+    if rest.startswith("///"):
+        path = rest[2:] if scheme == "file" else rest[3:]
+    elif rest.startswith("//"):
+        raise BadURL(f"{scheme}: takes no host; write {example}")
+    else:
+        path = rest
+    if not path.strip("/") or "\0" in path:
+        raise BadURL(f"{scheme}: needs a path; write {example}")
+    return path
+
+
+def _sqlite(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
+    fsync = _fsync(scheme, options)
+    path = _path(scheme, rest, "sqlite:///agent.db, or sqlite:////home/me/agent.db for an absolute path")
+
+    def make() -> Local:
+        from .backends.sqlite import SQLiteBackend
+
+        return SQLiteBackend(path if path == ":memory:" else os.path.abspath(path), fsync=fsync)
+
+    return make
+
+
+def _file(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
+    fsync = _fsync(scheme, options)
+    path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
+
+    def make() -> Local:
+        from .backends.file import FileBackend
+
+        return FileBackend(os.path.abspath(path), fsync=fsync)
+
+    return make
+
+
+_SCHEMES: dict[str, Callable[[str, str, dict[str, Any]], Callable[[], Local]]] = {
+    "memory": _memory,
+    "null": _memory,
+    "sqlite": _sqlite,
+    "file": _file,
+}

@@ -1,0 +1,565 @@
+"""A state as a stream of pieces, cut where its containers are.
+
+Theory of operation. The packed state is one stream of msgpack bytes. Cut between the elements of its
+containers, the stream is a row of *pieces*; put together again, it is decoded by one native call. So a
+checkpoint needs no skeleton: the order of dict keys, nesting and types are all in the stream.
+
+Splitting yields *parts*, stretches of the stream:
+- a run: neighbouring elements of one container, with the offsets at which it may be cut;
+- a large leaf: a str or bytes of 64 KiB and more, which stands alone;
+- glue: what is between them (headers, keys).
+
+A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
+elements, several big ones, or something inside that is itself split. Elements of long containers stay
+whole up to 32 KiB, so an ordinary message is one piece.
+
+The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
+(`old`) packs each run in one native call and compares bytes: an appended list costs one pack, one memcmp
+and its new elements. A large leaf that is the very same object as before is not even packed. That is
+sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
+they are not stored, and no two processes need to agree on them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .codec import Codec, may_hold_bytes
+from .errors import Unencodable
+from .extension import MAP
+
+LARGE = 64 * 1024  # a str or bytes from here on stands alone
+SPLIT = 2 * 1024  # a container below this stays whole
+HEAVY = 32 * 1024  # an element of a long container below this stays whole
+LONG = 8  # elements from which a container is long
+BIG = 1024  # two elements from here on make even a short container worth splitting
+TINY = 64  # elements smaller than this on average are cut in groups
+GROUP = 32
+
+Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, outermost first
+
+
+class Part:
+    """A stretch of the stream. `spans` says where its bytes are stored, once they are."""
+
+    __slots__ = ("data", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans", "start")
+
+    def __init__(
+        self, data: bytes | None, ends: list[int], marks: list[int] | None = None, start: int = 0
+    ) -> None:
+        self.data = data
+        self.start = start  # what comes before in `data` is no part of it: cutting it off would copy the rest
+        self.ends = ends
+        self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
+        self.size = ends[-1] if ends else 0
+        self.holds_bytes = False
+        self.leaf: str | bytes | None = None
+        self.kept: list[tuple[int, int, Part, int]] = []  # (offset, length, earlier part, its offset)
+        self.spans: list[tuple[bytes, int, int]] | None = (
+            None  # (chunk, offset, length); None: not in any chunk
+        )
+
+    def bytes_of(self, codec: Codec) -> bytes | memoryview:
+        """Return the bytes; those of a leaf are packed when asked for."""
+        if self.data is None:
+            return codec.pack_native(self.leaf)
+        return memoryview(self.data)[self.start :] if self.start else self.data
+
+    def cut(self, low: int, high: int) -> bytes:
+        """Return the bytes from `low` to `high`."""
+        assert self.data is not None
+        return self.data[self.start + low : self.start + high]
+
+    def rest(self, low: int) -> memoryview:
+        """Return the bytes from `low` on, without copying them."""
+        assert self.data is not None
+        return memoryview(self.data)[self.start + low :]
+
+    def weight(self) -> int:
+        """Return about how much memory this part holds."""
+        return self.size + 40 * len(self.ends) + 200
+
+
+@dataclass(slots=True)
+class Run:
+    part: Part
+    count: int
+
+
+@dataclass(slots=True)
+class Leaf:
+    part: Part
+
+
+@dataclass(slots=True)
+class Child:
+    key: Any  # of a dict; None in a list
+    node: Leaf | Branch
+
+
+@dataclass(slots=True)
+class Branch:
+    wraps: Wraps
+    is_dict: bool
+    count: int
+    items: list[Run | Child]
+
+
+Node = Leaf | Branch
+
+
+@dataclass(slots=True)
+class Pieces:
+    """A split state: its parts in the order of the stream, and the tree to split the next one against."""
+
+    root: Node | None
+    parts: list[Part]
+    size: int
+    leaves: dict[int, Part] = field(default_factory=dict)
+
+    def weight(self) -> int:
+        return sum(part.weight() for part in self.parts)
+
+
+class _Odd(Exception):
+    """The warm road does not fit this container: take the thorough one."""
+
+
+def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
+    """Split `value`, sharing with `old` what is the same; raise Unencodable naming the path of what is not data."""
+    try:
+        return _Splitter(codec, old).split(value)
+    except Unencodable:
+        codec.pack(value)  # inside the tree a path is relative; this one starts at the state
+        raise
+
+
+class _Splitter:
+    def __init__(self, codec: Codec, old: Pieces | None) -> None:
+        self._codec = codec
+        self._old = old
+        self._leaves: dict[int, Part] = {}
+
+    def split(self, value: Any) -> Pieces:
+        node = self._visit(value, self._old.root if self._old else None, SPLIT)
+        if isinstance(node, bytes):
+            return Pieces(None, [Part(node, [len(node)])], len(node))
+        parts = list(_flatten(self._codec, node))
+        return Pieces(node, parts, sum(part.size for part in parts), self._leaves)
+
+    def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
+        """Return the packed bytes of a value that stays whole, or the node of one that is split."""
+        kind = type(value)
+        if kind is str or kind is bytes:
+            return self._leaf(value, old) if len(value) >= LARGE else self._codec.pack(value)
+        if isinstance(old, Branch):
+            wraps, inner = self._open(value)
+            if wraps == old.wraps and type(inner) is (dict if old.is_dict else list):
+                return self._warm(inner, old)
+        data = self._codec.pack(value)
+        if len(data) < limit:
+            return data
+        wraps, inner = self._open(value)
+        if inner is None:
+            return data
+        branch = self._thorough(wraps, inner, None)
+        return branch if _worth(branch) else data
+
+    def _open(self, value: Any) -> tuple[Wraps, Any]:
+        """Find the list or dict inside a value, and the extensions around it."""
+        wraps: Wraps = ()
+        while True:
+            kind = type(value)
+            if kind is list:
+                return wraps, value
+            if kind is dict:
+                if set(map(type, value)) <= {str}:
+                    return wraps, value
+                return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
+            reduced = (
+                None if kind in (int, float, bool, type(None), str, bytes) else self._codec.reduce(value)
+            )
+            if reduced is None or len(reduced) == 2:
+                return wraps, None
+            wraps = (*wraps, reduced[:2])
+            value = reduced[2]
+
+    def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
+        known = self._old.leaves.get(id(value)) if self._old else None
+        if known is None and isinstance(old, Leaf):
+            known = old.part
+        # `is` first: comparing 20 MB takes milliseconds, and the usual case is the very same object.
+        if known is not None and (
+            known.leaf is value or (type(known.leaf) is type(value) and known.leaf == value)
+        ):
+            part = known
+        else:
+            data = self._codec.pack(value)
+            part = Part(data, [len(data)])
+            if data[0] in _STR_OR_BIN:
+                part.leaf = value
+        if part.leaf is not None:
+            self._leaves[id(part.leaf)] = part
+        return Leaf(part)
+
+    # The warm road: position by position along the old branch
+
+    def _warm(self, inner: Any, old: Branch) -> Node:
+        try:
+            return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
+        except _Odd:
+            return self._thorough(old.wraps, inner, old)
+
+    def _follow(self, inner: Any, old: Branch) -> list[Run | Child]:
+        entries = list(inner.items()) if old.is_dict else inner
+        limit = _limit(len(entries))
+        items: list[Run | Child] = []
+        at = 0
+        for index, item in enumerate(old.items):
+            if isinstance(item, Run):
+                stop = len(entries) if index == len(old.items) - 1 else at + item.count
+                if stop > len(entries):
+                    raise _Odd
+                items.append(self._rerun(entries[at:stop], item, old.is_dict, limit))
+                at = stop
+            else:
+                items.append(self._revisit(entries, at, item, old.is_dict, limit))
+                at += 1
+        if at < len(entries):
+            items.extend(self._fresh(entries[at:], old.is_dict, limit, {}))
+        return items
+
+    def _revisit(self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int) -> Run | Child:
+        if at >= len(entries) or (is_dict and entries[at][0] != item.key):
+            raise _Odd
+        node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
+        if isinstance(node, bytes):
+            raise _Odd  # it became small
+        return Child(item.key, node)
+
+    def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
+        """Pack a run in one call and find what it shares with the old one."""
+        old = run.part
+        data, start = self._pack_whole(elements, is_dict)
+        if (
+            old.holds_bytes
+            and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
+            is bytearray
+        ):
+            raise _Odd
+        if len(data) - start == old.size and data.startswith(old.rest(0), start):
+            return run
+        part = _Alignment(self, elements, is_dict, limit, data, start).align(old)
+        return Run(part, len(elements))
+
+    def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
+        """Pack elements as one container; return the bytes and the length of the header before them."""
+        data = self._codec.pack_native(dict(elements) if is_dict else elements)
+        header = _header(len(elements), is_dict)
+        if not data.startswith(header):  # a key that no msgpack map can have: it went another way
+            raise _Odd
+        return data, len(header)
+
+    def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
+        """Return the bytes of elements that stand side by side."""
+        data, start = self._pack_whole(elements, is_dict)
+        return data[start:]
+
+    def cut(
+        self, elements: list[Any], is_dict: bool, limit: int, average: float
+    ) -> tuple[list[bytes], list[int], bool]:
+        """Pack elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
+        step = GROUP if average < TINY and len(elements) > GROUP else 1
+        pieces, counts, holds_bytes = [], [], False
+        for at in range(0, len(elements), step):
+            group = elements[at : at + step]
+            piece = self.pack_run(group, is_dict)
+            if len(piece) >= limit and self._splits(group[0], is_dict, limit):
+                raise _Odd
+            if may_hold_bytes(piece):
+                found = self._codec.byte_types([list(pair) for pair in group] if is_dict else group)
+                if found is bytearray:
+                    raise _Odd
+                holds_bytes = holds_bytes or found is bytes
+            pieces.append(piece)
+            counts.append(len(group))
+        return pieces, counts, holds_bytes
+
+    def _splits(self, element: Any, is_dict: bool, limit: int) -> bool:
+        return not isinstance(self._visit(element[1] if is_dict else element, None, limit), bytes)
+
+    # The thorough road: element by element
+
+    def _thorough(self, wraps: Wraps, inner: Any, old: Branch | None) -> Branch:
+        is_dict = type(inner) is dict
+        entries = list(inner.items()) if is_dict else inner
+        items = self._fresh(entries, is_dict, _limit(len(entries)), _hints(old))
+        if old is not None:
+            _match(items, old)
+        return Branch(wraps, is_dict, len(entries), items)
+
+    def _fresh(
+        self, entries: list[Any], is_dict: bool, limit: int, hints: dict[Any, Node]
+    ) -> list[Run | Child]:
+        items: list[Run | Child] = []
+        pieces: list[bytes] = []
+        holds_bytes = False
+        for index, entry in enumerate(entries):
+            key, value = entry if is_dict else (index, entry)
+            node = self._visit(value, hints.get(key), limit)
+            if isinstance(node, bytes):
+                holds_bytes = holds_bytes or (
+                    may_hold_bytes(node) and self._codec.byte_types(value) is not None
+                )
+                pieces.append(self._codec.pack(key) + node if is_dict else node)
+                continue
+            if pieces:
+                items.append(_run(pieces, holds_bytes))
+                pieces, holds_bytes = [], False
+            items.append(Child(key if is_dict else None, node))
+        if pieces:
+            items.append(_run(pieces, holds_bytes))
+        return items
+
+
+class _Alignment:
+    """Finds which bytes of a run stood in its predecessor: first at its start, then at its end, then anywhere."""
+
+    def __init__(
+        self, splitter: _Splitter, elements: list[Any], is_dict: bool, limit: int, data: bytes, start: int
+    ) -> None:
+        self._splitter = splitter
+        self._elements = elements
+        self._is_dict = is_dict
+        self._limit = limit
+        self._data = data
+        self._start = start
+        self._size = len(data) - start
+
+    def align(self, old: Part) -> Part:
+        head = self._common_prefix(old)
+        if head == 0:
+            shifted = self._shifted(old)
+            if shifted is not None:
+                return shifted
+        return self._assemble(old, head, self._common_suffix(old, head))
+
+    def _shifted(self, old: Part) -> Part | None:
+        """A sliding window: the old run without its first elements, and more at the end."""
+        if not self._elements or old.data is None:
+            return None
+        first = self._splitter.pack_run(self._elements[:1], self._is_dict)
+        start = old.data.find(first, old.start) - old.start
+        cut = bisect_left(old.ends, start)
+        if start <= 0 or cut >= len(old.ends) or old.ends[cut] != start:
+            return None
+        if not self._data.startswith(old.rest(start), self._start):
+            return None
+        gone = old.marks[cut]
+        part = Part(
+            None, [end - start for end in old.ends[cut + 1 :]], [mark - gone for mark in old.marks[cut + 1 :]]
+        )
+        part.kept = [(0, old.size - start, old, start)]
+        return self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
+
+    def _assemble(self, old: Part, head: int, tail: int) -> Part:
+        """Keep the first `head` and the last `tail` cuts of the old run; pack what is between anew."""
+        part = Part(None, old.ends[:head], old.marks[:head])
+        if head:
+            part.kept = [(0, part.size, old, 0)]
+        before, count = _before_tail(old, tail)
+        done = part.marks[-1] if part.marks else 0
+        part = self._finish(part, old, self._elements[done : len(self._elements) - count], old.size - before)
+        if tail:
+            shift, more = self._size - old.size, len(self._elements) - old.marks[-1]
+            part.ends += [end + shift for end in old.ends[-tail:]]
+            part.marks += [mark + more for mark in old.marks[-tail:]]
+            part.kept.append((before + shift, old.size - before, old, before))
+        return part
+
+    def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
+        """Cut the new elements, looking for each piece among the old ones that are not kept; `after` bytes follow them."""
+        average = self._size / max(1, len(self._elements))
+        pieces, counts, holds_bytes = self._splitter.cut(elements, self._is_dict, self._limit, average)
+        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
+        at, mark = part.size, part.marks[-1] if part.marks else 0
+        for piece, count in zip(pieces, counts, strict=True):
+            if (where := found.get(piece)) is not None:
+                part.kept.append((at, len(piece), old, where))
+            at += len(piece)
+            mark += count
+            part.ends.append(at)
+            part.marks.append(mark)
+        if at + after != self._size:
+            raise _Odd
+        part.data, part.start, part.size = self._data, self._start, self._size
+        part.holds_bytes = old.holds_bytes or holds_bytes
+        return part
+
+    def _common_prefix(self, old: Part) -> int:
+        """Return how many of the old cuts lie inside the common prefix."""
+        if self._data.startswith(old.rest(0), self._start):
+            return len(old.ends)
+        low, high, same = 0, len(old.ends) - 1, 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._data.startswith(old.cut(same, old.ends[middle]), self._start + same):
+                same = old.ends[middle]
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _common_suffix(self, old: Part, head: int) -> int:
+        """Return how many of the last old pieces end the new run too, apart from the first `head`."""
+        room = self._size - (old.ends[head - 1] if head else 0)
+        low, high = 0, len(old.ends) - head
+        while low < high:
+            middle = (low + high + 1) // 2
+            before, _ = _before_tail(old, middle)
+            if old.size - before <= room and self._data.endswith(old.rest(before)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def _before_tail(old: Part, tail: int) -> tuple[int, int]:
+    """Return where the last `tail` pieces begin, and how many elements they are."""
+    if tail == len(old.ends):
+        return 0, old.marks[-1] if old.marks else 0
+    return old.ends[-tail - 1], old.marks[-1] - old.marks[-tail - 1]
+
+
+def _leftovers(old: Part, kept: list[tuple[int, int, Part, int]]) -> dict[bytes, int]:
+    used = [(offset, offset + length) for _, length, _, offset in kept]
+    pieces, start = {}, 0
+    for end in old.ends:
+        if not any(a <= start and end <= b for a, b in used):
+            pieces[old.cut(start, end)] = start
+        start = end
+    return pieces
+
+
+def _limit(count: int) -> int:
+    return HEAVY if count >= LONG else SPLIT
+
+
+def _worth(branch: Branch) -> bool:
+    """Tell whether splitting lets anything be shared that would not be otherwise."""
+    if branch.count >= LONG:
+        return True
+    if any(isinstance(item, Child) for item in branch.items):
+        return True
+    cuts = [run.part.ends for run in branch.items if isinstance(run, Run)]
+    return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
+
+
+def _run(pieces: list[bytes], holds_bytes: bool) -> Run:
+    ends, marks, at = [], [], 0
+    tiny = len(pieces) > GROUP and sum(map(len, pieces)) < TINY * len(pieces)
+    for index, piece in enumerate(pieces, 1):
+        at += len(piece)
+        if not tiny or index % GROUP == 0 or index == len(pieces):
+            ends.append(at)
+            marks.append(index)
+    part = Part(b"".join(pieces), ends, marks)
+    part.holds_bytes = holds_bytes
+    return Run(part, len(pieces))
+
+
+def _hints(old: Branch | None) -> dict[Any, Node]:
+    """The children of an old branch, by key or by position."""
+    hints: dict[Any, Node] = {}
+    at = 0
+    for item in old.items if old else ():
+        if isinstance(item, Child):
+            hints[item.key if old and old.is_dict else at] = item.node
+            at += 1
+        else:
+            at += item.count
+    return hints
+
+
+def _match(items: list[Run | Child], old: Branch) -> None:
+    """Find the pieces of new runs among all old runs, by content."""
+    places: dict[bytes, tuple[Part, int]] = {}
+    for run in old.items:
+        if isinstance(run, Run) and run.part.data is not None:
+            start = 0
+            for end in run.part.ends:
+                places[run.part.cut(start, end)] = (run.part, start)
+                start = end
+    for run in items:
+        if isinstance(run, Run):
+            _match_part(run.part, places)
+
+
+def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
+    start = 0
+    for end in part.ends:
+        place = places.get(part.cut(start, end))
+        if place is not None:
+            part.kept.append((start, end - start, *place))
+        start = end
+
+
+# The stream ---------------------------------------------------------------------------------------
+
+
+_STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
+
+
+def _flatten(codec: Codec, node: Node) -> Iterator[Part]:
+    glue = bytearray()
+    for item in _emit(codec, node):
+        if isinstance(item, bytes):
+            glue += item
+            continue
+        if glue:
+            yield Part(bytes(glue), [len(glue)])
+            glue.clear()
+        yield item
+    if glue:
+        yield Part(bytes(glue), [len(glue)])
+
+
+def _emit(codec: Codec, node: Node) -> Iterable[bytes | Part]:
+    if isinstance(node, Leaf):
+        return [node.part]
+    out: list[bytes | Part] = [_header(node.count, node.is_dict)]
+    for item in node.items:
+        if isinstance(item, Run):
+            out.append(item.part)
+        else:
+            if node.is_dict:
+                out.append(codec.pack(item.key))
+            out.extend(_emit(codec, item.node))
+    size = sum(part.size if isinstance(part, Part) else len(part) for part in out)
+    for code, lead in reversed(node.wraps):
+        size += len(lead)
+        header = _ext_header(size, code)
+        out[:0] = [header, lead]
+        size += len(header)
+    return out
+
+
+def _header(count: int, is_dict: bool) -> bytes:
+    if count < 16:
+        return bytes([(0x80 if is_dict else 0x90) | count])
+    if count < 1 << 16:
+        return (b"\xde" if is_dict else b"\xdc") + count.to_bytes(2, "big")
+    return (b"\xdf" if is_dict else b"\xdd") + count.to_bytes(4, "big")
+
+
+def _ext_header(size: int, code: int) -> bytes:
+    fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}.get(size)
+    if fixed is not None:
+        return bytes([fixed, code])
+    for first, width in ((0xC7, 1), (0xC8, 2), (0xC9, 4)):
+        if size < 1 << 8 * width:
+            return bytes([first]) + size.to_bytes(width, "big") + bytes([code])
+    raise Unencodable("state", "a tagged value of 4 GiB or more cannot be stored")

@@ -1,0 +1,294 @@
+"""Deleting checkpoints and giving their space back.
+
+Deleting is two commits. The first removes records by id, and replaces the generation, so that a save which still
+builds on what is going is refused and reads anew. The second, with the live set read at (generation,
+revision), removes the chunks outside it that nobody stored again since. A crash between the two
+leaves chunks without a reader, which the next deletion takes along.
+
+A chunk of which less than half is still read is written again with its live ranges only, in the first
+commit; with `erase=True` any chunk that holds a byte nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from . import chunk, manifest
+from .backend import CheckpointRecord, Commit, Removal, ThreadKey
+from .checkpoint import Pruned
+from .engine import Engine, Located
+from .errors import StaleBase
+
+_TRIES = 8
+Pair = tuple[str, str]  # (namespace, id)
+
+
+async def prune(
+    engine: Engine,
+    key: ThreadKey,
+    *,
+    keep_last: int,
+    keep_lineage: bool,
+    erase: bool,
+    dry_run: bool,
+    namespace: str | None,
+) -> Pruned:
+    """Keep the newest `keep_last` of each namespace, and what is open; remove the rest."""
+
+    async def choose(records: list[CheckpointRecord]) -> set[Pair]:
+        pool = [record for record in records if namespace is None or record.namespace == namespace]
+        kept = _newest(pool, keep_last) | await _open_interrupts(engine, key, pool)
+        if keep_lineage:
+            kept |= _ancestors(pool, kept)
+        return {(record.namespace, record.id) for record in pool} - kept
+
+    return await _remove(engine, key, choose, erase, dry_run)
+
+
+async def remove(
+    engine: Engine, key: ThreadKey, *, ids: Sequence[Pair] = (), run: str | None = None, erase: bool = False
+) -> Pruned:
+    """Remove checkpoints by id, or all of one run."""
+
+    async def choose(records: list[CheckpointRecord]) -> set[Pair]:
+        pairs = {(record.namespace, record.id) for record in records if run is not None and record.run == run}
+        return pairs | ({(record.namespace, record.id) for record in records} & set(ids))
+
+    return await _remove(engine, key, choose, erase, False)
+
+
+async def _remove(engine: Engine, key: ThreadKey, choose: object, erase: bool, dry_run: bool) -> Pruned:
+    total = Pruned()
+    for _ in range(_TRIES):
+        try:
+            done = await _once(engine, key, choose, erase, dry_run)
+        except StaleBase:  # somebody else deletes at the same time: look again
+            continue
+        total = Pruned(
+            total.checkpoints + done.checkpoints,
+            total.chunks + done.chunks,
+            total.rewritten + done.rewritten,
+            total.freed_bytes + done.freed_bytes,
+            done.erased,
+        )
+        if not erase or dry_run or done.erased:
+            return total
+    if erase and not total.erased:
+        return total
+    raise StaleBase(key.id)
+
+
+async def _once(engine: Engine, key: ThreadKey, choose: object, erase: bool, dry_run: bool) -> Pruned:
+    inventory = await engine.backend.inventory(key)
+    records = await engine.records(key)
+    doomed: set[Pair] = await choose(records)  # type: ignore[operator]
+    kept = [record for record in records if (record.namespace, record.id) not in doomed]
+    live = _Live(engine, key, await engine.backend.writes(key, None), doomed)
+    if dry_run:
+        return live.estimate(inventory.chunks, kept, len(doomed))
+    rewriting = await live.rewrite(records, kept, erase)
+    if doomed or rewriting.records:
+        await engine.backend.commit(
+            Commit(
+                key,
+                chunks=tuple(rewriting.chunks.items()),
+                rewrites=tuple(rewriting.records),
+                removal=Removal(checkpoints=tuple(sorted(doomed))),
+                generation=inventory.generation,
+            )
+        )
+        engine.cache.drop(key.digest)
+    swept = await sweep(engine, key)
+    whole = swept is not None and (not erase or await _is_erased(engine, key))
+    chunks, freed = swept or (0, 0)
+    return Pruned(len(doomed), chunks, len(rewriting.chunks), freed, whole)
+
+
+async def sweep(engine: Engine, key: ThreadKey) -> tuple[int, int] | None:
+    """Remove the chunks that nobody reads: how many, and their bytes. None when someone else is deleting too."""
+    inventory = await engine.backend.inventory(key)
+    generation = inventory.generation
+    records = await engine.records(key)
+    writes = await engine.backend.writes(key, None)
+    live = {name for record in records for name in record.chunks} | {
+        name for write in writes for name in write.chunks
+    }
+    dead = [name for name in inventory.chunks if name not in live]
+    if not dead:
+        return 0, 0
+    removal = Removal(chunks=tuple(dead), chunks_until=inventory.revision)
+    try:
+        receipt = await engine.backend.commit(Commit(key, removal=removal, generation=generation))
+    except StaleBase:
+        return None
+    engine.cache.drop(key.digest)
+    return len(dead), receipt.freed
+
+
+def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[Pair]:
+    seen: dict[str, int] = {}
+    kept = set()
+    for record in records:  # newest first
+        count = seen.get(record.namespace, 0)
+        if count < keep:
+            kept.add((record.namespace, record.id))
+        seen[record.namespace] = count + 1
+    return kept
+
+
+async def _open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
+    """A question nobody answered and nobody went on from is kept, however old."""
+    continued = {(record.namespace, record.parent) for record in records}
+    tips = [record for record in records if (record.namespace, record.id) not in continued]
+    kept = set()
+    for record in tips:
+        with Located(key, record.id):
+            asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
+        if asked:
+            pair = (record.namespace, record.id)
+            writes = await engine.backend.writes(key, [pair])
+            answered = {write.task for write in writes if write.channel == "__resume__"}
+            if any(interrupt.id not in answered for interrupt in asked):
+                kept.add(pair)
+    return kept
+
+
+def _ancestors(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair]:
+    parents = {(record.namespace, record.id): record.parent for record in records}
+    found: set[Pair] = set()
+    for namespace, id in kept:
+        parent = parents.get((namespace, id))
+        while parent is not None and (namespace, parent) in parents and (namespace, parent) not in found:
+            found.add((namespace, parent))
+            parent = parents[namespace, parent]
+    return found
+
+
+async def _is_erased(engine: Engine, key: ThreadKey) -> bool:
+    """Tell whether every stored byte of a thread's chunks is read by somebody."""
+    inventory = await engine.backend.inventory(key)
+    records = await engine.records(key)
+    live = _Live(engine, key, await engine.backend.writes(key, None), set())
+    rewriting = await live.rewrite(records, records, True)
+    return not rewriting.records and set(inventory.chunks) <= live.names(records)
+
+
+@dataclass(slots=True)
+class _Rewriting:
+    chunks: dict[bytes, bytes]
+    records: list[CheckpointRecord]
+
+
+Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
+
+
+class _Live:
+    """Which bytes of which chunks are still read."""
+
+    def __init__(self, engine: Engine, key: ThreadKey, writes: Sequence[object], doomed: set[Pair]) -> None:
+        self._engine = engine
+        self._key = key
+        self._held = {
+            name
+            for write in writes
+            if (write.namespace, write.checkpoint) not in doomed  # type: ignore[attr-defined]
+            for name in write.chunks  # type: ignore[attr-defined]
+        }
+
+    def names(self, records: Iterable[CheckpointRecord]) -> set[bytes]:
+        return self._held | {name for record in records for name in record.chunks}
+
+    def estimate(
+        self, stored: dict[bytes, tuple[int, int]], kept: list[CheckpointRecord], doomed: int
+    ) -> Pruned:
+        live = self.names(kept)
+        dead = [size for name, (size, _) in stored.items() if name not in live]
+        return Pruned(doomed, len(dead), 0, sum(dead))
+
+    async def rewrite(
+        self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool
+    ) -> _Rewriting:
+        """Write chunks with too many dead bytes again, and the checkpoints that read them."""
+        wanted = await self._wasteful(self._ranges(records), self._ranges(kept), erase)
+        moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]] = {}
+        chunks = {}
+        for name, (raw, ranges) in wanted.items():
+            data = chunk.encode(b"".join(raw[start:stop] for start, stop in ranges))
+            new = self._engine.namer.name(data)
+            chunks[new] = data
+            moved[name] = (new, ranges)
+        touched = [_moved(record, moved) for record in kept if moved.keys() & set(record.chunks)]
+        return _Rewriting(chunks, touched)
+
+    def _ranges(self, records: Iterable[CheckpointRecord]) -> Ranges:
+        """Return the ranges that records read, joined where they touch."""
+        spans: dict[bytes, set[tuple[int, int]]] = {}
+        for record in records:
+            with Located(self._key, record.id):
+                layout = manifest.layout_of(record.body)
+            for item in layout:
+                if not isinstance(item, bytes):
+                    spans.setdefault(record.chunks[item[0]], set()).add((item[1], item[1] + item[2]))
+        return {name: _union(sorted(found)) for name, found in spans.items()}
+
+    async def _wasteful(
+        self, before: Ranges, after: Ranges, erase: bool
+    ) -> dict[bytes, tuple[bytes, list[tuple[int, int]]]]:
+        candidates = [
+            name
+            for name, ranges in after.items()
+            if name not in self._held
+            and (erase or _total(ranges) * 2 < max(stop for _, stop in before[name]))
+        ]
+        found = {}
+        for at in range(0, len(candidates), 64):
+            names = candidates[at : at + 64]
+            data = await self._engine.backend.fetch(self._key, names)
+            for name in names:
+                with Located(self._key, None):
+                    raw = self._engine.raw(name, data.get(name))
+                if _total(after[name]) < len(raw) and (erase or _total(after[name]) * 2 < len(raw)):
+                    found[name] = (raw, after[name])
+        return found
+
+
+def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _total(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _moved(
+    record: CheckpointRecord, moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]]
+) -> CheckpointRecord:
+    """Return the record with its spans in the chunks that replace the old ones."""
+    index: dict[bytes, int] = {}
+    layout: chunk.Layout = []
+    for item in manifest.layout_of(record.body):
+        if isinstance(item, bytes):
+            layout.append(item)
+            continue
+        name, offset = record.chunks[item[0]], item[1]
+        if name in moved:
+            name, ranges = moved[name]
+            offset = _new_offset(ranges, offset)
+        layout.append((index.setdefault(name, len(index)), offset, item[2]))
+    return replace(record, chunks=tuple(index), body=manifest.with_layout(record.body, layout))
+
+
+def _new_offset(ranges: list[tuple[int, int]], offset: int) -> int:
+    at = 0
+    for start, stop in ranges:
+        if start <= offset < stop:
+            return at + offset - start
+        at += stop - start
+    return at

@@ -1,0 +1,112 @@
+"""What differs between the two colours: driving a coroutine, time, locks and background work.
+
+The core is written once, as `async def`. On the sync side every awaited method of a backend returns
+without suspending, so `run_now` finishes a coroutine with a single `send(None)`: no event loop, no
+thread, and a traceback that reads like a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine that never suspends and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("a sync backend suspended")
+
+
+class Task(Protocol):
+    """Background work that can be waited for."""
+
+    async def wait(self, timeout_s: float | None = None) -> None: ...
+
+
+class Runtime(Protocol):
+    """Time, ids and background work; a simulation brings its own."""
+
+    def now(self) -> int:
+        """Return the wall clock in microseconds."""
+        ...
+
+    def spawn(self, work: Work) -> Task:
+        """Start `work` in the background."""
+        ...
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return a lock for a few lines that do not wait for anything."""
+        ...
+
+
+class _ThreadTask:
+    def __init__(self, work: Work) -> None:
+        self._thread = threading.Thread(target=lambda: run_now(work()), name="outlive-saver", daemon=False)
+        self._thread.start()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        self._thread.join(timeout_s)
+
+
+class _LoopTask:
+    def __init__(self, work: Work) -> None:
+        self._task = asyncio.get_running_loop().create_task(work())
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        await asyncio.wait([self._task], timeout=timeout_s)
+
+
+class SyncRuntime:
+    """The runtime of `outlive.open`."""
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def spawn(self, work: Work) -> Task:
+        return _ThreadTask(work)
+
+    def lock(self) -> AbstractContextManager[Any]:
+        return threading.Lock()
+
+
+class AsyncRuntime(SyncRuntime):
+    """The runtime of `outlive.open_async`."""
+
+    def spawn(self, work: Work) -> Task:
+        return _LoopTask(work)
+
+
+class _Ids:
+    """Time-ordered ids (UUID version 7), strictly increasing within a process."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def mint(self) -> str:
+        with self._lock:
+            # 48 bits of milliseconds and 12 of their fraction, never the same twice: ids sort as they were made.
+            stamp = (time.time_ns() << 12) // 1_000_000
+            self._last = stamp = max(stamp, self._last + 1)
+        value = (stamp >> 12) << 80 | 0x7 << 76 | (stamp & 0xFFF) << 64 | 0b10 << 62
+        return str(uuid.UUID(int=value | int.from_bytes(os.urandom(8), "big") >> 2))
+
+
+new_id = _Ids().mint

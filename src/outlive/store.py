@@ -1,0 +1,237 @@
+"""A store: the threads of one tenant behind one URL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from . import copying, verifying
+from .backend import ThreadKey, ThreadRow
+from .checkpoint import Sizes, ThreadInfo, Verified
+from .delayed import Delayed
+from .engine import Engine
+from .errors import BadArgument, StoreError
+from .thread import AsyncThread, _check_limit, check_id, check_namespace, describe_thread
+
+Progress = Callable[[int, int | None], None]  # (done, total if known)
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for every call of a store unless the call says otherwise."""
+
+    url: str
+    tenant: str = ""
+    durability: str = "sync"
+    timeout_s: float | None = 30.0
+
+
+class AsyncStore:
+    """The threads of one tenant. Made by `outlive.open_async(url)`; safe for any number of tasks."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._queues: dict[bytes, Delayed] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        tenant = f" tenant={self._settings.tenant!r}" if self._settings.tenant else ""
+        closed = " closed" if self._is_closed else ""
+        return f"<{type(self).__name__} {self._settings.url}{tenant}{closed}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread:
+        """Return a handle on a thread, which need not exist yet. `type` registers the classes that it annotates."""
+        if type is not None:
+            self._engine.codec.registry.add_annotated(type)
+        return AsyncThread(self, self._engine, self._key(id), check_namespace(namespace))
+
+    def threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AsyncIterator[ThreadInfo]:
+        """Iterate over threads by id; `after` is an id to go on behind, whether it still exists or not.
+
+        `filter` compares the threads' own metadata by equality, and `limit` counts what passes it.
+        """
+        return _Threads(
+            self._engine, self._settings.tenant, prefix, dict(filter or {}), _check_limit(limit), after
+        )
+
+    async def delete(self, id: str) -> bool:
+        """Delete a thread with everything of it; False when there was none."""
+        return await self.thread(id).delete()
+
+    async def verify(self, *, progress: Progress | None = None) -> Verified:
+        """Check every stored byte of every thread; problems are listed, not raised."""
+        await self.flush()
+        try:
+            problems = [str(error) for error in await self._engine.backend.audit(None)]
+        except StoreError as error:
+            return Verified(0, 0, 0, (str(error),))
+        threads = checkpoints = chunks = 0
+        async for key in self._keys(problems):
+            found = await verifying.verify_thread(self._engine, key)
+            threads, checkpoints, chunks = threads + 1, checkpoints + found.checkpoints, chunks + found.chunks
+            problems += found.problems
+            if progress is not None:
+                progress(threads, None)
+        return Verified(threads, checkpoints, chunks, tuple(problems))
+
+    async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
+        """List threads as far as the listing itself is whole."""
+        pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
+        while True:
+            try:
+                row = await pages.next_row()
+            except StoreError as error:
+                problems.append(str(error))
+                return
+            if row is None:
+                return
+            yield self._key(row.id)
+
+    async def size(self) -> Sizes:
+        """Return what the store holds of this tenant."""
+        await self.flush()
+        threads = checkpoints = stored = states = 0
+        async for info in self.threads():
+            one = await self.thread(info.id).size()
+            threads, checkpoints = threads + 1, checkpoints + one.checkpoints
+            stored, states = stored + one.stored_bytes, states + one.state_bytes
+        return Sizes(threads, checkpoints, stored, states)
+
+    async def copy_to(self, target: AsyncStore, *, progress: Progress | None = None) -> int:
+        """Copy every thread into another store; return how many. Can be repeated: what is there stays.
+
+        Others may go on saving: each thread is copied as it was at one moment.
+        """
+        if target._engine.backend is self._engine.backend:
+            raise BadArgument("a store cannot be copied into itself")
+        await self.flush()
+        count = 0
+        pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
+        while (row := await pages.next_row()) is not None:
+            key = ThreadKey.of(target._settings.tenant, row.id)
+            source = self._key(row.id)
+            if key != source:
+                raise BadArgument("source and target must be opened with the same tenant")
+            await copying.into_store(self._engine, target._engine, key, row)
+            count += 1
+            if progress is not None:
+                progress(count, None)
+        return count
+
+    async def flush(self) -> None:
+        """Wait until all delayed saves are stored; raise what went wrong."""
+        for queue in list(self._queues.values()):
+            await queue.flush()
+
+    async def close(self) -> None:
+        """Store what is delayed and release everything. A closed store refuses every call; closing twice is fine."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self._is_closed = True
+            await self._engine.backend.close()
+
+    # What a thread asks of its store
+
+    def _key(self, id: str) -> ThreadKey:
+        return ThreadKey.of(self._settings.tenant, check_id("thread id", id))
+
+    def timeout(self, timeout_s: float | None) -> float | None:
+        """Return how long a call may take."""
+        if timeout_s is None:
+            return self._settings.timeout_s
+        if not isinstance(timeout_s, int | float) or timeout_s <= 0:
+            raise BadArgument(f"timeout_s must be more than 0, not {timeout_s!r}")
+        return float(timeout_s)
+
+    def is_delayed(self, durability: str | None) -> bool:
+        """Tell whether a save need not wait for the store."""
+        chosen = self._settings.durability if durability is None else check_durability(durability)
+        return chosen == "async"
+
+    def delayed(self, key: ThreadKey) -> Delayed:
+        """Return the queue of a thread's delayed saves."""
+        return self._queues.setdefault(key.digest, Delayed(self._engine, key))
+
+    async def settle(self, key: ThreadKey) -> None:
+        """Let the delayed saves of a thread go first."""
+        queue = self._queues.get(key.digest)
+        if queue is not None:
+            await queue.flush()
+
+
+def check_durability(value: object) -> str:
+    """Return a valid durability or raise BadArgument."""
+    if value not in ("sync", "async"):
+        raise BadArgument(f'durability must be "sync" or "async", not {value!r}')
+    return str(value)
+
+
+class _Threads:
+    """Pages of threads, one at a time. Nothing is held between pages."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tenant: str,
+        prefix: str,
+        filter: dict[str, Any],
+        limit: int | None,
+        after: str | None,
+    ) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._prefix = prefix
+        self._filter = filter
+        self._left = limit
+        self._after = after
+        self._page: list[ThreadRow] = []
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[ThreadInfo]:
+        return self
+
+    async def __anext__(self) -> ThreadInfo:
+        while self._left is None or self._left > 0:
+            row = await self.next_row()
+            if row is None:
+                break
+            info = describe_thread(self._engine, ThreadKey.of(self._tenant, row.id), row)
+            if all(info.metadata.get(key) == value for key, value in self._filter.items()):
+                self._left = None if self._left is None else self._left - 1
+                return info
+        raise StopAsyncIteration
+
+    async def next_row(self) -> ThreadRow | None:
+        if not self._page and not self._ended:
+            limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
+            self._page = await self._engine.backend.threads(
+                self._tenant, prefix=self._prefix, after=self._after, limit=limit
+            )
+            self._ended = len(self._page) < limit
+        if not self._page:
+            return None
+        row = self._page.pop(0)
+        self._after = row.id
+        return row

@@ -1,0 +1,240 @@
+"""The sync colour: the same methods with the same arguments, without an event loop."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
+from .runtime import run_now
+from .store import AsyncStore, Progress
+from .thread import AsyncThread
+
+T = TypeVar("T")
+
+
+def _each(items: AsyncIterator[T]) -> Iterator[T]:
+    while True:
+        try:
+            yield run_now(items.__anext__())  # type: ignore[arg-type]
+        except StopAsyncIteration:
+            return
+
+
+class Thread:
+    """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
+
+    def __init__(self, thread: AsyncThread) -> None:
+        self._thread = thread
+
+    @property
+    def id(self) -> str:
+        return self._thread.id
+
+    @property
+    def namespace(self) -> str:
+        return self._thread.namespace
+
+    def __repr__(self) -> str:
+        return repr(self._thread).replace("<AsyncThread", "<Thread", 1)
+
+    def save(
+        self,
+        state: Any,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        replace: bool = False,
+        durability: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        return run_now(
+            self._thread.save(
+                state,
+                id=id,
+                parent=parent,
+                expect=expect,
+                step=step,
+                source=source,
+                metadata=metadata,
+                next_nodes=next_nodes,
+                completed_tasks=completed_tasks,
+                interrupts=interrupts,
+                run=run,
+                replace=replace,
+                durability=durability,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def load(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Any:
+        return run_now(self._thread.load(id, at=at, timeout_s=timeout_s))
+
+    def checkpoint(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Checkpoint | None:
+        return run_now(self._thread.checkpoint(id, at=at, timeout_s=timeout_s))
+
+    def exists(self, id: str | None = None) -> bool:
+        return run_now(self._thread.exists(id))
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+    ) -> Iterator[Checkpoint]:
+        return _each(
+            self._thread.history(
+                limit=limit, before=before, filter=filter, run=run, all_namespaces=all_namespaces
+            )
+        )
+
+    def lineage(self, id: str | None = None) -> list[Checkpoint]:
+        return run_now(self._thread.lineage(id))
+
+    def heads(self) -> list[Checkpoint]:
+        return run_now(self._thread.heads())
+
+    def diff(self, old: str, new: str | None = None) -> list[Change]:
+        return run_now(self._thread.diff(old, new))
+
+    def write(
+        self,
+        task: str,
+        writes: Sequence[tuple[str, Any]],
+        *,
+        checkpoint: str | None = None,
+        path: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        run_now(self._thread.write(task, writes, checkpoint=checkpoint, path=path, timeout_s=timeout_s))
+
+    def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
+        return run_now(self._thread.writes(checkpoint))
+
+    def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
+        return run_now(self._thread.interrupts(checkpoint))
+
+    def resume(self, interrupt: str, value: Any, *, checkpoint: str | None = None) -> None:
+        run_now(self._thread.resume(interrupt, value, checkpoint=checkpoint))
+
+    def fork(self, id: str, *, at: str | None = None) -> Thread:
+        return Thread(run_now(self._thread.fork(id, at=at)))
+
+    def copy(self, id: str) -> Thread:
+        return Thread(run_now(self._thread.copy(id)))
+
+    def info(self) -> ThreadInfo | None:
+        return run_now(self._thread.info())
+
+    def metadata(self) -> dict[str, Any]:
+        return run_now(self._thread.metadata())
+
+    def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
+        return run_now(self._thread.update(metadata, replace=replace))
+
+    def delete(self) -> bool:
+        return run_now(self._thread.delete())
+
+    def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
+        return run_now(self._thread.remove(ids, run=run, erase=erase))
+
+    def prune(
+        self,
+        *,
+        keep_last: int,
+        keep_lineage: bool = False,
+        erase: bool = False,
+        dry_run: bool = False,
+        all_namespaces: bool = True,
+    ) -> Pruned:
+        return run_now(
+            self._thread.prune(
+                keep_last=keep_last,
+                keep_lineage=keep_lineage,
+                erase=erase,
+                dry_run=dry_run,
+                all_namespaces=all_namespaces,
+            )
+        )
+
+    def verify(self) -> Verified:
+        return run_now(self._thread.verify())
+
+    def size(self) -> Sizes:
+        return run_now(self._thread.size())
+
+    def flush(self) -> None:
+        run_now(self._thread.flush())
+
+
+class Store:
+    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return repr(self._store).replace("<AsyncStore", "<Store", 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> Thread:
+        return Thread(self._store.thread(id, namespace=namespace, type=type))
+
+    def threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        return _each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+
+    def delete(self, id: str) -> bool:
+        return run_now(self._store.delete(id))
+
+    def verify(self, *, progress: Progress | None = None) -> Verified:
+        return run_now(self._store.verify(progress=progress))
+
+    def size(self) -> Sizes:
+        return run_now(self._store.size())
+
+    def copy_to(self, target: Store, *, progress: Progress | None = None) -> int:
+        return run_now(self._store.copy_to(target._store, progress=progress))
+
+    def flush(self) -> None:
+        run_now(self._store.flush())
+
+    def close(self) -> None:
+        run_now(self._store.close())
+
+
+# The words of the one implementation serve both colours.
+for _sync, _async in ((Thread, AsyncThread), (Store, AsyncStore)):
+    for _name, _method in vars(_sync).items():
+        if callable(_method) and not _name.startswith("_"):
+            _method.__doc__ = getattr(_async, _name).__doc__

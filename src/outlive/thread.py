@@ -1,0 +1,566 @@
+"""A thread: everything that is done with the history of one conversation, in both colours.
+
+`AsyncThread` holds the logic; `outlive.sync.Thread` calls it without an event loop.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from . import copying, manifest, prune, verifying
+from .backend import CheckpointRecord, Commit, Cursor, Removal, ThreadKey, ThreadRow
+from .checkpoint import (
+    CONTROL,
+    SOURCES,
+    Change,
+    Checkpoint,
+    Interrupt,
+    PendingWrite,
+    Pruned,
+    Sizes,
+    ThreadInfo,
+    Verified,
+    micros,
+    moment,
+)
+from .delayed import Delayed
+from .diff import diff
+from .engine import Draft, Engine, Located
+from .errors import BadArgument, CheckpointMissing, MetadataMoved
+from .runtime import new_id
+
+MAX_ID = 1000
+_PAGE = 100
+
+
+class Home(Protocol):
+    """What a thread asks of its store."""
+
+    def thread(self, id: str) -> AsyncThread: ...
+    def timeout(self, timeout_s: float | None) -> float | None: ...
+    def is_delayed(self, durability: str | None) -> bool: ...
+    def delayed(self, key: ThreadKey) -> Delayed: ...
+    async def settle(self, key: ThreadKey) -> None: ...
+
+
+class AsyncThread:
+    """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
+
+    def __init__(self, home: Home, engine: Engine, key: ThreadKey, namespace: str) -> None:
+        self.id = key.id
+        self.namespace = namespace
+        self._home = home
+        self._engine = engine
+        self._key = key
+
+    def __repr__(self) -> str:
+        head = self._engine.cache.get((self._key.digest, self.namespace))
+        place = f" head=#{head.record.seq}" if head is not None and head.record.seq else ""
+        space = f" namespace={self.namespace!r}" if self.namespace else ""
+        return f"<{type(self).__name__} {self.id!r}{space}{place}>"
+
+    # Saving and loading
+
+    async def save(
+        self,
+        state: Any,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        replace: bool = False,
+        durability: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Save a state as the new head.
+
+        When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
+        head must still have; `parent` names another checkpoint to go on from. Saving the same content under
+        the same `id` again is safe and stores nothing. Raises Unencodable, HeadMoved, CheckpointExists,
+        and StoreError when the store is in the way.
+        """
+        draft = Draft(
+            namespace=self.namespace,
+            id=check_id("id", id) if id is not None else new_id(),
+            parent=_optional_id("parent", parent) or expect,
+            follows=parent is None and expect is None,
+            expect=None if expect is None else (self.namespace, check_id("expect", expect)),
+            step=_check_step(step),
+            source=_check_source(source),
+            run=_optional_id("run", run),
+            replace=replace,
+            metadata=_check_metadata(metadata),
+            next_nodes=_check_names("next_nodes", next_nodes),
+            completed_tasks=_check_names("completed_tasks", completed_tasks),
+            interrupts=_check_interrupts(interrupts),
+            timeout_s=self._home.timeout(timeout_s),
+        )
+        if self._home.is_delayed(durability):
+            if expect is not None:
+                raise BadArgument(
+                    'expect= needs an answer from the store: use durability="sync" for this save'
+                )
+            return await self._home.delayed(self._key).save(state, draft)
+        await self._settled()
+        return await self._engine.save(self._key, state, draft)
+
+    async def load(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """Return the newest state, that of a checkpoint, or the newest as of a moment; None when there is none."""
+        found = await self._read(id, at, timeout_s)
+        return None if found is None else self._engine.unpack(self._key, found[0].record.id, found[1])
+
+    async def checkpoint(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Checkpoint | None:
+        """Return a checkpoint with its state, parent and pending writes, read in one moment."""
+        found = await self._read(id, at, timeout_s)
+        if found is None:
+            return None
+        reading, stream = found
+        record = reading.record
+        state = self._engine.unpack(self._key, record.id, stream)
+        writes = await self._engine.pending(self._key, reading.writes)
+        return self._engine.checkpoint(self._key, record, state=state, writes=writes)
+
+    async def exists(self, id: str | None = None) -> bool:
+        """Tell whether the thread has any checkpoint in this namespace, or this one."""
+        await self._settled()
+        reading = await self._engine.backend.read(
+            self._key, self.namespace, _optional_id("id", id), chunks=False
+        )
+        return reading.record is not None
+
+    async def _read(self, id: str | None, at: dt.datetime | None, timeout_s: float | None) -> Any:
+        if id is not None and at is not None:
+            raise BadArgument("give either a checkpoint id or a moment, not both")
+        await self._settled()
+        when = None if at is None else micros(at)
+        timeout_s = self._home.timeout(timeout_s)
+        return await self._engine.load(self._key, self.namespace, _optional_id("id", id), when, timeout_s)
+
+    async def _settled(self) -> None:
+        """Let delayed saves of this thread go first, and tell of those that failed."""
+        await self._home.settle(self._key)
+
+    # Looking back
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+    ) -> AsyncIterator[Checkpoint]:
+        """Iterate over checkpoints, newest first; no state is read.
+
+        `before` is the id of a checkpoint to start behind, `filter` compares metadata by equality, and `limit`
+        counts what passes it.
+        """
+        return _History(
+            self,
+            _check_limit(limit),
+            before,
+            dict(filter or {}),
+            run,
+            None if all_namespaces else self.namespace,
+        )
+
+    async def lineage(self, id: str | None = None) -> list[Checkpoint]:
+        """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
+        await self._settled()
+        records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
+        record = next(iter(records.values()), None) if id is None else records.get(id)
+        found: list[Checkpoint] = []
+        while record is not None and len(found) <= len(records):
+            found.append(self._engine.checkpoint(self._key, record))
+            record = records.get(record.parent) if record.parent is not None else None
+        return found
+
+    async def heads(self) -> list[Checkpoint]:
+        """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
+        await self._settled()
+        records = await self._engine.records(self._key, self.namespace)
+        parents = {record.parent for record in records}
+        return [self._engine.checkpoint(self._key, record) for record in records if record.id not in parents]
+
+    async def diff(self, old: str, new: str | None = None) -> list[Change]:
+        """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
+        states = []
+        for id in (check_id("old", old), _optional_id("new", new)):
+            found = await self._read(id, None, None)
+            if found is None:
+                raise CheckpointMissing(self.id, id)
+            states.append(self._engine.unpack(self._key, found[0].record.id, found[1], opaque=True))
+        return diff(*states)
+
+    # Pending writes and interrupts
+
+    async def write(
+        self,
+        task: str,
+        writes: Sequence[tuple[str, Any]],
+        *,
+        checkpoint: str | None = None,
+        path: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Keep what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
+
+        The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
+        `__interrupt__`, `__resume__`) keep the last.
+        """
+        await self._settled()
+        target = _optional_id("checkpoint", checkpoint) or await self._head_id()
+        records, chunks = [], {}
+        for position, (channel, value) in enumerate(writes):
+            index = CONTROL.get(_check_text("channel", channel), position)
+            record, new = self._engine.write_record(
+                self.namespace,
+                target,
+                check_id("task", task),
+                index,
+                channel,
+                value,
+                _check_text("path", path),
+            )
+            records.append(record)
+            chunks.update(new)
+        await self._engine.backend.commit(
+            Commit(
+                self._key,
+                writes=tuple(records),
+                chunks=tuple(chunks.items()),
+                timeout_s=self._home.timeout(timeout_s),
+            )
+        )
+
+    async def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
+        """Return the pending writes of a checkpoint, by path, task and index."""
+        await self._settled()
+        target = _optional_id("checkpoint", checkpoint) or await self._head_id()
+        records = await self._engine.backend.writes(self._key, [(self.namespace, target)])
+        return await self._engine.pending(self._key, records)
+
+    async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
+        """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
+        found = await self.checkpoint(checkpoint)
+        return found.open_interrupts if found is not None else ()
+
+    async def resume(self, interrupt: str, value: Any, *, checkpoint: str | None = None) -> None:
+        """Give an interrupt its value; the last one given counts."""
+        found = await self.checkpoint(checkpoint)
+        if found is None or interrupt not in {asked.id for asked in found.interrupts}:
+            raise BadArgument(
+                f"there is no interrupt {interrupt!r} here; thread.interrupts() lists those that are open"
+            )
+        await self.write(interrupt, [("__resume__", value)], checkpoint=found.id)
+
+    async def _head_id(self) -> str:
+        reading = await self._engine.backend.read(self._key, self.namespace, chunks=False)
+        if reading.record is None:
+            raise CheckpointMissing(self.id, None)
+        return reading.record.id
+
+    # Copies
+
+    async def fork(self, id: str, *, at: str | None = None) -> AsyncThread:
+        """Make a new thread that starts with one checkpoint of this one (default: the head)."""
+        await self._settled()
+        target = self._home.thread(id)
+        reading = await self._engine.backend.read(
+            self._key, self.namespace, _optional_id("at", at), chunks=False
+        )
+        if reading.record is None:
+            raise CheckpointMissing(self.id, at)
+        record = replace(reading.record, source="fork")
+        await self._copy(target, [record], list(reading.writes), (self.id, record.id))
+        return target
+
+    async def copy(self, id: str) -> AsyncThread:
+        """Make a new thread with the whole history of this one, all namespaces."""
+        await self._settled()
+        records = await self._engine.records(self._key)
+        if not records:
+            raise CheckpointMissing(self.id, None)
+        target = self._home.thread(id)
+        writes = await self._engine.backend.writes(self._key, None)
+        await self._copy(target, records, writes, None)
+        return target
+
+    async def _copy(
+        self, target: AsyncThread, records: Any, writes: Any, origin: tuple[str, str] | None
+    ) -> None:
+        row = await self._row()
+        metadata, forked_from = _open_info(self._engine, row)
+        info = _pack_info(self._engine, metadata, origin or forked_from)
+        await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+
+    # Metadata of the thread itself
+
+    async def info(self) -> ThreadInfo | None:
+        """Return the thread as `store.threads()` lists it, or None."""
+        await self._settled()
+        row = await self._row()
+        return None if row is None else describe_thread(self._engine, self._key, row)
+
+    async def metadata(self) -> dict[str, Any]:
+        """Return the thread's own metadata (title, user, tags, ...)."""
+        return _open_info(self._engine, await self._row())[0]
+
+    async def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
+        """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result."""
+        new = _check_metadata(metadata)
+        for _ in range(100):
+            row = await self._row()
+            old, forked_from = _open_info(self._engine, row)
+            merged = {**({} if replace else old), **new}
+            merged = {key: value for key, value in merged.items() if value is not None}
+            body, text = _pack_info(self._engine, merged, forked_from)
+            version = row.info_version if row else 0
+            try:
+                await self._engine.backend.commit(
+                    Commit(self._key, info=body, info_projection=text, info_version=version)
+                )
+            except MetadataMoved:  # somebody else changed it: merge into theirs
+                continue
+            return merged
+        raise MetadataMoved(self.id)
+
+    async def _row(self) -> ThreadRow | None:
+        rows = await self._engine.backend.threads(self._key.tenant, prefix=self.id, limit=1)
+        return rows[0] if rows and rows[0].id == self.id else None
+
+    # Deleting
+
+    async def delete(self) -> bool:
+        """Delete the thread with everything of it, in all namespaces; False when there was none."""
+        await self._settled()
+        receipt = await self._engine.backend.commit(Commit(self._key, removal=Removal(everything=True)))
+        self._engine.cache.drop(self._key.digest)
+        return receipt.removed > 0
+
+    async def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
+        """Delete checkpoints by id, or all of a run; what others still use stays."""
+        await self._settled()
+        pairs = [(self.namespace, check_id("id", id)) for id in ([ids] if isinstance(ids, str) else ids)]
+        return await prune.remove(
+            self._engine, self._key, ids=pairs, run=_optional_id("run", run), erase=erase
+        )
+
+    async def prune(
+        self,
+        *,
+        keep_last: int,
+        keep_lineage: bool = False,
+        erase: bool = False,
+        dry_run: bool = False,
+        all_namespaces: bool = True,
+    ) -> Pruned:
+        """Keep the newest `keep_last` checkpoints of each namespace, and open interrupts; delete the rest.
+
+        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
+        """
+        if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
+            raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
+        await self._settled()
+        return await prune.prune(
+            self._engine, self._key, keep_last=keep_last, keep_lineage=keep_lineage, erase=erase, dry_run=dry_run,
+            namespace=None if all_namespaces else self.namespace,
+        )  # fmt: skip
+
+    # Care
+
+    async def verify(self) -> Verified:
+        """Check every stored byte of the thread; problems are listed, not raised."""
+        await self._settled()
+        return await verifying.verify_thread(self._engine, self._key)
+
+    async def size(self) -> Sizes:
+        """Return what the thread holds."""
+        await self._settled()
+        row = await self._row()
+        records = await self._engine.records(self._key)
+        return Sizes(
+            1 if row else 0, len(records), row.stored if row else 0, sum(record.size for record in records)
+        )
+
+    async def flush(self) -> None:
+        """Wait until delayed saves of this thread are stored; raise what went wrong."""
+        await self._settled()
+
+
+class _History:
+    """Pages of history, one checkpoint at a time. Nothing is held between pages."""
+
+    def __init__(
+        self,
+        thread: AsyncThread,
+        limit: int | None,
+        before: str | None,
+        filter: dict[str, Any],
+        run: str | None,
+        namespace: str | None,
+    ) -> None:
+        self._thread = thread
+        self._left = limit
+        self._before = before
+        self._filter = filter
+        self._run = run
+        self._namespace = namespace
+        self._cursor: Cursor | None = None
+        self._page: list[CheckpointRecord] = []
+        self._started = self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[Checkpoint]:
+        return self
+
+    async def __anext__(self) -> Checkpoint:
+        while self._left is None or self._left > 0:
+            if not self._page and not await self._turn():
+                break
+            record = self._page.pop(0)
+            checkpoint = self._thread._engine.checkpoint(self._thread._key, record)
+            if all(checkpoint.metadata.get(key) == value for key, value in self._filter.items()):
+                self._left = None if self._left is None else self._left - 1
+                return checkpoint
+        raise StopAsyncIteration
+
+    async def _turn(self) -> bool:
+        """Read the next page."""
+        if self._ended:
+            return False
+        if not self._started:
+            await self._start()
+        limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
+        thread = self._thread
+        _, self._page = await thread._engine.backend.history(
+            thread._key, self._namespace, before=self._cursor, limit=limit, run=self._run
+        )
+        self._ended = len(self._page) < limit
+        self._cursor = self._page[-1].order if self._page else None
+        return bool(self._page)
+
+    async def _start(self) -> None:
+        self._started = True
+        await self._thread._settled()
+        if self._before is not None:
+            thread = self._thread
+            reading = await thread._engine.backend.read(
+                thread._key, thread.namespace, self._before, chunks=False
+            )
+            if reading.record is None:
+                raise CheckpointMissing(thread.id, self._before)
+            self._cursor = reading.record.order
+
+
+# Thread metadata ---------------------------------------------------------------------------------------
+
+
+def _pack_info(
+    engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
+) -> tuple[bytes, str | None]:
+    origin = list(forked_from) if forked_from else None
+    body = engine.codec.pack([1, dict(metadata), origin], "metadata")
+    return body, manifest.projection(metadata)
+
+
+def _open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    if row is None or row.info is None:
+        return {}, None
+    _, metadata, origin = engine.codec.unpack(row.info)
+    return metadata, tuple(origin) if origin else None
+
+
+def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:
+    """Return a listed thread as the user sees it."""
+    with Located(key, None):
+        metadata, forked_from = _open_info(engine, row)
+    return ThreadInfo(
+        id=row.id,
+        checkpoints=row.checkpoints,
+        stored_bytes=row.stored,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        metadata=metadata,
+        forked_from=forked_from,
+        head=None if row.head is None else engine.checkpoint(key, row.head),
+    )
+
+
+# Arguments ---------------------------------------------------------------------------------------------
+
+
+def check_id(name: str, value: object) -> str:
+    """Return a valid id or raise BadArgument: any str of 1 to 1,000 characters."""
+    if not isinstance(value, str):
+        raise BadArgument(f"{name} must be a str, not {type(value).__name__} {value!r}")
+    if not 0 < len(value) <= MAX_ID:
+        raise BadArgument(f"{name} must have 1 to {MAX_ID:,} characters, not {len(value):,}")
+    return str(value)
+
+
+def _optional_id(name: str, value: object) -> str | None:
+    return None if value is None else check_id(name, value)
+
+
+def _check_text(name: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise BadArgument(f"{name} must be a str of at most {MAX_ID:,} characters, not {value!r:.100}")
+    return value
+
+
+def check_namespace(value: object) -> str:
+    """Return a valid namespace: any str of up to 1,000 characters; "" is the root."""
+    return _check_text("namespace", value)
+
+
+def _check_step(value: object) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 62):
+        raise BadArgument(f"step must be an int, not {value!r}")
+    return value
+
+
+def _check_source(value: object) -> str:
+    if value not in SOURCES:
+        raise BadArgument(f"source must be one of {', '.join(sorted(SOURCES))}, not {value!r}")
+    return str(value)
+
+
+def _check_metadata(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise BadArgument(f"metadata must be a mapping with str keys, not {value!r:.100}")
+    return dict(value)
+
+
+def _check_names(name: str, value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise BadArgument(f"{name} must be a sequence of str, not {value!r:.100}")
+    return tuple(value)
+
+
+def _check_interrupts(value: Sequence[Interrupt]) -> tuple[Interrupt, ...]:
+    if not all(isinstance(item, Interrupt) for item in value):
+        raise BadArgument("interrupts must be outlive.Interrupt(id, node, payload)")
+    return tuple(value)
+
+
+def _check_limit(value: object) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise BadArgument(f"limit must be None or 0 and more, not {value!r}")
+    return value

@@ -1,0 +1,87 @@
+"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known."""
+
+from __future__ import annotations
+
+from . import chunk, manifest
+from .backend import CheckpointRecord, ThreadKey
+from .checkpoint import Verified
+from .engine import Engine, Located, check_format
+from .errors import Corrupt, OutliveError, StoreError
+
+_BATCH = 64
+
+
+async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
+    """Check one thread; problems are listed, not raised."""
+    try:
+        problems = [str(error) for error in await engine.backend.audit(key)]
+        records = await engine.records(key)
+        writes = await engine.backend.writes(key, None)
+        inventory = await engine.backend.inventory(key)
+    except StoreError as error:
+        return Verified(1, 0, 0, (str(error),))
+    raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
+    problems += damaged
+    for record in records:
+        problems += _guarded(key, record.id, lambda record=record: _check_record(engine, record, raws))
+    for write in writes:
+        if missing := [name for name in write.chunks if name not in raws]:
+            problems.append(
+                str(
+                    Corrupt(
+                        f"chunk {missing[0].hex()} of a write is missing",
+                        thread=key.id,
+                        checkpoint=write.checkpoint,
+                    )
+                )
+            )
+    return Verified(1, len(records), len(inventory.chunks), tuple(dict.fromkeys(problems)))
+
+
+async def _check_chunks(
+    engine: Engine, key: ThreadKey, names: list[bytes]
+) -> tuple[dict[bytes, int], list[str]]:
+    """Read every chunk; return raw sizes and what is wrong."""
+    sizes: dict[bytes, int] = {}
+    problems: list[str] = []
+    for at in range(0, len(names), _BATCH):
+        data = await engine.backend.fetch(key, names[at : at + _BATCH])
+        for name in names[at : at + _BATCH]:
+            problems += _guarded(
+                key,
+                None,
+                lambda name=name, data=data: sizes.update({name: len(engine.raw(name, data.get(name)))}),
+            )
+    return sizes, problems
+
+
+def _check_record(engine: Engine, record: CheckpointRecord, sizes: dict[bytes, int]) -> None:
+    check_format(record)
+    total = 0
+    for item in manifest.decode(engine.codec, record.body, opaque=True).layout:
+        total += _check_span(record, item, sizes)
+    if total != record.size:
+        raise Corrupt(f"the state has {total} bytes instead of {record.size}")
+
+
+def _check_span(record: CheckpointRecord, item: bytes | chunk.Span, sizes: dict[bytes, int]) -> int:
+    if isinstance(item, bytes):
+        return len(item)
+    number, offset, length = item
+    if not 0 <= number < len(record.chunks):
+        raise Corrupt("a span names a chunk that is not listed")
+    name = record.chunks[number]
+    if name not in sizes:
+        raise Corrupt(f"chunk {name.hex()} is missing or damaged")
+    if offset < 0 or length < 0 or offset + length > sizes[name]:
+        raise Corrupt("a span reaches beyond its chunk")
+    return length
+
+
+def _guarded(key: ThreadKey, checkpoint: str | None, look: object) -> list[str]:
+    try:
+        with Located(key, checkpoint):
+            look()  # type: ignore[operator]
+    except OutliveError as error:
+        return [str(error)]
+    return []
