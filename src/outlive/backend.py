@@ -12,14 +12,21 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is
    seq order, whatever the clocks say. It is never used again, also not after delete and re-create. A
    record that brings its own seq (a copy, a replica) keeps it. The head of a namespace is the greatest
-   (epoch, seq, id).
-3. Generation is a random token that every deletion replaces. A save names the generation in which it saw
-   the chunks it refers to; when that is gone, the commit is refused (`StaleBase`).
+   (epoch, seq, escaped id in bytes).
+3. Generation is a random token. Every deletion replaces it, and so does every commit that could give back
+   life to a chunk behind a sweep's back: one that overwrites a record, brings records with a seq of their
+   own, or names chunks that it does not carry without saying in which generation it saw them (those
+   must be there). A save names the generation in which it saw the chunks it refers to; when that is
+   gone, the commit is refused (`StaleBase`).
 4. Revision counts the commits of a thread in this store. Storing a chunk, also one that is there already,
    stamps it with the revision of the commit. A sweep removes the chunks outside the live set that it read
-   at (generation, revision) and that were stamped no later: a chunk that came back to life stays.
+   at (generation, revision) and that were stamped no later: a chunk that came back to life stays. A
+   chunk that is there already keeps its bytes. In one commit removals come before what is put.
 5. One refusal refuses all of a commit, and other commits of the same group not at all.
 6. A draft that `follows` gets as parent the head of its namespace at commit.
+7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
+   version or rank (ties by bytes), so merging is commutative, associative and idempotent.
+8. A thread is listed while it has checkpoints, writes or metadata of its own.
 
 Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
 one place.
@@ -34,9 +41,15 @@ from typing import Protocol
 
 import ormsgpack
 
-from .errors import Corrupt
+from .errors import Corrupt, OutliveError
 
 FORMAT = 1  # of records; a newer one is refused
+
+Rank = tuple[int, int, int]  # (epoch, fence, revision)
+Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be gone
+EntryCursor = tuple[str, bytes]  # (key, thread's digest)
+ABSENT: Rank = (0, 0, 0)
+NEXT = -1  # in place of a fence: the next one
 
 
 def escape(text: str) -> str:
@@ -105,11 +118,12 @@ class CheckpointRecord:
     epoch: int = 0
     seq: int = 0
     created_at: int = 0  # microseconds; 0 in a commit means now, by the store's clock
+    version: int = 0  # raised by every replacement of the content; the greater wins a merge
     follows: bool = False  # in a commit: the parent is the head at that moment
 
     @property
-    def order(self) -> tuple[int, int, str]:
-        return (self.epoch, self.seq, self.id)
+    def order(self) -> Cursor:
+        return (self.epoch, self.seq, escape(self.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +138,7 @@ class WriteRecord:
     path: str
     body: bytes
     chunks: tuple[bytes, ...] = ()
-    rank: tuple[int, int, int] = (
-        0,
-        0,
-        0,
-    )  # (epoch, fence, revision) of a control write: the greater wins a merge
+    rank: Rank = (0, 0, 0)  # of a control write: stamped at commit, the greater wins a merge
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -139,26 +149,30 @@ class WriteRecord:
 class Entry:
     """A small record beside the checkpoints: a run, a step, a response, a lock, a layer's own note.
 
-    An entry is replaced only by one of an equal or greater rank (epoch, fence, revision). `lease_s` in a
-    commit sets `until` by the store's clock. `expect_fence` and `expect_lapsed` are conditions on what is
-    stored: its fence (0: absent), and that its lease has run out.
+    An entry is replaced only by one of an equal or greater rank (epoch, fence, revision); a lower one is
+    refused. `fence=NEXT` takes a fence that this thread never gave before. `lease_s` sets `until` by the
+    store's clock, and `clock` says which clock that was: a lease by another (a former boot of the
+    machine) has lapsed. `expect` and `expect_lapsed` are conditions on what is stored: its rank (ABSENT:
+    it is not there), and that its lease has run out. A commit that offers just what is stored is
+    done already, whatever it expects. `body=None` keeps the stored body, and the status unless one is given.
     """
 
     kind: str
     key: str
-    body: bytes = b""
+    body: bytes | None = b""
     status: str = ""
     epoch: int = 0
     fence: int = 0
     revision: int = 0
     until: int = 0
+    clock: str = ""
     lease_s: float | None = None
-    expect_fence: int | None = None
+    expect: Rank | None = None
     expect_lapsed: bool = False
     gone: bool = False  # in a commit: remove it
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def rank(self) -> Rank:
         return (self.epoch, self.fence, self.revision)
 
 
@@ -170,6 +184,7 @@ class Removal:
     chunks: tuple[bytes, ...] = ()
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
+    erase: bool = False  # leave no byte of it behind, whatever that costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +202,15 @@ class Commit:
     removal: Removal | None = None
     info: bytes | None = None  # the thread's own metadata, opaque
     info_projection: str | None = None
-    info_version: int | None = None  # what must still hold: the version that the new metadata replaces
+    info_version: int | None = None  # the version that the new metadata replaces; in a merge: the one it has
     # What must still hold
     generation: int | None = None
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
     expect_empty: bool = False
-    fence: tuple[str, int] | None = None  # (run, fence)
-    epoch: int = 0
+    fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running
+    epoch: int | None = None  # the epoch that the writer believes in; None: whichever it is
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
+    merge: bool = False  # these are records of another store
     timeout_s: float | None = None
 
 
@@ -207,6 +223,7 @@ class Receipt:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     existing: CheckpointRecord | None = None
     entries: tuple[Entry, ...] = ()
+    writes: tuple[WriteRecord, ...] = ()
     removed: int = 0
     freed: int = 0  # bytes of chunks
 
@@ -225,6 +242,7 @@ class ThreadRow:
     created_at: int
     updated_at: int
     info: bytes | None
+    info_projection: str | None = None
     info_version: int = 0
     head: CheckpointRecord | None = None  # newest of the root namespace
 
@@ -236,7 +254,7 @@ class Reading:
     generation: int
     record: CheckpointRecord | None = None
     chunks: dict[bytes, bytes] = field(default_factory=dict)
-    writes: tuple[WriteRecord, ...] = ()
+    writes: tuple[WriteRecord, ...] = ()  # with `chunks` go those of the writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +274,6 @@ class Inventory:
     chunks: dict[bytes, tuple[int, int]]
 
 
-Cursor = tuple[int, int, str]  # (epoch, seq, id): the row itself may be gone
-
-
 class Backend(Protocol):
     """What keeps records. Every method is one round trip."""
 
@@ -268,8 +283,8 @@ class Backend(Protocol):
         """Return the store's naming key, adopting `offered` when the store is new."""
         ...
 
-    async def commit(self, commit: Commit) -> Receipt:
-        """Do all of the commit or none of it, durably. Raises the error of the first expectation that fails."""
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do all of each commit or none of it, durably; say for each what it did or why it was refused."""
         ...
 
     async def read(
@@ -307,26 +322,37 @@ class Backend(Protocol):
 
     async def entries(
         self,
-        thread: ThreadKey | None,
+        tenant: str,
         kind: str,
         *,
-        status: str | None = None,
-        after: str = "",
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
         limit: int = 100,
-    ) -> list[tuple[ThreadKey | None, Entry]]:
-        """Return entries of one kind, of one thread or of all, by key."""
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        """Return a page of entries of one kind, of one thread or of all of a tenant, by (escaped key, thread).
+
+        `lapsed` asks for those whose lease has run out, or has not, by the store's clock.
+        """
         ...
 
     async def threads(
         self,
         tenant: str,
         *,
+        only: str | None = None,
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
-        """Return a page of the tenant's threads by escaped id; `after` is the last id of the page before."""
+        """Return a page of the tenant's threads by escaped id; `after` is the last id of the page before.
+
+        `only` asks for one thread by its id.
+        """
         ...
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
@@ -350,6 +376,14 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Release everything; the store can be opened again."""
         ...
+
+
+async def commit(backend: Backend, one: Commit) -> Receipt:
+    """Do one commit; raise when it is refused."""
+    (result,) = await backend.commit_all([one])
+    if isinstance(result, Receipt):
+        return result
+    raise result
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:

@@ -38,31 +38,33 @@ class Base:
 
     def bytes_of(self, codec: Codec) -> bytes:
         """Return the stream of the state."""
-        if self.stream is not None:
-            return self.stream
-        assert self.pieces is not None
-        return b"".join([part.bytes_of(codec) for part in self.pieces.parts])
+        stream, pieces = self.stream, self.pieces
+        if stream is not None or pieces is None:
+            return stream or b""
+        return b"".join([part.bytes_of(codec) for part in pieces.parts])
 
     def split(self, codec: Codec) -> Pieces | None:
-        """Return the pieces, made from the stream when they are asked for first."""
-        if self.pieces is None:
-            assert self.stream is not None
-            pieces = split(codec, codec.unpack(self.stream, opaque=True))
-            if (
-                pieces.size != len(self.stream)
-                or b"".join(part.bytes_of(codec) for part in pieces.parts) != self.stream
-            ):
-                return None  # written in another way than this version writes: nothing to share
-            chunk.place(pieces, layout_of(self.record.body), list(self.record.chunks))
-            self.pieces, self.stream = pieces, None
-        return self.pieces
+        """Return the pieces, made from the stream when they are asked for first.
+
+        Two threads may do so at the same time: each makes its own, and one of them stays.
+        """
+        pieces, stream = self.pieces, self.stream
+        if pieces is not None or stream is None:
+            return pieces
+        pieces = split(codec, codec.unpack(stream, opaque=True))
+        if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
+            return None  # written in another way than this version writes: nothing to share
+        chunk.place(pieces, layout_of(self.record.body), list(self.record.chunks))
+        self.pieces = pieces  # before the stream goes: a reader finds one of the two
+        self.stream = None
+        return pieces
 
 
 class Cache:
     """Bases by thread and namespace."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._bases: dict[Key, tuple[Base, int]] = {}
         self._total = 0
         self._lock = threading.Lock()
@@ -80,11 +82,11 @@ class Cache:
         weight = base.weight()
         with self._lock:
             self._forget(key)
-            if weight > self._limit:
+            if weight > self.limit_bytes:
                 return
             self._bases[key] = (base, weight)
             self._total += weight
-            while self._total > self._limit:
+            while self._total > self.limit_bytes:
                 self._forget(next(iter(self._bases)))
 
     def drop(self, digest: bytes, namespace: str | None = None) -> None:

@@ -34,12 +34,14 @@ else:
 FORMAT = 1
 FAN_BITS = 2
 FAN = 1 << FAN_BITS
+SPAN_COST = 20  # bytes that a span of its own takes: a name and three numbers
 INLINE = 128  # shorter than this, a stretch costs less inline than as a span
 MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
-MIN_ZSTD = 512  # below this zstd does not pay
-MAX_RAW = 1 << 31
+MIN_ZSTD = 256  # below this zstd does not pay
+SEGMENT = 64 << 20  # a larger piece is cut: engines have limits, and so has what a reader should expand
+MAX_RAW = 2 * SEGMENT
 
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
 _RAW, _ZSTD = 0, 1
@@ -159,7 +161,7 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan
     if old is not None:
         _adopt(codec, pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
-    cap = max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2))
+    cap = min(SEGMENT, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
     _limit_spans(extents)
     _choose_inline(extents)
@@ -172,7 +174,7 @@ def _adopt(codec: Codec, pieces: Pieces, old: Pieces) -> None:
     """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
     by_size: dict[int, list[Part]] = {}
     for part in pieces.parts:
-        if part.spans is None and not part.kept and part.leaf is None and part.size > INLINE // 2:
+        if part.spans is None and not part.kept and part.leaf is None:
             if not by_size:
                 for other in old.parts:
                     if other.spans is not None and other.leaf is None:
@@ -303,7 +305,10 @@ def _count_spans(extents: list[_Extent]) -> int:
 
 
 def _choose_inline(extents: list[_Extent]) -> None:
-    """A short new stretch between stored ones stands in the checkpoint itself."""
+    """A short new stretch between stored ones stands in the checkpoint itself; so does what is shorter than a span."""
+    for index, extent in enumerate(extents):
+        if extent.length <= SPAN_COST and not _has_neighbour(extents, index):
+            extent.chunk = None
     index = 0
     while index < len(extents):
         stop = index
@@ -313,6 +318,15 @@ def _choose_inline(extents: list[_Extent]) -> None:
             for extent in extents[index:stop]:
                 extent.inline = True
         index = max(stop, index + 1)
+
+
+def _has_neighbour(extents: list[_Extent], index: int) -> bool:
+    """Tell whether an extent is one span with the one before or after it."""
+    here = extents[index]
+    if here.chunk is None:
+        return True
+    before = index > 0 and here.follows(extents[index - 1])
+    return before or (index + 1 < len(extents) and extents[index + 1].follows(here))
 
 
 def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
@@ -336,7 +350,8 @@ def _divided(extent: _Extent, cap: int) -> list[_Extent]:
                 extents.append(_Extent(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
-            extents.append(_Extent(part, last, end - last))
+            for at in range(last, end, SEGMENT):
+                extents.append(_Extent(part, at, min(SEGMENT, end - at)))
             begin = end
         last = end
     if stop > begin:
@@ -360,7 +375,8 @@ def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict
         if extent.chunk is not None or extent.inline:
             continue
         alone = _is_alone(extent)
-        if waiting and (alone or sum(other.length for other in waiting) + extent.length > cap):
+        size = sum(other.length for other in waiting)
+        if waiting and size + extent.length > cap or (alone and size >= INLINE):
             _close(codec, namer, waiting, chunks)
             waiting = []
         waiting.append(extent)

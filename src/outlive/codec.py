@@ -18,10 +18,11 @@ from typing import Any
 
 import ormsgpack
 
-from .errors import Corrupt, OutliveError, Unencodable
+from .errors import Corrupt, NewerFormat, OutliveError, Unencodable
 from .extension import (
     COMPOSITE_REVIVERS,
     FROZENSET,
+    KNOWN,
     MAP,
     NDARRAY,
     NUMPY_SCALAR,
@@ -52,6 +53,7 @@ _OPTIONS = (
 
 MAX_DEPTH = 200  # containers in containers; ormsgpack itself gives up a little later
 _SCALARS = frozenset((int, float, bool, str, type(None)))
+Hook = Callable[[int, bytes], Any]
 
 
 class Codec:
@@ -138,29 +140,32 @@ class Codec:
 
         With `opaque=True` unregistered values, and registered ones too, come as `Opaque`.
         """
-        hook = self._hook_opaque if opaque else self._hook
+        revive = self._revive_opaque if opaque else self._revive
+        failures: list[Exception] = []
+
+        def hook(code: int, payload: bytes) -> Any:
+            try:
+                return revive(code, payload, hook)
+            except Exception as error:
+                failures.append(error)  # ormsgpack tells only that the hook failed
+                raise
+
         try:
             return ormsgpack.unpackb(data, ext_hook=hook)
-        except OutliveError:
-            raise
-        except (ValueError, TypeError, RecursionError, OverflowError, KeyError, ArithmeticError) as error:
-            raise _first_cause(error) from error
+        except (ValueError, TypeError, RecursionError, OutliveError) as error:
+            cause = failures[0] if failures else error
+            if isinstance(cause, OutliveError):
+                raise cause from None
+            raise Corrupt(f"the stored bytes are no valid state ({cause})") from cause
 
-    def _hook(self, code: int, payload: bytes) -> Any:
+    def _revive_opaque(self, code: int, payload: bytes, hook: Hook) -> Any:
         if code == TAGGED:
-            tag, version, value = self._open_tagged(payload, self._hook)
-            entry = self.registry.tagged(tag, version)
-            return entry.revive(version, value)
-        return self._revive(code, payload, self._hook)
-
-    def _hook_opaque(self, code: int, payload: bytes) -> Any:
-        if code == TAGGED:
-            return Opaque(*self._open_tagged(payload, self._hook_opaque))
-        if code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules:
+            return Opaque(*self._open_tagged(payload, hook))
+        if code not in KNOWN or (code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules):
             return Raw(code, payload)
-        return self._revive(code, payload, self._hook_opaque)
+        return self._revive(code, payload, hook)
 
-    def _open_tagged(self, payload: bytes, hook: Callable[[int, bytes], Any]) -> tuple[str, int, Any]:
+    def _open_tagged(self, payload: bytes, hook: Hook) -> tuple[str, int, Any]:
         parts = ormsgpack.unpackb(payload, ext_hook=hook)
         if (
             type(parts) is not list
@@ -171,13 +176,16 @@ class Codec:
             raise Corrupt("a tagged value is not [tag, version, value]")
         return parts[0], parts[1], parts[2]
 
-    def _revive(self, code: int, payload: bytes, hook: Callable[[int, bytes], Any]) -> Any:
+    def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
+        if code == TAGGED:
+            tag, version, value = self._open_tagged(payload, hook)
+            return self.registry.tagged(tag, version).revive(version, value)
         scalar = SCALAR_REVIVERS.get(code)
         if scalar is not None:
             return scalar(payload)
         composite = COMPOSITE_REVIVERS.get(code)
         if composite is None:
-            raise Corrupt(f"extension code {code} is unknown to this outlive")
+            raise NewerFormat("a value of the state", code, max(KNOWN))
         items = ormsgpack.unpackb(payload, ext_hook=hook)
         if type(items) is not list:
             raise Corrupt(f"extension code {code} does not hold a list")
@@ -187,16 +195,6 @@ class Codec:
 def may_hold_bytes(data: bytes) -> bool:
     """Tell whether packed `data` might hold a bin value; False is certain, True is not."""
     return b"\xc4" in data or b"\xc5" in data or b"\xc6" in data
-
-
-def _first_cause(error: BaseException) -> OutliveError:
-    """Find the typed error that ormsgpack wrapped, or make one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OutliveError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return Corrupt(f"the stored bytes are no valid state ({error})")
 
 
 class _Walk:

@@ -11,7 +11,10 @@ from dataclasses import replace
 
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .engine import Engine, Located
-from .errors import Corrupt
+from .errors import Corrupt, StaleBase
+
+_BATCH = 32
+_TRIES = 8
 
 
 async def into_thread(
@@ -28,7 +31,7 @@ async def into_thread(
     held = await engine.backend.inventory(target)
     if missing := [name for name in names if name not in held.chunks]:
         raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
-    await engine.backend.commit(
+    await engine.commit(
         Commit(
             target,
             checkpoints=tuple(records),
@@ -43,16 +46,32 @@ async def into_thread(
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
     """Copy a whole thread into another store, which may have a part of it; return how many checkpoints it has."""
+    for _ in range(_TRIES):
+        try:
+            return await _merge(source, target, key, row)
+        except (Corrupt, StaleBase):
+            if not await source.has_moved(key, row.generation):
+                raise
+        rows = await source.backend.threads(key.tenant, only=key.id)
+        if not rows:
+            return 0  # deleted meanwhile
+        row = rows[0]
+    raise StaleBase(key.id)
+
+
+async def _merge(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
     records = await source.records(key)
     writes = await source.backend.writes(key, None)
-    renamed, generation = await _copy_chunks(source, target, key, _names(records, writes))
-    await target.backend.commit(
+    renamed = await _copy_chunks(source, target, key, _names(records, writes))
+    await target.commit(
         Commit(
             key,
             checkpoints=tuple(replace(record, chunks=_renamed(record.chunks, renamed)) for record in records),
             writes=tuple(replace(write, chunks=_renamed(write.chunks, renamed)) for write in writes),
             info=row.info,
-            generation=generation,
+            info_projection=row.info_projection,
+            info_version=row.info_version,
+            merge=True,  # without a generation: the store makes sure that all chunks are there
         )
     )
     return len(records)
@@ -60,12 +79,11 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
 
 async def _copy_chunks(
     source: Engine, target: Engine, key: ThreadKey, names: Sequence[bytes]
-) -> tuple[dict[bytes, bytes], int | None]:
+) -> dict[bytes, bytes]:
     """Store chunks under the names that the other store's key gives them."""
     renamed: dict[bytes, bytes] = {}
-    generation = None
-    for at in range(0, len(names), 32):
-        batch = names[at : at + 32]
+    for at in range(0, len(names), _BATCH):
+        batch = names[at : at + _BATCH]
         data = await source.backend.fetch(key, batch)
         chunks = []
         for name in batch:
@@ -73,9 +91,8 @@ async def _copy_chunks(
                 source.raw(name, data.get(name))
             renamed[name] = target.namer.name(data[name])
             chunks.append((renamed[name], data[name]))
-        receipt = await target.backend.commit(Commit(key, chunks=tuple(chunks)))
-        generation = receipt.generation
-    return renamed, generation
+        await target.commit(Commit(key, chunks=tuple(chunks)))
+    return renamed
 
 
 def _names(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> list[bytes]:

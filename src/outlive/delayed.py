@@ -1,63 +1,79 @@
 """Saves with durability="async": handed over at once, committed in order, in the background.
 
 The state is split when the call is made, so what is stored is what the caller had then. Each save builds on
-the one before it, stored or not. When one fails, those behind it cannot stand either: all of them are
-dropped, and the next call on that thread raises `DelayedSaveFailed` with their ids. What is still in
-the queue when the process dies is lost; `flush` and `close` wait for it.
+the one before it, stored or not; nobody else may: the bases of a queue are its own. When a save
+fails, those behind it cannot stand either: all of them are dropped, and the next call on that thread
+raises `DelayedSaveFailed` with their ids. What is still in the queue when the process dies is lost;
+`flush` and `close` wait for it.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import chunk
 from .backend import Commit, Receipt, ThreadKey
-from .cache import Base
+from .cache import Base, Cache
 from .checkpoint import Checkpoint
 from .engine import Draft, Engine, Prepared
-from .errors import CheckpointExists, DelayedSaveFailed, StaleBase
+from .errors import DelayedSaveFailed, StaleBase
 from .runtime import Task
+
+
+@dataclass(slots=True)
+class _Item:
+    """A save in the queue. `before` is the item it was built on, when that was not stored yet."""
+
+    prepared: Prepared
+    base: Base
+    before: _Item | None
+    is_whole: bool = False  # what it shares was deleted by someone else: it was stored anew
+    generation: int = 0  # once it is stored
 
 
 class Delayed:
     """The queue of one thread."""
 
-    def __init__(self, engine: Engine, key: ThreadKey) -> None:
+    def __init__(self, engine: Engine, key: ThreadKey, cache: Cache) -> None:
         self._engine = engine
         self._key = key
+        self._bases = cache  # of queues alone
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = self._engine.runtime.lock()
-        self._queue: list[Prepared] = []
+        self._turn = self._engine.runtime.mutex()
+        self._queue: list[_Item] = []
         self._task: Task | None = None
         self._failure: DelayedSaveFailed | None = None
-        self._generation: int | None = None  # of the last commit of this queue
-        self._lost_base = False  # somebody deleted what the queued saves share: store them whole
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():  # the parent commits what it queued
+            self._bases.drop(self._key.digest)
             self._reset()
 
     async def save(self, state: Any, draft: Draft) -> Checkpoint:
         """Queue a save; it has no seq yet."""
         self._after_fork()
-        self.raise_failure()
-        engine, key = self._engine, self._key
-        before = engine.cache.get((key.digest, draft.namespace))
-        prepared = await engine.prepare(key, state, draft)
-        prepared.plan.settle()  # on trust: a failure drops the base
-        record = prepared.commit.checkpoints[0]
-        generation = prepared.commit.generation or (before.generation if before else 0)
-        engine.cache.put((key.digest, draft.namespace), Base(record, generation, prepared.plan.pieces))
+        async with self._turn:  # what was split first goes first
+            self.raise_failure()
+            prepared = await self._engine.prepare(self._key, state, draft, self._bases)
+            prepared.plan.settle()  # on trust: a failure drops the base
+            record = prepared.commit.checkpoints[0]
+            base = Base(record, prepared.base.generation if prepared.base else 0, prepared.plan.pieces)
+            self._bases.put((self._key.digest, draft.namespace), base)
+            self._append(_Item(prepared, base, None))
+        return self._engine.describe(self._key, record, draft)
+
+    def _append(self, item: _Item) -> None:
         with self._lock:
-            self._queue.append(prepared)
+            item.before = next((other for other in self._queue if other.base is item.prepared.base), None)
+            self._queue.append(item)
             if self._task is None:
-                self._task = engine.runtime.spawn(self._drain)
-        return engine.describe(key, record, draft)
+                self._task = self._engine.runtime.spawn(self._drain)
 
     async def flush(self) -> None:
         """Wait until everything is stored; raise what went wrong."""
@@ -74,47 +90,51 @@ class Delayed:
 
     async def _drain(self) -> None:
         try:
-            while (prepared := self._next()) is not None:
-                self._settle(prepared, await self._commit(prepared))
+            while (item := self._next()) is not None:
+                await self._settle(item, await self._commit(item))
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
 
-    def _next(self) -> Prepared | None:
+    def _next(self) -> _Item | None:
         """Return the first of the queue; when there is none, this worker is done."""
         with self._lock:
             if self._queue:
                 return self._queue[0]
-            self._task, self._generation, self._lost_base = None, None, False
+            self._task = None
             return None
 
-    async def _commit(self, prepared: Prepared) -> Receipt:
-        commit = prepared.commit
-        if self._lost_base:
-            commit = self._whole(prepared)
-        elif commit.generation is not None and self._generation is not None:
-            commit = replace(commit, generation=self._generation)
+    async def _commit(self, item: _Item) -> Receipt:
+        """Commit in the generation in which the item before was stored, or in which its base was read."""
+        commit, before = item.prepared.commit, item.before
+        if before is not None and before.is_whole:
+            return await self._engine.commit(self._whole(item))
+        if before is not None and commit.generation is not None:
+            commit = replace(commit, generation=before.generation)
         try:
-            return await self._engine.backend.commit(commit)
+            return await self._engine.commit(commit)
         except StaleBase:
-            self._lost_base = True
-            return await self._engine.backend.commit(self._whole(prepared))
+            return await self._engine.commit(self._whole(item))
 
-    def _settle(self, prepared: Prepared, receipt: Receipt) -> None:
-        if receipt.existing is not None:
-            raise CheckpointExists(self._key.id, prepared.draft.id)
-        self._generation = receipt.generation
-        base = self._engine.cache.get((self._key.digest, prepared.draft.namespace))
-        if base is not None and base.record.id == prepared.draft.id:
-            base.record, base.generation = receipt.checkpoints[0], receipt.generation
+    async def _settle(self, item: _Item, receipt: Receipt) -> None:
+        if (
+            receipt.existing is not None
+        ):  # the same save again is answered; another one under its id is an error
+            await self._engine.compare(self._key, item.prepared, receipt.existing)
+            self._bases.drop(self._key.digest)
+        else:
+            item.base.record = receipt.checkpoints[0]
+        item.generation = item.base.generation = receipt.generation
+        item.before = None  # or every item would hold all before it
         with self._lock:
             self._queue.pop(0)
 
-    def _whole(self, prepared: Prepared) -> Commit:
-        """Store all pieces anew."""
-        engine = self._engine
-        engine.cache.drop(self._key.digest)
+    def _whole(self, item: _Item) -> Commit:
+        """Store all pieces anew. The plans behind it were made for the old places: they become whole too."""
+        item.is_whole = True
+        engine, prepared = self._engine, item.prepared
+        self._bases.drop(self._key.digest)
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
         plan = chunk.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
@@ -125,9 +145,9 @@ class Delayed:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            lost = [prepared.draft.id for prepared in self._queue]
+            lost = [item.prepared.draft.id for item in self._queue]
             self._queue.clear()
-            self._task, self._generation, self._lost_base = None, None, False
-            self._engine.cache.drop(self._key.digest)
+            self._task = None
+            self._bases.drop(self._key.digest)
             self._failure = DelayedSaveFailed(self._key.id, lost, error)
             self._failure.__cause__ = error

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import chunk, manifest
 from .backend import FORMAT, Backend, CheckpointRecord, Commit, Reading, Receipt, ThreadKey, WriteRecord
+from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
@@ -34,7 +35,7 @@ class Draft:
     step: int | None = None
     source: str = "loop"
     run: str | None = None
-    fence: tuple[str, int] | None = None
+    fence: tuple[str, str, int, int] | None = None
     replace: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
     next_nodes: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class Prepared:
     draft: Draft
     commit: Commit
     plan: chunk.Plan
+    base: Base | None = None
 
 
 class Engine:
@@ -64,43 +66,43 @@ class Engine:
         self.cache = cache
         self.runtime = runtime
 
+    async def commit(self, commit: Commit) -> Receipt:
+        """Do one commit; raise when it is refused."""
+        return await commit_one(self.backend, commit)
+
     # Saving
 
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
-        """Commit a state; on a stale base read the newest and try again."""
-        for attempt in range(_REBASES):
-            prepared = await self.prepare(key, state, draft)
+        """Commit a state; on a stale base read the newest and try again, at last without any."""
+        for attempt in range(_REBASES + 1):
+            prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
             try:
-                receipt = await self.backend.commit(prepared.commit)
+                receipt = await self.commit(prepared.commit)
             except StaleBase:
                 self.cache.drop(key.digest)
-                if attempt + 1 == _REBASES:
-                    raise
                 continue
             except BaseException:
                 self.cache.drop(
                     key.digest, draft.namespace
                 )  # saved or not: the next save reads what is there
                 raise
-            if receipt.existing is not None:
-                stored = await self._compare(key, prepared, receipt.existing)
-                if stored is None:
-                    continue  # it was deleted meanwhile
+            if receipt.existing is None:
+                return self.remember(key, prepared, receipt)
+            stored = await self.compare(key, prepared, receipt.existing)
+            if stored is not None:  # else it was deleted meanwhile
                 return stored
-            return self.remember(key, prepared, receipt)
         raise StaleBase(key.id)
 
-    async def prepare(self, key: ThreadKey, state: Any, draft: Draft) -> Prepared:
-        """Split, plan and describe a save without changing anything."""
-        base = self.cache.get((key.digest, draft.namespace)) or await self._read_base(key, draft)
+    async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
+        """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
+        base = None if cache is None else await self._base(key, draft, cache)
         old = base.split(self.codec) if base is not None else None
         pieces = split(self.codec, state, old)
         plan = chunk.plan(self.codec, self.namer, pieces, old)
         shares = any(name not in plan.chunks for name in plan.names)
-        record = self.record(draft, plan)
         commit = Commit(
             thread=key,
-            checkpoints=(record,),
+            checkpoints=(self.record(draft, plan),),
             chunks=tuple(plan.chunks.items()),
             generation=base.generation if base is not None and shares else None,
             expect_head=draft.expect,
@@ -108,7 +110,25 @@ class Engine:
             replace=draft.replace,
             timeout_s=draft.timeout_s,
         )
-        return Prepared(draft, commit, plan)
+        return Prepared(draft, commit, plan, base)
+
+    async def _base(self, key: ThreadKey, draft: Draft, cache: Cache) -> Base | None:
+        """Return what this process has at hand, or read the head.
+
+        A head that cannot be read, damaged or by a newer outlive during a rolling deploy, is no base; the
+        save stands on its own then.
+        """
+        base = cache.get((key.digest, draft.namespace))
+        try:
+            if base is None:
+                reading = await self.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
+                if reading.record is None:
+                    return None
+                base = Base(reading.record, reading.generation, stream=self.stream(key, reading))
+            base.split(self.codec)
+        except (Corrupt, NewerFormat):
+            return None
+        return base
 
     def record(self, draft: Draft, plan: chunk.Plan) -> CheckpointRecord:
         """Describe a planned save for the backend."""
@@ -138,16 +158,7 @@ class Engine:
         self.cache.put((key.digest, prepared.draft.namespace), base)
         return self.describe(key, record, prepared.draft)
 
-    async def _read_base(self, key: ThreadKey, draft: Draft) -> Base | None:
-        reading = await self.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
-        if reading.record is None:
-            return None
-        try:
-            return Base(reading.record, reading.generation, stream=self.stream(key, reading))
-        except NewerFormat:
-            return None  # written by a newer outlive during a rolling deploy: build on nothing of it
-
-    async def _compare(
+    async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
     ) -> Checkpoint | None:
         """The id is there already: a retry of the same save is answered, anything else is an error.
@@ -260,13 +271,15 @@ class Engine:
         record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
         return record, plan.chunks
 
-    async def pending(
-        self, key: ThreadKey, records: Iterable[WriteRecord], *, opaque: bool = False
+    def pending(
+        self,
+        key: ThreadKey,
+        records: Iterable[WriteRecord],
+        data: Mapping[bytes, bytes],
+        *,
+        opaque: bool = False,
     ) -> tuple[PendingWrite, ...]:
-        """Return the values of writes."""
-        records = list(records)
-        names = [name for record in records for name in record.chunks]
-        data = await self.backend.fetch(key, names) if names else {}
+        """Return the values of writes, whose chunks are in `data`."""
         return tuple(self._pending_write(key, record, data, opaque) for record in records)
 
     def _pending_write(
@@ -278,6 +291,10 @@ class Engine:
         return PendingWrite(record.task, record.index, record.channel, value, record.path)
 
     # All of a thread
+
+    async def has_moved(self, key: ThreadKey, generation: int) -> bool:
+        """Tell whether something was deleted since: what is missing then is no damage."""
+        return (await self.backend.read(key, "", chunks=False)).generation != generation
 
     async def records(
         self, key: ThreadKey, namespace: str | None = None, run: str | None = None

@@ -134,27 +134,27 @@ class MetadataMoved(CallerError):
 class LeaseLost(CallerError):
     """The run that writes is no longer the owner of its lease."""
 
-    def __init__(self, thread: str, run: str, fence: int, current: int | None) -> None:
+    def __init__(self, thread: str, kind: str, key: str, fence: int, current: int | None) -> None:
         super().__init__(
-            f"run {run!r} on thread {thread!r} holds fence {fence}, the store knows {current}: "
+            f"{kind} {key!r} on thread {thread!r} holds fence {fence}, the store knows {current}: "
             "another process has taken it over; stop this one"
         )
         self.thread = thread
-        self.run = run
+        self.kind = kind
+        self.key = key
         self.fence = fence
         self.current = current
 
 
 class EntryHeld(CallerError):
-    """A record that the call wanted to take is held by someone else or has moved on."""
+    """A record that the call wanted to take is held by someone else or has moved on; `stored` is what is there."""
 
-    def __init__(self, thread: str, kind: str, key: str, fence: int, until: int) -> None:
-        super().__init__(f"{kind} {key!r} of thread {thread!r} is held (fence {fence}, until {until})")
+    def __init__(self, thread: str, kind: str, key: str, stored: object) -> None:
+        super().__init__(f"{kind} {key!r} of thread {thread!r} is held by someone else or has moved on")
         self.thread = thread
         self.kind = kind
         self.key = key
-        self.fence = fence
-        self.until = until
+        self.stored = stored
 
 
 class EpochPassed(CallerError):

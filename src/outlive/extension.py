@@ -231,3 +231,5 @@ COMPOSITE_REVIVERS: dict[int, Callable[[list[Any]], Any]] = {
     FROZENSET: frozenset,
     MAP: _revive_map,
 }
+
+KNOWN = frozenset((TAGGED, *SCALAR_REVIVERS, *COMPOSITE_REVIVERS))

@@ -123,12 +123,16 @@ def projection(value: Mapping[str, Any]) -> str | None:
 
 
 def _jsonable(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else f"{value:#x}"
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
     if isinstance(value, float):
         return value if value - value == 0 else repr(value)
     if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        return {str(_jsonable(key)): _jsonable(item) for key, item in value.items()}
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
         return [_jsonable(item) for item in value]
     return str(value)

@@ -11,17 +11,18 @@ commit; with `erase=True` any chunk that holds a byte nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from . import chunk, manifest
-from .backend import CheckpointRecord, Commit, Removal, ThreadKey
+from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
 from .errors import StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
+Choose = Callable[[list[CheckpointRecord]], Awaitable[set[Pair]]]
 
 
 async def prune(
@@ -52,13 +53,14 @@ async def remove(
     """Remove checkpoints by id, or all of one run."""
 
     async def choose(records: list[CheckpointRecord]) -> set[Pair]:
-        pairs = {(record.namespace, record.id) for record in records if run is not None and record.run == run}
-        return pairs | ({(record.namespace, record.id) for record in records} & set(ids))
+        return {
+            (record.namespace, record.id) for record in records if run is not None and record.run == run
+        } | set(ids)
 
     return await _remove(engine, key, choose, erase, False)
 
 
-async def _remove(engine: Engine, key: ThreadKey, choose: object, erase: bool, dry_run: bool) -> Pruned:
+async def _remove(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry_run: bool) -> Pruned:
     total = Pruned()
     for _ in range(_TRIES):
         try:
@@ -79,33 +81,35 @@ async def _remove(engine: Engine, key: ThreadKey, choose: object, erase: bool, d
     raise StaleBase(key.id)
 
 
-async def _once(engine: Engine, key: ThreadKey, choose: object, erase: bool, dry_run: bool) -> Pruned:
+async def _once(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry_run: bool) -> Pruned:
     inventory = await engine.backend.inventory(key)
     records = await engine.records(key)
-    doomed: set[Pair] = await choose(records)  # type: ignore[operator]
+    doomed: set[Pair] = await choose(records)
     kept = [record for record in records if (record.namespace, record.id) not in doomed]
-    live = _Live(engine, key, await engine.backend.writes(key, None), doomed)
+    live = _Live(engine, key, inventory.generation, await engine.backend.writes(key, None), doomed)
     if dry_run:
         return live.estimate(inventory.chunks, kept, len(doomed))
     rewriting = await live.rewrite(records, kept, erase)
+    removed = 0
     if doomed or rewriting.records:
-        await engine.backend.commit(
+        receipt = await engine.commit(
             Commit(
                 key,
                 chunks=tuple(rewriting.chunks.items()),
                 rewrites=tuple(rewriting.records),
-                removal=Removal(checkpoints=tuple(sorted(doomed))),
+                removal=Removal(checkpoints=tuple(sorted(doomed)), erase=erase),
                 generation=inventory.generation,
             )
         )
+        removed = receipt.removed
         engine.cache.drop(key.digest)
-    swept = await sweep(engine, key)
+    swept = await sweep(engine, key, erase)
     whole = swept is not None and (not erase or await _is_erased(engine, key))
     chunks, freed = swept or (0, 0)
-    return Pruned(len(doomed), chunks, len(rewriting.chunks), freed, whole)
+    return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
 
 
-async def sweep(engine: Engine, key: ThreadKey) -> tuple[int, int] | None:
+async def sweep(engine: Engine, key: ThreadKey, erase: bool = False) -> tuple[int, int] | None:
     """Remove the chunks that nobody reads: how many, and their bytes. None when someone else is deleting too."""
     inventory = await engine.backend.inventory(key)
     generation = inventory.generation
@@ -117,9 +121,9 @@ async def sweep(engine: Engine, key: ThreadKey) -> tuple[int, int] | None:
     dead = [name for name in inventory.chunks if name not in live]
     if not dead:
         return 0, 0
-    removal = Removal(chunks=tuple(dead), chunks_until=inventory.revision)
+    removal = Removal(chunks=tuple(dead), chunks_until=inventory.revision, erase=erase)
     try:
-        receipt = await engine.backend.commit(Commit(key, removal=removal, generation=generation))
+        receipt = await engine.commit(Commit(key, removal=removal, generation=generation))
     except StaleBase:
         return None
     engine.cache.drop(key.digest)
@@ -169,7 +173,7 @@ async def _is_erased(engine: Engine, key: ThreadKey) -> bool:
     """Tell whether every stored byte of a thread's chunks is read by somebody."""
     inventory = await engine.backend.inventory(key)
     records = await engine.records(key)
-    live = _Live(engine, key, await engine.backend.writes(key, None), set())
+    live = _Live(engine, key, inventory.generation, await engine.backend.writes(key, None), set())
     rewriting = await live.rewrite(records, records, True)
     return not rewriting.records and set(inventory.chunks) <= live.names(records)
 
@@ -186,14 +190,22 @@ Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
 class _Live:
     """Which bytes of which chunks are still read."""
 
-    def __init__(self, engine: Engine, key: ThreadKey, writes: Sequence[object], doomed: set[Pair]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        key: ThreadKey,
+        generation: int,
+        writes: Sequence[WriteRecord],
+        doomed: set[Pair],
+    ) -> None:
         self._engine = engine
         self._key = key
+        self._generation = generation
         self._held = {
             name
             for write in writes
-            if (write.namespace, write.checkpoint) not in doomed  # type: ignore[attr-defined]
-            for name in write.chunks  # type: ignore[attr-defined]
+            if (write.namespace, write.checkpoint) not in doomed
+            for name in write.chunks
         }
 
     def names(self, records: Iterable[CheckpointRecord]) -> set[bytes]:
@@ -245,6 +257,8 @@ class _Live:
         for at in range(0, len(candidates), 64):
             names = candidates[at : at + 64]
             data = await self._engine.backend.fetch(self._key, names)
+            if len(data) < len(names) and await self._engine.has_moved(self._key, self._generation):
+                raise StaleBase(self._key.id)  # gone with somebody else's deletion
             for name in names:
                 with Located(self._key, None):
                     raw = self._engine.raw(name, data.get(name))

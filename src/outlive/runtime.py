@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -51,6 +51,10 @@ class Runtime(Protocol):
         """Return a lock for a few lines that do not wait for anything."""
         ...
 
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        """Return a lock that may be held while waiting."""
+        ...
+
 
 class _ThreadTask:
     def __init__(self, work: Work) -> None:
@@ -69,6 +73,17 @@ class _LoopTask:
         await asyncio.wait([self._task], timeout=timeout_s)
 
 
+class _ThreadMutex:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class SyncRuntime:
     """The runtime of `outlive.open`."""
 
@@ -81,12 +96,18 @@ class SyncRuntime:
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()
 
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        return _ThreadMutex()
+
 
 class AsyncRuntime(SyncRuntime):
     """The runtime of `outlive.open_async`."""
 
     def spawn(self, work: Work) -> Task:
         return _LoopTask(work)
+
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        return asyncio.Lock()
 
 
 class _Ids:

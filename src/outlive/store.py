@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from . import copying, verifying
 from .backend import ThreadKey, ThreadRow
+from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified
 from .delayed import Delayed
 from .engine import Engine
@@ -36,6 +37,7 @@ class AsyncStore:
         self._engine = engine
         self._settings = settings
         self._queues: dict[bytes, Delayed] = {}
+        self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -172,7 +174,9 @@ class AsyncStore:
 
     def delayed(self, key: ThreadKey) -> Delayed:
         """Return the queue of a thread's delayed saves."""
-        return self._queues.setdefault(key.digest, Delayed(self._engine, key))
+        if key.digest not in self._queues:
+            self._queues.setdefault(key.digest, Delayed(self._engine, key, self._delayed_bases))
+        return self._queues[key.digest]
 
     async def settle(self, key: ThreadKey) -> None:
         """Let the delayed saves of a thread go first."""

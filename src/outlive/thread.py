@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from . import copying, manifest, prune, verifying
-from .backend import CheckpointRecord, Commit, Cursor, Removal, ThreadKey, ThreadRow
+from .backend import CheckpointRecord, Commit, Cursor, Removal, ThreadKey, ThreadRow, WriteRecord
 from .checkpoint import (
     CONTROL,
     SOURCES,
@@ -29,11 +29,12 @@ from .checkpoint import (
 from .delayed import Delayed
 from .diff import diff
 from .engine import Draft, Engine, Located
-from .errors import BadArgument, CheckpointMissing, MetadataMoved
+from .errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from .runtime import new_id
 
 MAX_ID = 1000
 _PAGE = 100
+_TRIES = 8
 
 
 class Home(Protocol):
@@ -131,7 +132,7 @@ class AsyncThread:
         reading, stream = found
         record = reading.record
         state = self._engine.unpack(self._key, record.id, stream)
-        writes = await self._engine.pending(self._key, reading.writes)
+        writes = self._engine.pending(self._key, reading.writes, reading.chunks)
         return self._engine.checkpoint(self._key, record, state=state, writes=writes)
 
     async def exists(self, id: str | None = None) -> bool:
@@ -239,7 +240,7 @@ class AsyncThread:
             )
             records.append(record)
             chunks.update(new)
-        await self._engine.backend.commit(
+        await self._engine.commit(
             Commit(
                 self._key,
                 writes=tuple(records),
@@ -253,7 +254,9 @@ class AsyncThread:
         await self._settled()
         target = _optional_id("checkpoint", checkpoint) or await self._head_id()
         records = await self._engine.backend.writes(self._key, [(self.namespace, target)])
-        return await self._engine.pending(self._key, records)
+        names = [name for record in records for name in record.chunks]
+        data = await self._engine.backend.fetch(self._key, names) if names else {}
+        return self._engine.pending(self._key, records, data)
 
     async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
         """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
@@ -281,33 +284,50 @@ class AsyncThread:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
         target = self._home.thread(id)
-        reading = await self._engine.backend.read(
-            self._key, self.namespace, _optional_id("at", at), chunks=False
-        )
-        if reading.record is None:
-            raise CheckpointMissing(self.id, at)
-        record = replace(reading.record, source="fork")
-        await self._copy(target, [record], list(reading.writes), (self.id, record.id))
-        return target
+        for _ in range(_TRIES):
+            reading = await self._engine.backend.read(
+                self._key, self.namespace, _optional_id("at", at), chunks=False
+            )
+            if reading.record is None:
+                raise CheckpointMissing(self.id, at)
+            record = replace(reading.record, source="fork")
+            origin = (self.id, record.id)
+            if await self._copy(target, [record], reading.writes, reading.generation, origin):
+                return target
+        raise StaleBase(self.id)
 
     async def copy(self, id: str) -> AsyncThread:
         """Make a new thread with the whole history of this one, all namespaces."""
         await self._settled()
-        records = await self._engine.records(self._key)
-        if not records:
-            raise CheckpointMissing(self.id, None)
         target = self._home.thread(id)
-        writes = await self._engine.backend.writes(self._key, None)
-        await self._copy(target, records, writes, None)
-        return target
+        for _ in range(_TRIES):
+            generation = (await self._engine.backend.inventory(self._key)).generation
+            records = await self._engine.records(self._key)
+            if not records:
+                raise CheckpointMissing(self.id, None)
+            writes = await self._engine.backend.writes(self._key, None)
+            if await self._copy(target, records, writes, generation, None):
+                return target
+        raise StaleBase(self.id)
 
     async def _copy(
-        self, target: AsyncThread, records: Any, writes: Any, origin: tuple[str, str] | None
-    ) -> None:
-        row = await self._row()
-        metadata, forked_from = _open_info(self._engine, row)
+        self,
+        target: AsyncThread,
+        records: Sequence[CheckpointRecord],
+        writes: Sequence[WriteRecord],
+        generation: int,
+        origin: tuple[str, str] | None,
+    ) -> bool:
+        """Copy into an empty thread; False when a deletion came in between and the records must be read again."""
+        metadata, forked_from = _open_info(self._engine, await self._row())
         info = _pack_info(self._engine, metadata, origin or forked_from)
-        await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+        try:
+            await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+        except (Corrupt, StaleBase):
+            if not await self._engine.has_moved(self._key, generation):
+                raise
+            return False
+        return True
 
     # Metadata of the thread itself
 
@@ -332,7 +352,7 @@ class AsyncThread:
             body, text = _pack_info(self._engine, merged, forked_from)
             version = row.info_version if row else 0
             try:
-                await self._engine.backend.commit(
+                await self._engine.commit(
                     Commit(self._key, info=body, info_projection=text, info_version=version)
                 )
             except MetadataMoved:  # somebody else changed it: merge into theirs
@@ -341,15 +361,15 @@ class AsyncThread:
         raise MetadataMoved(self.id)
 
     async def _row(self) -> ThreadRow | None:
-        rows = await self._engine.backend.threads(self._key.tenant, prefix=self.id, limit=1)
-        return rows[0] if rows and rows[0].id == self.id else None
+        rows = await self._engine.backend.threads(self._key.tenant, only=self.id)
+        return rows[0] if rows else None
 
     # Deleting
 
     async def delete(self) -> bool:
         """Delete the thread with everything of it, in all namespaces; False when there was none."""
         await self._settled()
-        receipt = await self._engine.backend.commit(Commit(self._key, removal=Removal(everything=True)))
+        receipt = await self._engine.commit(Commit(self._key, removal=Removal(everything=True)))
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 from . import chunk, manifest
 from .backend import CheckpointRecord, ThreadKey
 from .checkpoint import Verified
@@ -9,21 +12,35 @@ from .engine import Engine, Located, check_format
 from .errors import Corrupt, OutliveError, StoreError
 
 _BATCH = 64
+_TRIES = 5
 
 
 async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
-    """Check one thread; problems are listed, not raised."""
+    """Check one thread; problems are listed, not raised. What a deletion took away meanwhile is none."""
+    found = Verified(1, 0, 0)
+    for _ in range(_TRIES):
+        try:
+            generation = (await engine.backend.inventory(key)).generation
+            found = await _verify_once(engine, key)
+            if found.ok or not await engine.has_moved(key, generation):
+                break
+        except StoreError as error:
+            return Verified(1, 0, 0, (str(error),))
+    return found
+
+
+async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
+    problems = [str(error) for error in await engine.backend.audit(key)]
+    inventory = await engine.backend.inventory(key)
     try:
-        problems = [str(error) for error in await engine.backend.audit(key)]
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
-        inventory = await engine.backend.inventory(key)
     except StoreError as error:
-        return Verified(1, 0, 0, (str(error),))
+        return Verified(1, 0, len(inventory.chunks), tuple(dict.fromkeys((*problems, str(error)))))
     raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
     problems += damaged
     for record in records:
-        problems += _guarded(key, record.id, lambda record=record: _check_record(engine, record, raws))
+        problems += _guarded(key, record.id, functools.partial(_check_record, engine, record, raws))
     for write in writes:
         if missing := [name for name in write.chunks if name not in raws]:
             problems.append(
@@ -47,12 +64,12 @@ async def _check_chunks(
     for at in range(0, len(names), _BATCH):
         data = await engine.backend.fetch(key, names[at : at + _BATCH])
         for name in names[at : at + _BATCH]:
-            problems += _guarded(
-                key,
-                None,
-                lambda name=name, data=data: sizes.update({name: len(engine.raw(name, data.get(name)))}),
-            )
+            problems += _guarded(key, None, functools.partial(_measure, engine, name, data.get(name), sizes))
     return sizes, problems
+
+
+def _measure(engine: Engine, name: bytes, data: bytes | None, sizes: dict[bytes, int]) -> None:
+    sizes[name] = len(engine.raw(name, data))
 
 
 def _check_record(engine: Engine, record: CheckpointRecord, sizes: dict[bytes, int]) -> None:
@@ -78,10 +95,10 @@ def _check_span(record: CheckpointRecord, item: bytes | chunk.Span, sizes: dict[
     return length
 
 
-def _guarded(key: ThreadKey, checkpoint: str | None, look: object) -> list[str]:
+def _guarded(key: ThreadKey, checkpoint: str | None, look: Callable[[], object]) -> list[str]:
     try:
         with Located(key, checkpoint):
-            look()  # type: ignore[operator]
+            look()
     except OutliveError as error:
         return [str(error)]
     return []

@@ -21,9 +21,9 @@ The log of a new thread is written aside and renamed. Its index entry comes firs
 disk before the rename. A second one follows when the folder is synced, and says "is". So every log is listed,
 a log that someone deleted is missed, and a crash in between leaves neither.
 
-After a commit that removed something the log is written anew, without it. A large log waits until a quarter
-is dead; until then the bytes of removed chunks are overwritten in place. A crash before that leaves them in
-the file, out of this library's reach, until the log is next written anew.
+After a deletion of the whole thread, after one that erases, and when too much of it is dead, a log is written
+anew with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
+of the thread sees to them.
 
 A process that dies between a rename and the fsync of its folder leaves a file that everyone sees and that a
 power cut would take back. One byte in `lock` tells the next writer to sync the folders before it builds on
@@ -74,7 +74,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from .log import BUSY_S, FORMAT, START, THREADS, Disk, Frame, Log, NotAFile, WriteLock
-from .memory import MemoryBackend, Table, lease_clock, new_token, same
+from .memory import MemoryBackend, Table, clock, new_token, same
 from .rules import Effect, Row, decide
 
 T = TypeVar("T")
@@ -82,7 +82,6 @@ _GROUP = 64  # commits, and so at most as many open files
 _NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
 _CACHED_TABLES = 256
 _CACHED_BYTES = 64 << 20
-_SMALL_BYTES = 1 << 20  # up to here a log is written anew after any removal
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
 _SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -145,20 +144,20 @@ class FileBackend(MemoryBackend):
 
     # Committing
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit a group: one fsync for each log that it touches. Many go in parts: files are limited."""
         parts = (commits[at : at + _GROUP] for at in range(0, len(commits), _GROUP))
         return [result for part in parts for result in self._commit_part(part)]
 
-    def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         timeout_s = min((c.timeout_s for c in commits if c.timeout_s is not None), default=BUSY_S)
         try:
             with _translated(), self._guard.held(timeout_s):
                 return self._commit_group(commits)
-        except Exception as error:  # noqa: BLE001 - every caller of the group gets an answer
+        except OutliveError as error:
             return [error] * len(commits)
 
-    def _commit_group(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def _commit_group(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         batches: dict[bytes, _Batch] = {}
         try:
             results = [self._decide(batches, commit) for commit in commits]
@@ -172,7 +171,7 @@ class FileBackend(MemoryBackend):
         asked = [batches.get(commit.thread.digest) for commit in commits]
         return [_answer(batch, result) for batch, result in zip(asked, results, strict=True)]
 
-    def _decide(self, batches: dict[bytes, _Batch], commit: Commit) -> Receipt | Exception:
+    def _decide(self, batches: dict[bytes, _Batch], commit: Commit) -> Receipt | OutliveError:
         """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
         digest = commit.thread.digest
         try:
@@ -180,7 +179,7 @@ class FileBackend(MemoryBackend):
                 if digest not in batches:
                     batches[digest] = self._open_batch(commit.thread)
                 return batches[digest].commit(commit)
-        except Exception as error:  # noqa: BLE001 - the others of the group go on
+        except OutliveError as error:
             return error
 
     def _open_batch(self, thread: ThreadKey) -> _Batch:
@@ -217,10 +216,10 @@ class FileBackend(MemoryBackend):
                 try:
                     with _translated():
                         step(batch)
-                except Exception as error:  # noqa: BLE001 - the others of the group go on
+                except OutliveError as error:
                     self._fail(batch, error)
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
+    def _fail(self, batch: _Batch, error: OutliveError) -> None:
         """Cut what was written, as far as the disk lets us, or it would be found and believed."""
         batch.failure = batch.failure or error
         if batch.fd is not None:
@@ -265,13 +264,9 @@ class FileBackend(MemoryBackend):
         try:
             if batch.table.wants_rewrite():
                 self._rewrite(batch)
-            elif batch.table.freed:
-                batch.log.blank(batch.file, batch.table.freed)
         except (StoreError, OSError):
-            batch.is_kept = False
             if batch.removes:
                 raise
-        batch.table.freed.clear()
 
     def _rewrite(self, batch: _Batch) -> None:
         """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""
@@ -301,9 +296,11 @@ class FileBackend(MemoryBackend):
             record = table.find_at(namespace, id, at)
             if record is None:
                 return Reading(generation)
-            wanted = record.chunks if chunks and not (known and same(known, record)) else ()
-            writes = tuple(table.writes_of([(namespace, record.id)]))
-            return Reading(generation, record, table.data(fd, wanted, record.id), writes)
+            writes = table.writes_of([(namespace, record.id)])
+            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted += [name for write in writes for name in write.chunks]
+            data = table.data(fd, wanted, record.id) if chunks else {}
+            return Reading(generation, record, data, tuple(writes))
 
         return self._look(thread, look)
 
@@ -312,34 +309,19 @@ class FileBackend(MemoryBackend):
     ) -> dict[bytes, bytes]:
         return self._look(thread, lambda table, fd: table.data(fd, names))
 
-    def entries(
-        self,
-        thread: ThreadKey | None,
-        kind: str,
-        *,
-        status: str | None = None,
-        after: str = "",
-        limit: int = 100,
-    ) -> list[tuple[ThreadKey | None, Entry]]:
-        """Look through one thread after the other: not all of them need fit into memory."""
-        threads = [thread] if thread is not None else self._threads()
-        found = [
-            pair
-            for one in threads
-            for pair in super(FileBackend, self).entries(one, kind, status=status, after=after, limit=limit)
-        ]
-        return sorted(found, key=lambda pair: pair[1].key)[:limit]
-
     def threads(
         self,
         tenant: str,
         *,
+        only: str | None = None,
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
         """Read no more logs than the page needs."""
+        if only is not None:
+            return self._visible(ThreadKey.of(tenant, only))
         start = None if after is None else escape(after)
         rows: list[ThreadRow] = []
         keys = [key for key in self._threads() if key.tenant == tenant and key.id.startswith(prefix)]
@@ -494,7 +476,7 @@ class _Batch:
     is_kept: bool = True  # the table is worth keeping
     has_effect: bool = False
     removes: bool = False
-    failure: Exception | None = None
+    failure: OutliveError | None = None
 
     @property
     def log(self) -> Log:
@@ -506,19 +488,14 @@ class _Batch:
         return self.fd
 
     def commit(self, commit: Commit) -> Receipt:
-        now = time.time_ns() // 1000
-        effect, receipt = decide(commit, self.table, now=now, now_lease=lease_clock(), token=new_token())
+        effect, receipt = decide(commit, self.table, clock(), new_token())
         if effect is not None:
             self._add(_plain(effect))
         return receipt
 
     def _add(self, effect: Effect) -> None:
         meta, chunks = self.table.prepare(effect)
-        try:
-            self.table.commit(effect, meta, chunks)
-        except Exception as error:
-            self.failure = error  # the table is changed by half: nothing of this batch may be written
-            raise
+        self.table.commit(effect, meta, chunks)
         self.has_effect = True
         self.removes |= _removes(effect)
 
@@ -528,7 +505,7 @@ class _Batch:
             self.fd = None
 
 
-def _answer(batch: _Batch | None, result: Receipt | Exception) -> Receipt | Exception:
+def _answer(batch: _Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
     """What was decided in a batch that failed was decided on a state that never was."""
     return batch.failure if batch is not None and batch.failure is not None else result
 
@@ -555,9 +532,9 @@ class LoggedTable(Table):
         self.log = log
         self.weight = 0  # bytes of meta that were replayed: about what it takes in memory
         self.synced_at = float("-inf")
-        self.freed: list[tuple[int, int]] = []  # (place, size) of chunks that this group removed
         self._places: dict[bytes, tuple[int, int, int]] = {}  # name → (place, size, crc)
-        self._has_leftovers = False  # something was removed since the log was last written anew
+        self._must_go = False  # something in the file may not stay there
+        self._has_removed = False  # something was removed since the waste was last counted
         self._look_at = _WASTE_BYTES  # how long the log may grow before its waste is counted again
 
     # From the log
@@ -578,17 +555,16 @@ class LoggedTable(Table):
 
     def _change(self, effect: Effect, chunks: Sequence[Chunk], at: int) -> None:
         self.apply(effect)
-        self._has_leftovers |= _removes(effect)
-        if effect.everything:
-            self._places.clear()
+        self._must_go |= effect.erase or effect.everything
+        self._has_removed |= _removes(effect)
+        gone = list(self._places) if effect.everything else effect.removed_chunks
+        for name in gone:
+            del self._places[name]
         for chunk in chunks:
             if chunk.is_new:
                 self._places[chunk.name] = (at, chunk.size, chunk.crc)
                 at += chunk.size
             self.chunks[chunk.name] = (chunk.size, chunk.revision)
-        for name in effect.removed_chunks:
-            self.chunks.pop(name, None)
-            self._places.pop(name, None)
 
     # Into the log
 
@@ -598,13 +574,14 @@ class LoggedTable(Table):
         return _pack_effect(effect, chunks), chunks
 
     def _chunk(self, effect: Effect, name: bytes, data: bytes) -> Chunk:
-        held = None if effect.everything else self._places.get(name)
-        crc = held[2] if held else zlib.crc32(data, zlib.crc32(name))
-        return Chunk(name, len(data), crc, effect.row.revision, held is None)
+        """What is there stays as it is; what the same commit removes is written again."""
+        if name in self._places and not effect.everything and name not in effect.removed_chunks:
+            _, size, crc = self._places[name]
+            return Chunk(name, size, crc, effect.row.revision, False)
+        return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.row.revision, True)
 
     def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
         """Change the table, then put the frame into the log: what cannot be applied is never written."""
-        self.freed += [self._places[name][:2] for name in effect.removed_chunks]
         self._change(replace(effect, chunks=()), chunks, self.log.data_at(meta))
         data = dict(effect.chunks)
         self.log.add(meta, [data[chunk.name] for chunk in chunks if chunk.is_new])
@@ -612,16 +589,13 @@ class LoggedTable(Table):
 
     def wants_rewrite(self) -> bool:
         """Tell whether the log holds too much of what is gone. Counting costs, and waits until it matters."""
-        end = self.log.end
-        if not self._has_leftovers and end < self._look_at:
+        if not (self._must_go or self._has_removed or self.log.end >= self._look_at):
             return False
         live = START + len(self._snapshot_meta()) + sum(size for size, _ in self.chunks.values())
-        dead = end - live
-        if self._has_leftovers and (end < _SMALL_BYTES or dead * 4 > end):
-            return True
-        self._has_leftovers = False  # looked at; blanking does the rest
+        part = live // 3 if self._has_removed else live  # a quarter of the whole, or half of it
         self._look_at = live + max(live, _WASTE_BYTES)
-        return end > self._look_at
+        self._has_removed = False
+        return self._must_go or self.log.end - live > max(part, _WASTE_BYTES)
 
     def snapshot(self, fd: int) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield frames that build this table again. Chunks keep stamp and checksum, the damaged ones too."""
@@ -641,8 +615,7 @@ class LoggedTable(Table):
             checkpoints=tuple(self.records.values()),
             writes=tuple(write for writes in self.pending.values() for write in writes.values()),
             entries=tuple(self.notes.values()),
-            info=self.info,
-            info_projection=self.info_projection,
+            info=self.metadata,
         )
         return _pack_effect(effect, [])
 
@@ -688,7 +661,7 @@ class LoggedTable(Table):
 
 
 def _removes(effect: Effect) -> bool:
-    return effect.everything or bool(effect.removed or effect.removed_chunks)
+    return effect.erase or effect.everything or bool(effect.removed or effect.removed_chunks)
 
 
 def _plain(effect: Effect) -> Effect:
@@ -818,10 +791,10 @@ class Index:
 _ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")
 _CHECKPOINT = (
     "namespace", "id", "parent", "run", "step", "source", "size", "added", "chunks", "body", "projection",
-    "format", "epoch", "seq", "created_at",
+    "format", "epoch", "seq", "created_at", "version",
 )  # fmt: skip
 _WRITE = ("namespace", "checkpoint", "task", "index", "channel", "path", "body", "chunks", "rank")
-_ENTRY = ("kind", "key", "body", "status", "epoch", "fence", "revision", "until", "gone")
+_ENTRY = ("kind", "key", "body", "status", "epoch", "fence", "revision", "until", "clock", "gone")
 _CHUNK = ("name", "size", "crc", "revision", "is_new")
 _row, _checkpoint, _write, _entry, _chunk = (
     attrgetter(*names) for names in (_ROW, _CHECKPOINT, _WRITE, _ENTRY, _CHUNK)
@@ -843,15 +816,15 @@ def _pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
             effect.removed,
             effect.removed_chunks,
             effect.everything,
+            effect.erase,
             effect.info,
-            effect.info_projection,
         )
     )
 
 
 def _unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
     """Return an effect without the data of its chunks, which are listed beside it."""
-    who, row, at, records, chunks, writes, entries, removed, gone, all_gone, info, projection = _unpack(meta)
+    who, row, at, records, chunks, writes, entries, removed, gone, everything, erase, info = _unpack(meta)
     if tuple(who) != (key.tenant, key.id):
         raise ValueError("it belongs to another thread")
     effect = Effect(
@@ -863,9 +836,9 @@ def _unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         entries=tuple(Entry(**_named(_ENTRY, values)) for values in entries),
         removed=tuple((pair[0], pair[1]) for pair in removed),
         removed_chunks=tuple(gone),
-        everything=all_gone,
+        everything=everything,
+        erase=erase,
         info=info,
-        info_projection=projection,
     )
     return effect, [Chunk(*values) for values in chunks]
 

@@ -9,15 +9,18 @@ one fsync; each still succeeds or fails on its own.
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from ..backend import Commit, Receipt
-from ..errors import OutcomeUnknown, StoreBusy, StoreClosed, StoreUnavailable
+from ..errors import OutcomeUnknown, OutliveError, StoreBusy, StoreClosed
 
 T = TypeVar("T")
 _READS = frozenset(
@@ -26,12 +29,12 @@ _READS = frozenset(
 
 
 class Local(Protocol):
-    """What a backend of this process brings: the waist as plain functions, and commits by the group."""
+    """What a backend of this process brings: the waist as plain functions, under a lock that the callers hold."""
 
     name: str
     lock: Any
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]: ...
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]: ...
     def before_fork(self) -> None: ...
     def close(self) -> None: ...
 
@@ -43,7 +46,7 @@ class _Waiting:
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
-        self.result: Receipt | Exception | None = None
+        self.result: Receipt | OutliveError | None = None
 
 
 class Inline:
@@ -52,33 +55,44 @@ class Inline:
     def __init__(self, local: Local) -> None:
         self.local = local
         self.name = local.name
-        self._queue: list[_Waiting] = []
+        self._queue: collections.deque[_Waiting] = collections.deque()
         self._closed = False
         _locals.add(local)
+        _inline.add(self)
 
-    async def commit(self, commit: Commit) -> Receipt:
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; whoever gets the lock first commits for all who wait."""
-        waiting = _Waiting(commit)
-        self._queue.append(waiting)
-        with _Held(self.local.lock, commit.timeout_s, functools.partial(self._leave, waiting)):
-            if waiting.result is None:
-                self._commit_queue()
-        return _outcome(waiting.result)
+        mine = [_Waiting(commit) for commit in commits]
+        self._queue.extend(mine)
+        timeout_s = _longest(commits)
+        if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            try:
+                if any(waiting.result is None for waiting in mine):
+                    self._commit_queue()
+            finally:
+                self.local.lock.release()
+        else:
+            self._give_up(mine, timeout_s)
+        return [waiting.result or _unknown(waiting.commit) for waiting in mine]
 
-    def _leave(self, waiting: _Waiting) -> None:
-        if waiting in self._queue:
-            self._queue.remove(waiting)
+    def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
+        """Leave the queue. What somebody is committing already has an outcome that nobody waits for."""
+        for waiting in mine:
+            with contextlib.suppress(ValueError):
+                self._queue.remove(waiting)
+                waiting.result = _busy(timeout_s)
 
     def _commit_queue(self) -> None:
-        group, self._queue[:] = list(self._queue), []
-        if self._closed:
-            raise StoreClosed
-        results: Sequence[Receipt | Exception] = [StoreUnavailable("the commit was interrupted")] * len(group)
-        try:
-            results = self.local.commit_all([waiting.commit for waiting in group])
-        finally:  # whoever waits gets an answer, also when this thread is interrupted
-            for waiting, result in zip(group, results, strict=True):
-                waiting.result = result
+        group = []
+        while self._queue:  # one by one: others append at the same time
+            group.append(self._queue.popleft())
+        if self._closed or not group:
+            for waiting in group:
+                waiting.result = StoreClosed()
+            return
+        results = self.local.commit_all([waiting.commit for waiting in group])
+        for waiting, result in zip(group, results, strict=True):
+            waiting.result = result
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:
@@ -86,10 +100,15 @@ class Inline:
         method = getattr(self.local, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            with _Held(self.local.lock, kwargs.get("timeout_s")):
+            timeout_s = kwargs.get("timeout_s")
+            if not self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                raise _busy(timeout_s)
+            try:
                 if self._closed:
                     raise StoreClosed
                 return method(*args, **kwargs)
+            finally:
+                self.local.lock.release()
 
         self.__dict__[name] = call
         return call
@@ -100,34 +119,23 @@ class Inline:
             self.local.close()
 
 
-class _Held:
-    """Hold a lock, waiting no longer than the call may take."""
-
-    def __init__(self, lock: Any, timeout_s: float | None, give_up: Callable[[], None] | None = None) -> None:
-        self._lock = lock
-        self._timeout_s = timeout_s
-        self._give_up = give_up
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=-1 if self._timeout_s is None else self._timeout_s):
-            if self._give_up:
-                self._give_up()
-            raise StoreBusy(
-                f"the store was busy in this process for {self._timeout_s} s; give timeout_s more room"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+def _longest(commits: Sequence[Commit]) -> float | None:
+    """How long a group may take: as long as the most patient of it."""
+    times = [commit.timeout_s for commit in commits]
+    return None if None in times else max((time for time in times if time is not None), default=None)
 
 
-def _outcome(result: Receipt | Exception | None) -> Receipt:
-    if isinstance(result, Receipt):
-        return result
-    raise result if result is not None else StoreClosed()
+def _unknown(commit: Commit) -> OutliveError:
+    ids = [draft.id for draft in commit.checkpoints]
+    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s)
+
+
+def _busy(timeout_s: float | None) -> StoreBusy:
+    return StoreBusy(f"the store was busy in this process for {timeout_s} s; give timeout_s more room")
 
 
 class Threaded:
-    """The async colour: one worker thread, one hop per call."""
+    """The async colour: one worker thread, one hop per call. Belongs to the event loop that uses it."""
 
     def __init__(self, local: Local) -> None:
         self.local = local
@@ -140,46 +148,65 @@ class Threaded:
     def _reset(self) -> None:
         """A new worker and an empty queue: at the start, and in a forked child, which has no threads."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"outlive-{self.local.name}")
-        self._queue: list[tuple[Commit, asyncio.Future[Receipt]]] = []
-        self._busy = False
+        self._begin(None)
 
-    async def commit(self, commit: Commit) -> Receipt:
-        """Join the group that goes to the worker next.
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self._queue: list[tuple[Commit, asyncio.Future[Receipt]]] = []
+        self._is_busy = False
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Join the group that goes to the worker next."""
+        if len(commits) == 1:
+            return [await self._commit(commits[0])]
+        return list(await asyncio.gather(*[self._commit(commit) for commit in commits]))
+
+    async def _commit(self, commit: Commit) -> Receipt | OutliveError:
+        """Wait for one commit.
 
         A caller that is cancelled leaves its commit where it is: taken out when it was not sent, else
         finished before the worker takes the next one.
         """
         if self._closed:
-            raise StoreClosed
+            return StoreClosed()
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Receipt] = loop.create_future()
-        item = (commit, future)
+        if self._loop is not loop:  # the loop before has ended, and whoever waited there is gone
+            self._begin(loop)
+        item = (commit, loop.create_future())
         self._queue.append(item)
-        if not self._busy:
-            self._busy = True
+        if not self._is_busy:
+            self._is_busy = True
             loop.call_soon(
                 self._send, loop
             )  # whoever else is ready to save in this turn of the loop comes along
         try:
-            return await _within(future, commit.timeout_s)
+            return await _within(item[1], commit.timeout_s)
+        except OutliveError as error:
+            return error
         except TimeoutError:
-            ids = [draft.id for draft in commit.checkpoints]
-            raise OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s) from None
+            return _busy(commit.timeout_s) if self._withdraw(item) else _unknown(commit)
         except asyncio.CancelledError:
-            if item in self._queue:
-                self._queue.remove(item)
+            self._withdraw(item)
             raise
 
+    def _withdraw(self, item: tuple[Commit, asyncio.Future[Receipt]]) -> bool:
+        """Take a commit back; False when it was sent already."""
+        if item not in self._queue:
+            return False
+        self._queue.remove(item)
+        return True
+
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        group, self._queue = self._queue, []
-        group = [item for item in group if not item[1].cancelled()]
-        if not group:
-            self._busy = False
+        if self._loop is not loop:
             return
-        work = loop.run_in_executor(self._pool, self._commit_all, [commit for commit, _ in group])
+        group, self._queue = self._queue, []
+        if not group:
+            self._is_busy = False
+            return
+        work = loop.run_in_executor(self._pool, self._commit_group, [commit for commit, _ in group])
         work.add_done_callback(lambda done: self._answer(loop, group, done))
 
-    def _commit_all(self, commits: list[Commit]) -> list[Receipt | Exception]:
+    def _commit_group(self, commits: list[Commit]) -> list[Receipt | OutliveError]:
         with self.local.lock:
             return self.local.commit_all(commits)
 
@@ -207,9 +234,7 @@ class Threaded:
             try:
                 return await _within(future, kwargs.get("timeout_s"))
             except TimeoutError:
-                raise StoreBusy(
-                    f"no answer within {kwargs.get('timeout_s')} s; give timeout_s more room"
-                ) from None
+                raise _busy(kwargs.get("timeout_s")) from None
 
         self.__dict__[name] = call
         return call
@@ -219,10 +244,14 @@ class Threaded:
             return getattr(self.local, name)(*args, **kwargs)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
-            self._pool.shutdown(wait=False)
+        """Finish what was handed over, then release the backend."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._is_busy and self._loop is asyncio.get_running_loop():
+            await asyncio.sleep(0.001)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
+        self._pool.shutdown(wait=False)
 
     def _close(self) -> None:
         with self.local.lock:
@@ -246,12 +275,15 @@ async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
 # lets each backend put away what a child must not inherit. Worker threads stay with the parent.
 
 _locals: weakref.WeakSet[Any] = weakref.WeakSet()
+_inline: weakref.WeakSet[Inline] = weakref.WeakSet()
 _threaded: weakref.WeakSet[Threaded] = weakref.WeakSet()
 _graveyard: list[ThreadPoolExecutor] = []  # pools of the parent: joining them in a child would hang
 _stopped: list[Local] = []
+_forking = threading.Lock()  # one fork at a time takes the locks
 
 
 def _before_fork() -> None:
+    _forking.acquire()
     for local in list(_locals):
         local.lock.acquire()
         _stopped.append(local)
@@ -261,10 +293,13 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _stopped:
         _stopped.pop().lock.release()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
     _after_fork()
+    for inline in list(_inline):
+        inline._queue.clear()  # those who wait in it are threads of the parent
     for backend in list(_threaded):
         _graveyard.append(backend._pool)
         backend._reset()

@@ -22,8 +22,6 @@ What a crash leaves behind, in the order of the code:
     acknowledge     the same, or the mark behind them
     aside           the old file and a `.tmp` beside it; after the rename the new file, or after a power cut
                     still the old one, until the folder is synced
-
-Data to which nothing refers may be blanked in place: heads and metas stay, so the chain holds.
 """
 
 from __future__ import annotations
@@ -422,16 +420,6 @@ class Log:
         """Cut what a failed write left, as far as the disk lets us; never what was acknowledged."""
         with contextlib.suppress(OSError):
             self.disk.truncate(fd, max(self._sound, self.acked))
-
-    def blank(self, fd: int, places: Sequence[tuple[int, int]]) -> None:
-        """Overwrite data that nothing refers to. Both marks go first: behind a mark it would look torn."""
-        self.settle(fd)
-        self.acknowledge(fd)
-        self.settle(fd)
-        for at, size in places:
-            for start in range(at, at + size, 1 << 20):
-                self.disk.write(fd, bytes(min(1 << 20, at + size - start)), start)
-        self.disk.sync(fd)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[int]:

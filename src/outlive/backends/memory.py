@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import threading
 import time
@@ -16,6 +17,7 @@ from ..backend import (
     Commit,
     Cursor,
     Entry,
+    EntryCursor,
     Inventory,
     Known,
     Reading,
@@ -24,11 +26,10 @@ from ..backend import (
     ThreadRow,
     WriteRecord,
     escape,
+    unescape,
 )
 from ..errors import Corrupt, OutliveError
-from .rules import Effect, Row, decide
-
-_BOTTOM: Cursor = (-1, -1, "")
+from .rules import Clock, Effect, Row, decide
 
 
 def new_token() -> int:
@@ -36,9 +37,19 @@ def new_token() -> int:
     return secrets.randbits(63)
 
 
-def lease_clock() -> int:
-    """Return microseconds of a clock that counts through suspension and that nobody can set."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+def clock() -> Clock:
+    """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
+    return Clock(time.time_ns() // 1000, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000, _boot_id())
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Name the clock for leases: it starts anew with the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
 
 
 class Table:
@@ -48,8 +59,8 @@ class Table:
         self.key = key
         self.row: Row | None = None
         self.updated_at = 0
-        self.info: bytes | None = None
-        self.info_projection: str | None = None
+        self.metadata: bytes | None = None
+        self.projection: str | None = None
         self.records: dict[tuple[str, str], CheckpointRecord] = {}
         self.orders: dict[str, list[Cursor]] = {}
         self.chunks: dict[bytes, tuple[int, int]] = {}
@@ -63,13 +74,19 @@ class Table:
 
     def head(self, namespace: str) -> str | None:
         order = self.orders.get(namespace)
-        return order[-1][2] if order else None
+        return unescape(order[-1][2]) if order else None
 
     def count(self) -> int:
         return len(self.records)
 
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
         return self.pending.get(key[:2], {}).get(key)
+
+    def has_writes(self, pair: tuple[str, str]) -> bool:
+        return pair in self.pending
+
+    def info(self) -> bytes | None:
+        return self.metadata
 
     def entry(self, kind: str, key: str) -> Entry | None:
         return self.notes.get((kind, key))
@@ -85,14 +102,15 @@ class Table:
         self.updated_at = effect.at
         if effect.everything:
             self._forget_all()
-        for record in (*effect.checkpoints, *effect.rewrites):
-            self._put(record)
-        for name, data in effect.chunks:
-            self.chunks[name] = (len(data), effect.row.revision)
         for pair in effect.removed:
             self._remove(pair)
         for name in effect.removed_chunks:
             del self.chunks[name]
+        for name, data in effect.chunks:
+            size = self.chunks[name][0] if name in self.chunks else len(data)
+            self.chunks[name] = (size, effect.row.revision)
+        for record in (*effect.checkpoints, *effect.rewrites):
+            self._put(record)
         for write in effect.writes:
             self.pending.setdefault(write.key[:2], {})[write.key] = write
         for entry in effect.entries:
@@ -101,10 +119,10 @@ class Table:
             else:
                 self.notes[entry.kind, entry.key] = entry
         if effect.info is not None:
-            self.info, self.info_projection = effect.info, effect.info_projection
+            self.metadata, self.projection = effect.info, effect.info_projection
 
     def _forget_all(self) -> None:
-        self.info = self.info_projection = None
+        self.metadata = self.projection = None
         for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
             rows.clear()
 
@@ -119,8 +137,10 @@ class Table:
         self.records[pair] = record
 
     def _remove(self, pair: tuple[str, str]) -> None:
-        record = self.records.pop(pair)
         self.pending.pop(pair, None)
+        record = self.records.pop(pair, None)
+        if record is None:  # only writes, of a checkpoint that never came
+            return
         order = self.orders[record.namespace]
         order.remove(record.order)
         if not order:
@@ -133,7 +153,7 @@ class Table:
             return self.find(namespace, id)
         order = self.orders.get(namespace, [])
         for cursor in reversed(order):
-            record = self.records[namespace, cursor[2]]
+            record = self.records[namespace, unescape(cursor[2])]
             if at is None or record.created_at <= at:
                 return record
         return None
@@ -145,7 +165,7 @@ class Table:
         for cursor, name in self._descending(namespace, before):
             if len(page) >= limit:
                 break
-            record = self.records[name, cursor[2]]
+            record = self.records[name, unescape(cursor[2])]
             if run is None or record.run == run:
                 page.append(record)
         return page
@@ -179,7 +199,8 @@ class Table:
             stored=self.stored(),
             created_at=row.created_at,
             updated_at=self.updated_at,
-            info=self.info,
+            info=self.metadata,
+            info_projection=self.projection,
             info_version=row.info_version,
             head=self.find_at("", None, None),
         )
@@ -187,7 +208,7 @@ class Table:
     @property
     def is_visible(self) -> bool:
         """A thread that was deleted leaves its counters behind, and nothing to be listed."""
-        return bool(self.records or self.pending or self.notes) or self.info is not None
+        return bool(self.records or self.pending) or self.metadata is not None
 
 
 def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
@@ -210,9 +231,9 @@ class MemoryBackend:
         self._key = self._key or offered
         return self._key
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Do each commit on its own; a refusal of one does not touch the others."""
-        results: list[Receipt | Exception] = []
+        results: list[Receipt | OutliveError] = []
         for commit in commits:
             try:
                 results.append(self._commit(commit))
@@ -222,9 +243,7 @@ class MemoryBackend:
 
     def _commit(self, commit: Commit) -> Receipt:
         table = self._table(commit.thread)
-        effect, receipt = decide(
-            commit, table, now=time.time_ns() // 1000, now_lease=lease_clock(), token=new_token()
-        )
+        effect, receipt = decide(commit, table, clock(), new_token())
         if effect is not None:
             self._apply(table, effect)
         return receipt
@@ -236,7 +255,7 @@ class MemoryBackend:
         for name in doomed:
             self._data.pop((digest, name), None)
         for name, data in effect.chunks:
-            self._data[digest, name] = data
+            self._data.setdefault((digest, name), data)
         self._tables[digest] = table
 
     def _table(self, thread: ThreadKey) -> Table:
@@ -258,10 +277,10 @@ class MemoryBackend:
         record = table.find_at(namespace, id, at)
         if record is None:
             return Reading(generation)
-        wanted = record.chunks if chunks and not (known and same(known, record)) else ()
-        return Reading(
-            generation, record, self.fetch(thread, wanted), tuple(table.writes_of([(namespace, record.id)]))
-        )
+        writes = table.writes_of([(namespace, record.id)])
+        wanted = [] if known is not None and same(known, record) else list(record.chunks)
+        wanted += [name for write in writes for name in write.chunks]
+        return Reading(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
 
     def history(
         self,
@@ -283,43 +302,54 @@ class MemoryBackend:
 
     def entries(
         self,
-        thread: ThreadKey | None,
+        tenant: str,
         kind: str,
         *,
-        status: str | None = None,
-        after: str = "",
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
         limit: int = 100,
-    ) -> list[tuple[ThreadKey | None, Entry]]:
-        tables = list(self._all_tables()) if thread is None else [self._table(thread)]
-        found: list[tuple[ThreadKey | None, Entry]] = [
-            (table.key, entry)
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        tables = [self._table(thread)] if thread is not None else self._all_tables()
+        now = clock()
+        found = [
+            ((escape(entry.key), table.key.digest), table.key, entry)
             for table in tables
             for entry in table.notes.values()
-            if entry.kind == kind and entry.key > after and (status is None or entry.status == status)
+            if table.key.tenant == tenant
+            and entry.kind == kind
+            and entry.key.startswith(prefix)
+            and (statuses is None or entry.status in statuses)
+            and (lapsed is None or lapsed == has_lapsed(entry, now))
         ]
-        return sorted(found, key=lambda pair: pair[1].key)[:limit]
+        start = None if after is None else (escape(after[0]), after[1])
+        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
+        return [(key, entry) for _, key, entry in rows[:limit]]
 
     def threads(
         self,
         tenant: str,
         *,
+        only: str | None = None,
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
-        found = sorted(
-            (
-                table
-                for table in self._all_tables()
-                if table.key.tenant == tenant
-                and table.key.id.startswith(prefix)
-                and (after is None or escape(table.key.id) > escape(after))
-                and table.is_visible
-            ),
-            key=lambda table: escape(table.key.id),
-        )
-        return [table.summary() for table in found[:limit]]
+        if only is not None:
+            table = self._table(ThreadKey.of(tenant, only))
+            return [table.summary()] if table.is_visible else []
+        found = [
+            (escape(table.key.id), table)
+            for table in self._all_tables()
+            if table.key.tenant == tenant and table.key.id.startswith(prefix) and table.is_visible
+        ]
+        start = None if after is None else escape(after)
+        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
+        return [table.summary() for _, table in rows[:limit]]
 
     def _all_tables(self) -> Iterable[Table]:
         return self._tables.values()
@@ -362,6 +392,11 @@ class NullBackend(MemoryBackend):
 
     def _apply(self, table: Table, effect: Effect) -> None:
         """Keep nothing."""
+
+
+def has_lapsed(entry: Entry, now: Clock) -> bool:
+    """Tell whether the lease of an entry has run out; one by another clock has."""
+    return entry.clock != now.id or entry.until <= now.lease
 
 
 def same(known: Known, record: CheckpointRecord) -> bool:

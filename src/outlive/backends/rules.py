@@ -1,17 +1,29 @@
 """What a commit does, decided once for all local backends.
 
 `decide` looks at a thread through a `View`, refuses the commit or returns its `Effect`: the exact rows to
-put and to remove. A backend then applies the effect in its own way. Nothing is changed while deciding, so
-a refusal leaves nothing behind.
+put and to remove. A backend then applies the effect in its own way, removals first. Nothing is changed
+while deciding, so a refusal leaves nothing behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..backend import CheckpointRecord, Commit, Entry, Receipt, Removal, ThreadKey, WriteRecord, stamped
+from ..backend import (
+    ABSENT,
+    NEXT,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Rank,
+    Receipt,
+    Removal,
+    ThreadKey,
+    WriteRecord,
+    stamped,
+)
 from ..errors import (
     BadArgument,
     EntryHeld,
@@ -22,6 +34,9 @@ from ..errors import (
     StaleBase,
     ThreadNotEmpty,
 )
+
+Records = tuple[CheckpointRecord, ...]
+Pair = tuple[str, str]  # (namespace, checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,15 @@ class Row:
     info_version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
+
+    now: int
+    lease: int
+    id: str
+
+
 class View(Protocol):
     """How `decide` looks at one thread."""
 
@@ -45,8 +69,10 @@ class View(Protocol):
     def head(self, namespace: str) -> str | None: ...
     def count(self) -> int: ...
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None: ...
+    def has_writes(self, pair: Pair) -> bool: ...
     def entry(self, kind: str, key: str) -> Entry | None: ...
     def chunk(self, name: bytes) -> tuple[int, int] | None: ...
+    def info(self) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,64 +82,72 @@ class Effect:
     thread: ThreadKey
     row: Row
     at: int
-    checkpoints: tuple[CheckpointRecord, ...] = ()
-    rewrites: tuple[CheckpointRecord, ...] = ()
+    checkpoints: Records = ()
+    rewrites: Records = ()
+    replaced: Records = ()  # the old form of what is put again
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     entries: tuple[Entry, ...] = ()
-    replaced: tuple[CheckpointRecord, ...] = ()  # the old form of what is put again
-    removed: tuple[tuple[str, str], ...] = ()
+    removed: tuple[Pair, ...] = ()
     removed_chunks: tuple[bytes, ...] = ()
     everything: bool = False
+    erase: bool = False
     info: bytes | None = None
     info_projection: str | None = None
 
 
-def decide(
-    commit: Commit, view: View, *, now: int, now_lease: int, token: int
-) -> tuple[Effect | None, Receipt]:
+def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect | None, Receipt]:
     """Return what a commit does and its receipt; no effect when its checkpoint is there already.
 
-    `now` stamps records; `now_lease` is a clock that never jumps, for leases; `token` is a new generation.
+    `token` is a new generation.
     """
     row = view.row
     existing = None if commit.replace else _existing(commit, view)
     if existing is not None and row is not None:
         return None, Receipt(row.generation, row.revision, existing=existing)
-    _check(commit, view, row, now_lease)
-    row = row or Row(token, 0, 0, 0, now)
+    _check(commit, view, row, clock)
+    row = row or Row(token, 0, 0, 0, clock.now)
     removal = commit.removal or Removal()
-    removed = tuple(pair for pair in removal.checkpoints if view.find(*pair) is not None)
-    chunks, freed = _doomed_chunks(removal, view)
-    stored, replaced, seq, epoch = _stamp(commit, view, row, now)
+    removed = tuple(
+        pair for pair in removal.checkpoints if view.find(*pair) is not None or view.has_writes(pair)
+    )
+    doomed, freed = _doomed_chunks(removal, view)
+    placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view)
-    forgets = removal.everything or bool(removed or chunks or commit.rewrites)
+    info = _info(commit, view, row)
+    forgets = (
+        removal.everything or removed or doomed or rewrites or placed.disturbs or _finds_chunks(commit, view)
+    )
     new = Row(
         generation=token if forgets else row.generation,
         revision=row.revision + 1,
-        epoch=max(row.epoch, epoch),
-        seq=seq,
+        epoch=placed.epoch,
+        seq=placed.seq,
         created_at=row.created_at,
-        info_version=row.info_version + (commit.info is not None),
+        info_version=_info_version(commit, row, info is not None),
     )
     effect = Effect(
         thread=commit.thread,
         row=new,
-        at=now,
-        checkpoints=stored,
-        rewrites=tuple(new for _, new in rewrites),
-        replaced=(*replaced, *(old for old, _ in rewrites)),
+        at=clock.now,
+        checkpoints=tuple(placed.stored),
+        rewrites=tuple(record for _, record in rewrites),
+        replaced=(*placed.replaced, *(old for old, _ in rewrites)),
         chunks=commit.chunks,
-        writes=tuple(write for write in commit.writes if _accepted(write, view.write(write.key))),
-        entries=_entries(commit.entries, view, now_lease),
+        writes=_writes(commit, view, new),
+        entries=_entries(commit, view, new, clock),
         removed=removed,
-        removed_chunks=chunks,
+        removed_chunks=doomed,
         everything=removal.everything,
-        info=commit.info,
+        erase=removal.erase,
+        info=info,
         info_projection=commit.info_projection,
     )
     gone = view.count() if removal.everything else len(removed)
-    return effect, Receipt(new.generation, new.revision, stored, None, effect.entries, gone, freed)
+    receipt = Receipt(
+        new.generation, new.revision, effect.checkpoints, None, effect.entries, effect.writes, gone, freed
+    )
+    return effect, receipt
 
 
 def _existing(commit: Commit, view: View) -> CheckpointRecord | None:
@@ -123,67 +157,147 @@ def _existing(commit: Commit, view: View) -> CheckpointRecord | None:
     return None
 
 
-def _check(commit: Commit, view: View, row: Row | None, now_lease: int) -> None:
+# What must still hold -----------------------------------------------------------------------------------
+
+
+def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     """Raise for the first expectation that does not hold: fence first, so that a zombie learns just that."""
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, *commit.fence, view)
-    if row is not None and commit.epoch < row.epoch and any(not draft.seq for draft in commit.checkpoints):
+    if commit.epoch is not None and row is not None and commit.epoch < row.epoch and not commit.merge:
         raise EpochPassed(thread, commit.epoch, row.epoch)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
         raise StaleBase(thread)
     if commit.expect_empty and view.count():
         raise ThreadNotEmpty(thread)
     if commit.expect_head is not None:
-        namespace, expected = commit.expect_head
-        head = view.head(namespace)
-        if head != expected:
-            raise HeadMoved(thread, namespace, expected, head)
-    if commit.info_version is not None and commit.info_version != (row.info_version if row else 0):
-        raise MetadataMoved(thread)
+        _check_head(commit, *commit.expect_head, view)
+    if commit.info_version is not None and not commit.merge:
+        if commit.info_version != (row.info_version if row else 0):
+            raise MetadataMoved(thread)
     for entry in commit.entries:
-        _check_entry(thread, entry, view.entry(entry.kind, entry.key), now_lease)
+        if not commit.merge:
+            _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
 
 
-def _check_fence(thread: str, run: str, fence: int, view: View) -> None:
-    held = view.entry("run", run)
-    if held is None or held.fence != fence or held.status != "running":
-        raise LeaseLost(thread, run, fence, held.fence if held else None)
+def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
+    held = view.entry(kind, key)
+    if held is None or (held.epoch, held.fence) != (epoch, fence) or held.status != "running":
+        raise LeaseLost(thread, kind, key, fence, held.fence if held else None)
 
 
-def _check_entry(thread: str, entry: Entry, stored: Entry | None, now_lease: int) -> None:
-    fence = stored.fence if stored else 0
-    if entry.expect_fence is not None and fence != entry.expect_fence:
-        raise EntryHeld(thread, entry.kind, entry.key, fence, stored.until if stored else 0)
-    if entry.expect_lapsed and stored is not None and stored.until > now_lease:
-        raise EntryHeld(thread, entry.kind, entry.key, fence, stored.until)
+def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
+    head = view.head(namespace)
+    if head == expected:
+        return
+    if commit.replace and any(
+        (draft.namespace, draft.id) == (namespace, head) for draft in commit.checkpoints
+    ):
+        return  # a retry: the head is what this commit put there
+    raise HeadMoved(commit.thread.id, namespace, expected, head)
 
 
-Records = tuple[CheckpointRecord, ...]
+def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) -> None:
+    if stored is not None and _same_entry(entry, stored):
+        return
+    rank = stored.rank if stored is not None else ABSENT
+    is_stale = entry.fence != NEXT and not entry.gone and entry.rank < rank
+    is_unexpected = entry.expect is not None and rank != entry.expect
+    is_held = (
+        entry.expect_lapsed and stored is not None and stored.clock == clock.id and stored.until > clock.lease
+    )
+    if is_stale or is_unexpected or is_held:
+        raise EntryHeld(thread, entry.kind, entry.key, stored)
 
 
-def _stamp(commit: Commit, view: View, row: Row, now: int) -> tuple[Records, Records, int, int]:
-    """Give the drafts their places: the next seq, or the one they were born with."""
-    seq, epoch, stored, replaced = row.seq, row.epoch, [], []
-    for draft in commit.checkpoints:
-        old = view.find(draft.namespace, draft.id) if commit.replace or draft.seq else None
-        if draft.seq:
-            if old is not None and not commit.replace:
-                continue  # a copy of what is here
-            place = (draft.epoch, draft.seq)
-        elif old is not None:
-            place = (old.epoch, old.seq)
-        else:
-            place = (max(commit.epoch, row.epoch), seq + 1)
-        seq, epoch = max(seq, place[1]), max(epoch, place[0])
-        parent = view.head(draft.namespace) if draft.follows else draft.parent
-        if draft.follows and old is not None:
-            parent = old.parent
+def _same_entry(entry: Entry, stored: Entry) -> bool:
+    """A retry after a lost reply offers what is stored."""
+    return (entry.rank, entry.status, entry.body, entry.gone) == (
+        stored.rank,
+        stored.status,
+        stored.body,
+        False,
+    )
+
+
+def _finds_chunks(commit: Commit, view: View) -> bool:
+    """Make sure of chunks that a commit names without bringing them; tell whether there are any.
+
+    With a generation they are known to be there. Without one they must be found, and a sweep that is
+    already under way must be stopped.
+    """
+    if commit.generation is not None:
+        return False
+    brought = {name for name, _ in commit.chunks}
+    named = _named(commit) - brought
+    if any(view.chunk(name) is None for name in named):
+        raise StaleBase(commit.thread.id)
+    return bool(named)
+
+
+def _named(commit: Commit) -> set[bytes]:
+    rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)
+    return {name for row in rows for name in row.chunks}
+
+
+# What is put and removed ----------------------------------------------------------------------------------
+
+
+class _Placing:
+    """Gives drafts their places: the next seq, or the one they were born with."""
+
+    def __init__(self, commit: Commit, view: View, row: Row, now: int) -> None:
+        self._commit = commit
+        self._view = view
+        self._now = now
+        self._heads: dict[str, str | None] = {}
+        self.seq = row.seq
+        self.epoch = max(row.epoch, commit.epoch or 0)
+        self.stored: list[CheckpointRecord] = []
+        self.replaced: list[CheckpointRecord] = []
+        for draft in commit.checkpoints:
+            self._place(draft)
+        self.disturbs = bool(self.replaced) or any(draft.seq for draft in commit.checkpoints)
+
+    def _place(self, draft: CheckpointRecord) -> None:
+        may_be_here = self._commit.replace or draft.seq
+        old = self._view.find(draft.namespace, draft.id) if may_be_here else None
+        if old is not None and draft.seq and not self._wins(draft, old):
+            return
+        epoch, seq = self._order(draft, old)
+        self.seq, self.epoch = max(self.seq, seq), max(self.epoch, epoch)
+        record = stamped(
+            draft,
+            epoch=epoch,
+            seq=seq,
+            created_at=draft.created_at or (old.created_at if old else self._now),
+            parent=self._parent(draft, old),
+        )
         if old is not None:
-            replaced.append(old)
-        created_at = draft.created_at or (old.created_at if old else now)
-        stored.append(stamped(draft, epoch=place[0], seq=place[1], created_at=created_at, parent=parent))
-    return tuple(stored), tuple(replaced), seq, epoch
+            self.replaced.append(old)
+            if not draft.seq:
+                record = replace(record, version=old.version + 1)
+        self._heads[draft.namespace] = draft.id
+        self.stored.append(record)
+
+    def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
+        """A copy of what is here is nothing new, unless it was replaced there."""
+        return (draft.version, draft.body) > (old.version, old.body) and draft.version > 0
+
+    def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
+        if draft.seq:
+            return draft.epoch, draft.seq
+        return (old.epoch, old.seq) if old is not None else (self.epoch, self.seq + 1)
+
+    def _parent(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> str | None:
+        if not draft.follows:
+            return draft.parent
+        if old is not None:
+            return old.parent
+        if draft.namespace in self._heads:
+            return self._heads[draft.namespace]
+        return self._view.head(draft.namespace)
 
 
 def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, CheckpointRecord]]:
@@ -197,19 +311,52 @@ def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, Check
     return found
 
 
-def _accepted(write: WriteRecord, stored: WriteRecord | None) -> bool:
-    return stored is None or (write.index < 0 and write.rank >= stored.rank)
-
-
-def _entries(entries: Sequence[Entry], view: View, now_lease: int) -> tuple[Entry, ...]:
+def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
+    """The first write of an index wins; a control write gets a rank and overwrites a lower one."""
     accepted = []
-    for entry in entries:
-        stored = view.entry(entry.kind, entry.key)
-        if stored is not None and entry.rank < stored.rank:
-            continue
-        until = entry.until if entry.lease_s is None else now_lease + int(entry.lease_s * 1e6)
-        accepted.append(replace(entry, until=until, lease_s=None, expect_fence=None, expect_lapsed=False))
+    for write in commit.writes:
+        stored = view.write(write.key)
+        if write.index < 0 and write.rank == ABSENT:
+            write = replace(write, rank=(row.epoch, 0, row.revision))
+        if stored is None or (write.index < 0 and (write.rank, write.body) > (stored.rank, stored.body)):
+            accepted.append(write)
     return tuple(accepted)
+
+
+def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
+    accepted = []
+    for entry in commit.entries:
+        stored = view.entry(entry.kind, entry.key)
+        if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
+            continue
+        accepted.append(_settled_entry(entry, stored, row, clock))
+    return tuple(accepted)
+
+
+def _merge_rank(entry: Entry) -> tuple[Rank, str, bytes]:
+    return entry.rank, entry.status, entry.body or b""
+
+
+def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -> Entry:
+    body, status = entry.body, entry.status
+    if body is None:
+        body = stored.body if stored is not None else b""
+        status = status or (stored.status if stored is not None else "")
+    until, since = entry.until, entry.clock
+    if entry.lease_s is not None:
+        until, since = clock.lease + int(entry.lease_s * 1e6), clock.id
+    fence = row.revision if entry.fence == NEXT else entry.fence
+    return replace(
+        entry,
+        body=body,
+        status=status,
+        fence=fence,
+        until=until,
+        clock=since,
+        lease_s=None,
+        expect=None,
+        expect_lapsed=False,
+    )
 
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
@@ -220,3 +367,19 @@ def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int
             doomed.append(name)
             freed += held[0]
     return tuple(doomed), freed
+
+
+def _info(commit: Commit, view: View, row: Row) -> bytes | None:
+    """Return the thread's metadata when it changes."""
+    if commit.info is None or not commit.merge:
+        return commit.info
+    here, there = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info)
+    return commit.info if there > here else None
+
+
+def _info_version(commit: Commit, row: Row, changes: bool) -> int:
+    if commit.removal is not None and commit.removal.everything:
+        return 0
+    if commit.merge and changes:
+        return max(row.info_version, commit.info_version or 0)
+    return row.info_version + changes

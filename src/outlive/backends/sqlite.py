@@ -27,6 +27,7 @@ from ..backend import (
     Commit,
     Cursor,
     Entry,
+    EntryCursor,
     Inventory,
     Known,
     Reading,
@@ -43,11 +44,11 @@ from ..errors import (
     NewerFormat,
     OutliveError,
     StoreBusy,
-    StoreError,
+    StoreClosed,
     StoreFull,
     StoreUnavailable,
 )
-from .memory import lease_clock, new_token, same, write_order
+from .memory import clock, new_token, same, write_order
 from .rules import decide
 from .sqlite_rows import ENTRY, THREAD, Rows, entry_of, one, orphans, thread_key
 from .sqlite_writer import Writer
@@ -55,6 +56,7 @@ from .sqlite_writer import Writer
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
 _BUSY_S = 30.0
+_VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
 
 
 class SQLiteBackend:
@@ -66,6 +68,7 @@ class SQLiteBackend:
         self._path = path
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._connection: apsw.Connection | None = None
+        self._is_closed = False
         self.lock = threading.RLock()
         with _translated():
             self._db()
@@ -77,76 +80,86 @@ class SQLiteBackend:
             self._connection = None
 
     def close(self) -> None:
+        self._is_closed = True
         if self._connection is not None:
             with _translated():
                 self._connection.close()
             self._connection = None
 
     def identity(self, offered: bytes) -> bytes:
-        with _translated(), self._transaction("immediate") as db:
-            row = one(db, "select value, checksum from meta where name = 'naming key'")
-            if row is None:
-                if one(db, "select 1 from thread limit 1") is not None:
-                    raise Corrupt("the naming key of this store is gone")
-                db.execute(
-                    "insert into meta values('naming key', ?, ?)", (offered, checksum("naming key", offered))
-                )
-                return offered
-            key, check = row
-            if check != checksum("naming key", key):
-                raise Corrupt("the naming key of this store is damaged")
-            return bytes(key)
+        with _translated():
+            with self._transaction("deferred") as db:  # only the first opener has to write
+                key = self._naming_key(db)
+            if key is None:
+                with self._transaction("immediate") as db:
+                    key = self._naming_key(db) or self._adopt(db, offered)
+            return key
+
+    def _naming_key(self, db: apsw.Connection) -> bytes | None:
+        row = one(db, "select value, checksum from meta where name = 'naming key'")
+        if row is None:
+            if one(db, "select 1 from thread limit 1") is not None:
+                raise Corrupt("the naming key of this store is gone")
+            return None
+        if row[1] != checksum("naming key", row[0]):
+            raise Corrupt("the naming key of this store is damaged")
+        return bytes(row[0])
+
+    def _adopt(self, db: apsw.Connection, key: bytes) -> bytes:
+        db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
+        return key
 
     # Committing
 
-    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
         try:
             with _translated():
-                self._set_timeout(
-                    min((c.timeout_s for c in commits if c.timeout_s is not None), default=_BUSY_S)
-                )
+                self._set_timeout(max((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
                 with self._transaction("immediate") as db:
                     results = self._commit_group(db, commits)
-                if any(
-                    isinstance(result, Receipt) and (result.freed or result.removed) for result in results
-                ):
-                    self._give_space_back()
+                self._clean_up(commits, results)
                 return results
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
-    def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         if len(commits) == 1:  # its refusal may roll back the whole transaction
             return [self._commit(db, commits[0])]
         return [self._try_commit(db, commit) for commit in commits]
 
-    def _try_commit(self, db: apsw.Connection, commit: Commit) -> Receipt | Exception:
+    def _try_commit(self, db: apsw.Connection, commit: Commit) -> Receipt | OutliveError:
         db.execute("savepoint one")
         try:
-            receipt = self._commit(db, commit)
+            with _translated():
+                receipt = self._commit(db, commit)
         except OutliveError as error:
+            if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
+                raise
             db.execute("rollback to one")
-            return error
-        finally:
             db.execute("release one")
+            return error
+        db.execute("release one")
         return receipt
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
         view = Rows(db, commit.thread)
-        effect, receipt = decide(
-            commit, view, now=time.time_ns() // 1000, now_lease=lease_clock(), token=new_token()
-        )
+        effect, receipt = decide(commit, view, clock(), new_token())
         if effect is not None:
             Writer(db, view, effect).write()
         return receipt
 
-    def _give_space_back(self) -> None:
-        """Shrink the file after a deletion. Only a courtesy: whatever is in the way, the deletion is done."""
+    def _clean_up(self, commits: Sequence[Commit], results: Sequence[Receipt | OutliveError]) -> None:
+        """Give space back after a deletion. Only a courtesy, but for erasure: whatever is in the way, it is deleted."""
+        if not any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
+            return
+        db = self._db()
         with contextlib.suppress(apsw.Error):
-            db = self._db()
-            db.execute("pragma incremental_vacuum").fetchall()
-            db.execute("pragma wal_checkpoint(passive)").fetchall()
+            db.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            if any(commit.removal is not None and commit.removal.erase for commit in commits):
+                db.execute("pragma wal_checkpoint(truncate)").fetchall()  # the log still had the erased bytes
+            else:
+                db.execute("pragma wal_checkpoint(passive)").fetchall()
 
     # Reading
 
@@ -169,10 +182,10 @@ class SQLiteBackend:
             if record is None:
                 view.check_absent(namespace)
                 return Reading(view.row.generation)
-            wanted = record.chunks if chunks and not (known and same(known, record)) else ()
-            return Reading(
-                view.row.generation, record, view.data(wanted), tuple(view.writes_of(namespace, record.id))
-            )
+            writes = view.writes_of(namespace, record.id)
+            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted += [name for write in writes for name in write.chunks]
+            return Reading(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
 
     def history(
         self,
@@ -202,47 +215,70 @@ class SQLiteBackend:
 
     def entries(
         self,
-        thread: ThreadKey | None,
+        tenant: str,
         kind: str,
         *,
-        status: str | None = None,
-        after: str = "",
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
         limit: int = 100,
-    ) -> list[tuple[ThreadKey | None, Entry]]:
-        where, values = "e.kind = ? and e.key > ?", [escape(kind), escape(after)]
-        if status is not None:
-            where, values = where + " and e.status = ?", [*values, status]
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        where: list[tuple[str, Sequence[Any]]] = [
+            ("t.tenant = ?", [escape(tenant)]),
+            ("e.kind = ?", [escape(kind)]),
+            ("e.key >= ? and e.key < ?", _prefix_range(prefix)),
+        ]
         if thread is not None:
-            where, values = where + " and t.digest = ?", [*values, thread.digest]  # type: ignore[list-item]
+            where.append(("t.digest = ?", [thread.digest]))
+        if statuses is not None:
+            where.append(
+                (f"e.status in ({', '.join('?' * len(statuses))})", [escape(status) for status in statuses])
+            )
+        if lapsed is not None:
+            now = clock()
+            where.append((f"(e.clock <> ? or e.until <= ?) = {int(lapsed)}", [now.id, now.lease]))
+        if after is not None:
+            where.append(("(e.key, t.digest) > (?, ?)", [escape(after[0]), after[1]]))
         columns = ", ".join(f"e.{name}" for name in ENTRY.split(", "))
         sql = (
             f"select t.key, t.tenant, t.id, t.digest, {columns} from entry e join thread t on t.key = e.thread "
-            f"where {where} order by e.key limit ?"
+            f"where {' and '.join(condition for condition, _ in where)} order by e.key, t.digest limit ?"
         )
+        values = [value for _, some in where for value in some]
         with _translated(), self._transaction("deferred") as db:
             rows: list[Any] = db.execute(sql, [*values, limit]).fetchall()
-            return [(thread_key(*row[1:4]), entry_of(row[0], row[2] or "", row[4:])) for row in rows]
+            return [(thread_key(*row[1:4]), entry_of(row[0], row[2], row[4:])) for row in rows]
 
     def threads(
         self,
         tenant: str,
         *,
+        only: str | None = None,
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
-        low, high = escape(prefix), escape(prefix) + "\U0010ffff" * 1001
+        low, high = _prefix_range(prefix)
         start = escape(after) if after is not None and escape(after) >= low else None
+        where, values = (
+            f"id {'>=' if start is None else '>'} ? and id < ?",
+            [low if start is None else start, high],
+        )
+        if only is not None:
+            where, values = "id = ?", [escape(only)]
         sql = (
-            f"select {THREAD}, info, info_checksum from thread where tenant = ? and id is not null "
-            f"and id {'>' if start is not None else '>='} ? and id < ? order by id limit ?"
+            f"select {THREAD}, info, info_json, info_checksum from thread "
+            f"where tenant = ? and listed and {where} order by id limit ?"
         )
         with _translated(), self._transaction("deferred") as db:
-            rows: list[Any] = db.execute(
-                sql, (escape(tenant), start if start is not None else low, high, limit)
-            ).fetchall()
-            return [Rows(db, thread_key(row[2], row[3], row[1]), row[:14]).summary(*row[14:]) for row in rows]
+            rows: list[Any] = db.execute(sql, [escape(tenant), *values, limit]).fetchall()
+            if only is not None and not rows:
+                Rows(db, ThreadKey.of(tenant, only))  # raises when its row was lost
+            return [Rows(db, thread_key(row[2], row[3], row[1]), row[:16]).summary(*row[16:]) for row in rows]
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         with _translated(), self._transaction("deferred") as db:
@@ -261,22 +297,9 @@ class SQLiteBackend:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        """Copy inside the file. The target gets a row of its own in the same transaction."""
         with _translated(), self._transaction("immediate") as db:
-            view = Rows(db, source)
-            receipt = self._commit(db, Commit(target))
-            into = Rows(db, target)
-            for name in names:
-                db.execute(
-                    "insert into chunk(thread, name, revision, crc, data) select ?, name, ?, crc, data from chunk "
-                    "where thread = ? and name = ? on conflict(thread, name) do update set revision = excluded.revision",
-                    (into.key, receipt.revision, view.key, name),
-                )
-            sizes = db.execute("select total(length(data)) from chunk where thread = ?", (into.key,)).get
-            into.save_row(
-                into.row, into.checkpoints, int(sizes), into.updated_at, "" if into.is_listed else None
-            )
-            return receipt.generation
+            data = Rows(db, source).data(names)
+            return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with _translated(), self._transaction("deferred") as db:
@@ -288,6 +311,8 @@ class SQLiteBackend:
     # The connection
 
     def _db(self) -> apsw.Connection:
+        if self._is_closed:
+            raise StoreClosed
         if self._connection is None:
             self._connection = self._open()
         return self._connection
@@ -307,25 +332,31 @@ class SQLiteBackend:
     def _configure(self, db: apsw.Connection) -> None:
         db.set_busy_timeout(int(_BUSY_S * 1000))
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-        db.execute("pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory")
-        if one(db, "select count(*) from sqlite_schema")[0] == 0:
+        db.execute("pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory").fetchall()
+        if self._is_ours(db) is None:
             db.execute("pragma auto_vacuum = incremental")
         _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall())
-        db.execute(f"pragma synchronous = {self._synchronous}")
+        db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
         if one(db, "pragma synchronous")[0] != self._synchronous:
             raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
 
-    def _migrate(self, db: apsw.Connection) -> None:
+    def _is_ours(self, db: apsw.Connection) -> bool | None:
+        """Tell whether the file is a store: None when it is empty. Anything else is left as it is."""
+        if one(db, "select count(*) from sqlite_schema")[0] == 0:
+            return None
+        if one(db, "pragma application_id")[0] != APPLICATION_ID:
+            raise BadURL(f"{self._path!r} is a SQLite file of another program; choose another path")
         version = one(db, "pragma user_version")[0]
         if version > SCHEMA_VERSION:
             raise NewerFormat(f"the SQLite file {os.path.basename(self._path)!r}", version, SCHEMA_VERSION)
-        if version == SCHEMA_VERSION:
+        return True
+
+    def _migrate(self, db: apsw.Connection) -> None:
+        if self._is_ours(db):
             return
         db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
         try:
-            if one(db, "pragma user_version")[0] == 0:
-                if one(db, "select count(*) from sqlite_schema")[0]:
-                    raise BadURL(f"{self._path!r} is a SQLite file of another program; choose another path")
+            if self._is_ours(db) is None:
                 db.execute(resources.files(__package__).joinpath("sqlite_schema.sql").read_text("utf-8"))
                 db.execute(
                     f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION}"
@@ -349,6 +380,12 @@ class SQLiteBackend:
             with contextlib.suppress(apsw.Error):
                 db.execute("rollback")
             raise
+
+
+def _prefix_range(prefix: str) -> tuple[str, str]:
+    """Return the bounds between which escaped ids with this prefix lie."""
+    low = escape(prefix)
+    return low, low + "\U0010ffff" * 1001
 
 
 def _patiently(work: Any) -> None:
@@ -379,6 +416,3 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable(f"SQLite: {error}") from error
     except (TypeError, ValueError) as error:  # a column that holds what it never should
         raise Corrupt(f"a row cannot be read ({error})") from error
-
-
-__all__ = ["SQLiteBackend", "StoreError"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import apsw
+import ormsgpack
 
 from ..backend import (
     CheckpointRecord,
@@ -23,11 +24,11 @@ from ..errors import Corrupt
 from .memory import write_order
 from .rules import Row
 
-CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, metadata, chunks, body, checksum"
+CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, body, checksum"
 WRITE = "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, body, checksum"
-ENTRY = "kind, key, status, epoch, fence, revision, until, body, checksum"
+ENTRY = "kind, key, status, epoch, fence, revision, until, clock, body, checksum"
 THREAD = (
-    "key, digest, tenant, id, generation, revision, epoch, seq, checkpoints, stored, created_at, updated_at, "
+    "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "
     "info_version, checksum"
 )
 
@@ -39,9 +40,9 @@ class Rows:
         self._db = db
         self.thread = thread
         self.row: Row | None = None
-        self.key = self.checkpoints = self.stored = self.updated_at = 0
-        self.is_listed = False
+        self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
         self._heads: dict[str, Sequence[Any] | None] = {}
+        self._names: dict[int, bytes] = {}  # of chunks, by key
         found = row or one(db, f"select {THREAD} from thread where digest = ?", (thread.digest,))
         if found is not None:
             self._load(found)
@@ -52,9 +53,9 @@ class Rows:
         *fields, check = row
         if check != checksum(*fields):
             raise Corrupt("its row is damaged", thread=self.thread.id)
-        self.key, self.is_listed = row[0], row[3] is not None
-        self.checkpoints, self.stored, self.updated_at = row[8], row[9], row[11]
-        self.row = Row(row[4], row[5], row[6], row[7], row[10], row[12])
+        self.key = row[0]
+        self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
+        self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
 
     def _corrupt(self, what: str, checkpoint: str | None = None) -> Corrupt:
         return Corrupt(what, thread=self.thread.id, checkpoint=checkpoint)
@@ -85,6 +86,15 @@ class Rows:
         )
         return None if row is None else self._write(row)
 
+    def has_writes(self, pair: tuple[str, str]) -> bool:
+        where = (self.key, escape(pair[0]), escape(pair[1]))
+        sql = "select 1 from tally where thread = ? and namespace = ? and checkpoint = ?"
+        return one(self._db, sql, where) is not None
+
+    def info(self) -> bytes | None:
+        row = one(self._db, "select info from thread where key = ?", (self.key,))
+        return None if row is None else row[0]
+
     def entry(self, kind: str, key: str) -> Entry | None:
         row = one(
             self._db,
@@ -100,6 +110,24 @@ class Rows:
             (self.key, name),
         )
         return None if row is None else (row[0], row[1])
+
+    def chunk_key(self, name: bytes) -> int | None:
+        """Return the key under which a chunk is stored."""
+        row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
+        return None if row is None else row[0]
+
+    def _chunk_names(self, keys: bytes, checkpoint: str | None) -> tuple[bytes, ...]:
+        """Return the names behind the keys of a record. Its checksum covers the names: no row can stand in for another."""
+        names = []
+        for key in _keys(keys):
+            name = self._names.get(key)
+            if name is None:
+                row = one(self._db, "select name from chunk where key = ? and thread = ?", (key, self.key))
+                if row is None:
+                    raise self._corrupt("one of its chunks is gone", checkpoint)
+                name = self._names[key] = row[0]
+            names.append(name)
+        return tuple(names)
 
     # Records
 
@@ -128,7 +156,7 @@ class Rows:
             where, values = where + " and namespace = ?", [*values, escape(namespace)]  # type: ignore[list-item]
         if before is not None:
             where += " and (epoch, seq, id) < (?, ?, ?)"
-            values += [before[0], before[1], escape(before[2])]  # type: ignore[list-item]
+            values += [before[0], before[1], before[2]]  # type: ignore[list-item]
         if run is not None:
             where, values = where + " and run = ?", [*values, escape(run)]  # type: ignore[list-item]
         sql = f"select {CHECKPOINT} from checkpoint where {where} order by epoch desc, seq desc, id desc limit ?"
@@ -136,7 +164,8 @@ class Rows:
 
     def _record(self, row: Sequence[Any]) -> CheckpointRecord:
         *fields, check = row
-        if check != checksum(self.key, *fields):
+        names = self._chunk_names(row[14], _guess(row[1]))
+        if check != checksum(self.key, *fields, *names):
             raise self._corrupt("its record is damaged", _guess(row[1]))
         (
             ns,
@@ -151,8 +180,9 @@ class Rows:
             size,
             added,
             format,
+            version,
             projection,
-            names,
+            _,
             body,
         ) = fields
         return CheckpointRecord(
@@ -164,10 +194,11 @@ class Rows:
             source=source,
             size=size,
             added=added,
-            chunks=tuple(names[at : at + 16] for at in range(0, len(names), 16)),
+            chunks=names,
             body=body,
             projection=projection,
             format=format,
+            version=version,
             epoch=epoch,
             seq=seq,
             created_at=created_at,
@@ -238,40 +269,38 @@ class Rows:
 
     def _write(self, row: Sequence[Any]) -> WriteRecord:
         *fields, check = row
-        if check != checksum(self.key, *fields):
+        names = self._chunk_names(row[9], _guess(row[1]))
+        if check != checksum(self.key, *fields, *names):
             raise self._corrupt("a write is damaged", _guess(row[1]))
-        ns, checkpoint, task, index, channel, path, epoch, fence, revision, names, body = fields
+        ns, checkpoint, task, index, channel, path, epoch, fence, revision, _, body = fields
         return WriteRecord(
             unescape(ns), unescape(checkpoint), unescape(task), index, unescape(channel), unescape(path), body,
-            tuple(names[at : at + 16] for at in range(0, len(names), 16)), (epoch, fence, revision),
+            names, (epoch, fence, revision),
         )  # fmt: skip
 
-    def summary(self, info: bytes | None, info_check: bytes | None) -> ThreadRow:
+    def summary(self, info: bytes | None, projection: str | None, check: bytes | None) -> ThreadRow:
         assert self.row is not None
-        if (info is None) != (info_check is None) or (
-            info is not None and info_check != checksum(self.key, info)
-        ):
+        if check != (None if info is None else checksum(self.key, info, projection)):
             raise self._corrupt("its metadata is damaged")
         row = self.row
         head = self.newest("", None)
         return ThreadRow(
             self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
-            row.created_at, self.updated_at, info, row.info_version, head,
+            row.created_at, self.updated_at, info, projection, row.info_version, head,
         )  # fmt: skip
 
     # The thread's own row
 
-    def save_row(self, row: Row | None, checkpoints: int, stored: int, at: int, id: str | None = "") -> None:
-        """Write the row of the thread; `id=None` hides a thread that was deleted."""
-        assert row is not None
-        shown = escape(self.thread.id) if id is not None else None
+    def save_row(self, row: Row, counts: tuple[int, int, int], at: int, listed: bool) -> None:
+        """Write the row of the thread. One without anything keeps its counters, and not its id."""
+        is_empty = not listed and not counts[1]
         fields = (
-            self.key, self.thread.digest, escape(self.thread.tenant), shown, row.generation, row.revision, row.epoch,
-            row.seq, checkpoints, stored, row.created_at, at, row.info_version,
+            self.key, self.thread.digest, escape(self.thread.tenant), None if is_empty else escape(self.thread.id), int(listed),
+            row.generation, row.revision, row.epoch, row.seq, *counts, row.created_at, at, row.info_version,
         )  # fmt: skip
         self._db.execute(
-            "update thread set id = ?, generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, stored = ?, "
-            "created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?",
+            "update thread set id = ?, listed = ?, generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?",
             (*fields[3:], checksum(*fields), self.key),
         )
 
@@ -288,7 +317,7 @@ class Rows:
         if self.row is None:
             return found
         guarded(self.check_counts)
-        info = one(self._db, "select info, info_checksum from thread where key = ?", (self.key,))
+        info = one(self._db, "select info, info_json, info_checksum from thread where key = ?", (self.key,))
         guarded(lambda: self.summary(*info))
         for row in self._db.execute(
             f"select {CHECKPOINT} from checkpoint where thread = ?", (self.key,)
@@ -300,10 +329,12 @@ class Rows:
         guarded(lambda: [self.writes_of(*pair) for pair in self.written()])
         for row in self._db.execute(f"select {ENTRY} from entry where thread = ?", (self.key,)).fetchall():
             guarded(lambda row=row: entry_of(self.key, self.thread.id, row))
-        for name, crc, data in self._db.execute(
-            "select name, crc, data from chunk where thread = ?", (self.key,)
-        ):
-            if crc != zlib.crc32(data, zlib.crc32(name)):
+        count = one(self._db, "select count(*) from entry where thread = ?", (self.key,))[0]
+        if count != self.entries:
+            found.append(self._corrupt(f"it has {count} entries instead of {self.entries}"))
+        sql = "select name, revision, crc, data from chunk where thread = ?"
+        for name, revision, crc, data in self._db.execute(sql, (self.key,)):
+            if crc != chunk_crc(self.key, name, revision, data):
                 found.append(self._corrupt(f"chunk {name.hex()} is damaged"))
         return found
 
@@ -316,8 +347,20 @@ def entry_of(thread_key: int, thread: str, row: Sequence[Any]) -> Entry:
     *fields, check = row
     if check != checksum(thread_key, *fields):
         raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
-    kind, key, status, epoch, fence, revision, until, body = fields
-    return Entry(unescape(kind), unescape(key), body, status, epoch, fence, revision, until)
+    kind, key, status, epoch, fence, revision, until, clock, body = fields
+    return Entry(unescape(kind), unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
+
+
+def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:
+    """Return a checksum over all of a chunk's row; it needs no key."""
+    return zlib.crc32(b"%d:%d:" % (thread_key, revision) + name, zlib.crc32(data))
+
+
+def _keys(packed: bytes) -> list[int]:
+    keys = ormsgpack.unpackb(packed)
+    if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
+        raise Corrupt("a list of chunks is damaged")
+    return keys
 
 
 def thread_key(tenant: str, id: str | None, digest: bytes) -> ThreadKey:

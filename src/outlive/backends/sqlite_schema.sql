@@ -1,15 +1,15 @@
--- One file per store. Integer thread keys and rowid tables: rows are appended to dense pages.
+-- One file per store. Integer keys and rowid tables: rows are appended to dense pages.
 -- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), everything else is as it reads.
 -- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are there to be looked at;
--- the truth is in `body` and `info`.
+-- the truth is in `body` and `info`. `chunks` is a msgpack list of keys of the table `chunk`.
 create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
 
 create table thread(
-  key integer primary key, digest blob not null unique, tenant text not null, id text,
+  key integer primary key, digest blob not null unique, tenant text not null, id text, listed integer not null,
   generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
-  checkpoints integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
+  checkpoints integer not null, entries integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
   info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
-create unique index thread_id on thread(tenant, id) where id is not null;
+create unique index thread_id on thread(tenant, id) where listed;
 
 -- What the newest checkpoint of a namespace is, and how many there are: a row that vanished is missed.
 create table head(
@@ -20,7 +20,7 @@ create table head(
 create table checkpoint(
   key integer primary key, thread integer not null, namespace text not null, id text not null, parent text, run text,
   epoch integer not null, seq integer not null, step integer, source text not null, created_at integer not null,
-  size integer not null, added integer not null, format integer not null, metadata text,
+  size integer not null, added integer not null, format integer not null, version integer not null, metadata text,
   chunks blob not null, body blob not null, checksum blob not null);
 create unique index checkpoint_id on checkpoint(thread, id, namespace);
 create index checkpoint_order on checkpoint(thread, namespace, epoch, seq);
@@ -44,6 +44,7 @@ create table tally(
 
 create table entry(
   thread integer not null, kind text not null, key text not null, status text not null, epoch integer not null,
-  fence integer not null, revision integer not null, until integer not null, body blob not null, checksum blob not null,
+  fence integer not null, revision integer not null, until integer not null, clock text not null, body blob not null,
+  checksum blob not null,
   primary key(thread, kind, key)) without rowid;
 create index entry_status on entry(kind, status, until);

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import apsw
+import ormsgpack
 
-from ..backend import CheckpointRecord, Entry, WriteRecord, checksum, escape, unescape
+from ..backend import CheckpointRecord, Entry, WriteRecord, checksum, escape
+from ..errors import StaleBase
 from .rules import Effect
-from .sqlite_rows import CHECKPOINT, WRITE, Rows, one
+from .sqlite_rows import CHECKPOINT, WRITE, Rows, chunk_crc, one
 
 
 class Writer:
@@ -21,8 +22,10 @@ class Writer:
         self._view = view
         self._effect = effect
         self._count = view.checkpoints
+        self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
+        self._keys: dict[bytes, int] = {}  # of the chunks that this commit brings
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
     def write(self) -> None:
@@ -31,14 +34,14 @@ class Writer:
             self._create()
         if effect.everything:
             self._forget_all()
+        for pair in effect.removed:
+            self._remove_checkpoint(*pair)
         for name in effect.removed_chunks:
             self._remove_chunk(name)
         for name, data in effect.chunks:
             self._put_chunk(name, data)
         for record in (*effect.checkpoints, *effect.rewrites):
             self._put_checkpoint(record)
-        for pair in effect.removed:
-            self._remove_checkpoint(*pair)
         for namespace in self._touched:
             self._settle_head(namespace)
         for write in effect.writes:
@@ -48,21 +51,41 @@ class Writer:
         if effect.info is not None:
             self._db.execute(
                 "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
-                (effect.info, checksum(view.key, effect.info), effect.info_projection, view.key),
+                (
+                    effect.info,
+                    checksum(view.key, effect.info, effect.info_projection),
+                    effect.info_projection,
+                    view.key,
+                ),
             )
-        view.save_row(effect.row, self._count, self._stored, effect.at, self._shown())
+        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, self._is_listed())
 
-    def _shown(self) -> str | None:
+    def _is_listed(self) -> bool:
         """A thread without content is not listed: one that was deleted, or a target that is still being filled."""
-        effect = self._effect
-        content = effect.checkpoints or effect.writes or effect.entries or effect.info is not None
-        return "" if content or (self._view.is_listed and not effect.everything) else None
+        effect, view = self._effect, self._view
+        if self._count or effect.writes or effect.info is not None:
+            return True
+        has_writes = one(self._db, "select 1 from tally where thread = ? limit 1", (view.key,)) is not None
+        return has_writes or view.info() is not None
+
+    def _chunk_keys(self, names: Sequence[bytes]) -> bytes:
+        """Return the keys of chunks; what was removed meanwhile cannot be referred to."""
+        keys = []
+        for name in names:
+            key = self._keys.get(name)
+            if key is None:
+                key = self._view.chunk_key(name)
+                if key is None:
+                    raise StaleBase(self._view.thread.id)
+                self._keys[name] = key
+            keys.append(key)
+        return ormsgpack.packb(keys)
 
     def _create(self) -> None:
         thread, row = self._view.thread, self._effect.row
         self._db.execute(
-            "insert into thread(digest, tenant, generation, revision, epoch, seq, checkpoints, stored, created_at, updated_at, "
-            "info_version, checksum) values(?, ?, ?, ?, ?, ?, 0, 0, ?, ?, 0, x'')",
+            "insert into thread(digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
+            "updated_at, info_version, checksum) values(?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
             (thread.digest, escape(thread.tenant), row.generation, row.revision, row.epoch, row.seq, row.created_at, self._effect.at),
         )  # fmt: skip
         self._view.key = self._db.last_insert_rowid()
@@ -75,19 +98,22 @@ class Writer:
         self._db.execute(
             "update thread set info = null, info_checksum = null, info_json = null where key = ?", (key,)
         )
-        self._count = self._stored = 0
+        self._count = self._entries = self._stored = 0
 
     def _put_chunk(self, name: bytes, data: bytes) -> None:
         key, revision = self._view.key, self._effect.row.revision
         self._db.execute(
             "insert into chunk(thread, name, revision, crc, data) values(?, ?, ?, ?, ?) on conflict(thread, name) do nothing",
-            (key, name, revision, zlib.crc32(data, zlib.crc32(name)), data),
+            (key, name, revision, chunk_crc(key, name, revision, data), data),
         )
         if self._db.changes():
             self._stored += len(data)
-        else:  # it is there: say that it is wanted again
+            self._keys[name] = self._db.last_insert_rowid()
+        else:  # it is there, with its bytes: say that it is wanted again
+            (held,) = one(self._db, "select data from chunk where thread = ? and name = ?", (key, name))
             self._db.execute(
-                "update chunk set revision = ? where thread = ? and name = ?", (revision, key, name)
+                "update chunk set revision = ?, crc = ? where thread = ? and name = ?",
+                (revision, chunk_crc(key, name, revision, held), key, name),
             )
 
     def _remove_chunk(self, name: bytes) -> None:
@@ -102,11 +128,11 @@ class Writer:
         fields = (
             escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
             None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
-            record.created_at, record.size, record.added, record.format, record.projection, b"".join(record.chunks), record.body,
+            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), record.body,
         )  # fmt: skip
         self._db.execute(
-            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, checksum(self._view.key, *fields)),
+            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, checksum(self._view.key, *fields, *record.chunks)),
         )
         self._change(record.namespace, 1, len(record.body))
 
@@ -148,8 +174,8 @@ class Writer:
         effect = self._effect
         if len(effect.checkpoints) == 1 and not (effect.removed or effect.replaced):
             record = effect.checkpoints[0]
-            if old is None or record.order > (old[0], old[1], unescape(old[2])):
-                return (record.epoch, record.seq, escape(record.id))
+            if old is None or record.order > tuple(old[:3]):
+                return record.order
         newest: Sequence[Any] | None = one(
             self._db,
             "select epoch, seq, id from checkpoint where thread = ? and namespace = ? "
@@ -162,11 +188,11 @@ class Writer:
         fresh = self._view.write(write.key) is None
         fields = (
             escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
-            escape(write.path), *write.rank, b"".join(write.chunks), write.body,
+            escape(write.path), *write.rank, self._chunk_keys(write.chunks), write.body,
         )  # fmt: skip
         self._db.execute(
             f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, checksum(self._view.key, *fields)),
+            (self._view.key, *fields, checksum(self._view.key, *fields, *write.chunks)),
         )
         if fresh:
             where = (self._view.key, escape(write.namespace), escape(write.checkpoint))
@@ -179,10 +205,17 @@ class Writer:
 
     def _put_entry(self, entry: Entry) -> None:
         key = (self._view.key, escape(entry.kind), escape(entry.key))
+        is_there = (
+            one(self._db, "select 1 from entry where thread = ? and kind = ? and key = ?", key) is not None
+        )
+        self._entries += (not entry.gone) - is_there
         if entry.gone:
             self._db.execute("delete from entry where thread = ? and kind = ? and key = ?", key)
             return
-        fields = (*key, entry.status, entry.epoch, entry.fence, entry.revision, entry.until, entry.body)
+        fields = (
+            *key, escape(entry.status), entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body,
+        )  # fmt: skip
         self._db.execute(
-            "insert or replace into entry values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*fields, checksum(*fields))
+            "insert or replace into entry values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*fields, checksum(*fields)),
         )
