@@ -130,7 +130,7 @@ class Plan:
             part.spans = spans
             part.kept = []
             if part.leaf is not None:
-                part.data = None  # the leaf itself is kept; its packed form would double it
+                part.let_go()
 
 
 class _Extent:
@@ -399,7 +399,10 @@ def _close(codec: Codec, namer: Namer, extents: list[_Extent], chunks: dict[byte
 
 
 def _bytes(codec: Codec, extent: _Extent) -> bytes | memoryview:
-    return memoryview(extent.part.bytes_of(codec))[extent.start : extent.start + extent.length]
+    start, stop = extent.start, extent.start + extent.length
+    if extent.part.leaf is None:
+        return extent.part.cut(start, stop)
+    return memoryview(extent.part.bytes_of(codec))[start:stop]
 
 
 def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[bytes, bytes]) -> Plan:
@@ -441,7 +444,7 @@ def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
                 spans.append((name, offset + take, length - take))
             need -= take
         if part.leaf is not None:
-            part.data = None
+            part.let_go()
 
 
 def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:

@@ -43,44 +43,80 @@ Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, out
 
 
 class Part:
-    """A stretch of the stream. `spans` says where its bytes are stored, once they are."""
+    """A stretch of the stream. `spans` says where its bytes are stored, once they are.
 
-    __slots__ = ("data", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans", "start")
+    The bytes of a run that grows are held as a long beginning, shared with the part before it, and a short
+    rest: a new buffer for every state would cost more than comparing does.
+    """
 
-    def __init__(
-        self, data: bytes | None, ends: list[int], marks: list[int] | None = None, start: int = 0
-    ) -> None:
-        self.data = data
-        self.start = start  # what comes before in `data` is no part of it: cutting it off would copy the rest
+    __slots__ = ("_held", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")
+
+    def __init__(self, data: bytes | None, ends: list[int], marks: list[int] | None = None) -> None:
+        self._held = (
+            None if data is None else (data, 0, b"")
+        )  # (beginning, where in it the part starts, rest)
         self.ends = ends
         self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
         self.size = ends[-1] if ends else 0
         self.holds_bytes = False
         self.leaf: str | bytes | None = None
         self.kept: list[tuple[int, int, Part, int]] = []  # (offset, length, earlier part, its offset)
-        self.spans: list[tuple[bytes, int, int]] | None = (
-            None  # (chunk, offset, length); None: not in any chunk
-        )
+        self.spans: list[tuple[bytes, int, int]] | None = None  # (chunk, offset, length)
+
+    def hold(self, data: bytes, start: int) -> None:
+        """Take the bytes of `data` from `start` on; cutting off what is before would copy them."""
+        self._held = (data, start, b"")
+
+    def hold_more(self, old: Part, rest: bytes) -> None:
+        """Take the bytes of an earlier part and `rest`."""
+        assert old._held is not None
+        data, start, more = old._held
+        more += rest
+        if len(more) * _SHORT > len(data):
+            data, start, more = b"".join((memoryview(data)[start:], more)), 0, b""
+        self._held = (data, start, more)
+
+    def let_go(self) -> None:
+        """Forget the packed form of a leaf: the leaf itself is kept, and both would take the room twice."""
+        self._held = None
+
+    def starts(self, data: bytes, at: int) -> bool:
+        """Tell whether `data` has the bytes of this part at `at`."""
+        assert self._held is not None
+        long, start, more = self._held
+        length = len(long) - start
+        return data.startswith(memoryview(long)[start:], at) and data.startswith(more, at + length)
+
+    def whole(self) -> memoryview:
+        """Return all bytes of a run or of glue."""
+        assert self._held is not None
+        data, start, more = self._held
+        if more:
+            data, start = b"".join((memoryview(data)[start:], more)), 0
+            self._held = (data, start, b"")
+        return memoryview(data)[start:]
 
     def bytes_of(self, codec: Codec) -> bytes | memoryview:
         """Return the bytes; those of a leaf are packed when asked for."""
-        if self.data is None:
-            return codec.pack_native(self.leaf)
-        return memoryview(self.data)[self.start :] if self.start else self.data
+        return codec.pack_native(self.leaf) if self._held is None else self.whole()
 
     def cut(self, low: int, high: int) -> bytes:
         """Return the bytes from `low` to `high`."""
-        assert self.data is not None
-        return self.data[self.start + low : self.start + high]
-
-    def rest(self, low: int) -> memoryview:
-        """Return the bytes from `low` on, without copying them."""
-        assert self.data is not None
-        return memoryview(self.data)[self.start + low :]
+        assert self._held is not None
+        data, start, more = self._held
+        length = len(data) - start
+        if high <= length:
+            return data[start + low : start + high]
+        if low >= length:
+            return more[low - length : high - length]
+        return data[start + low :] + more[: high - length]
 
     def weight(self) -> int:
         """Return about how much memory this part holds."""
         return self.size + 40 * len(self.ends) + 200
+
+
+_SHORT = 8  # the rest is joined with the beginning when it is longer than an eighth of it
 
 
 @dataclass(slots=True)
@@ -250,7 +286,7 @@ class _Splitter:
             is bytearray
         ):
             raise _Odd
-        if len(data) - start == old.size and data.startswith(old.rest(0), start):
+        if len(data) - start == old.size and old.starts(data, start):
             return run
         part = _Alignment(self, elements, is_dict, limit, data, start).align(old)
         return Run(part, len(elements))
@@ -341,22 +377,33 @@ class _Alignment:
 
     def align(self, old: Part) -> Part:
         head = self._common_prefix(old)
+        if head == len(old.ends):
+            return self._grown(old)
         if head == 0:
             shifted = self._shifted(old)
             if shifted is not None:
                 return shifted
         return self._assemble(old, head, self._common_suffix(old, head))
 
+    def _grown(self, old: Part) -> Part:
+        """The old run, and more at the end: by far the most common."""
+        part = Part(None, list(old.ends), list(old.marks))
+        part.kept = [(0, old.size, old, 0)] if old.size else []
+        part = self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
+        part.hold_more(old, self._data[self._start + old.size :])
+        return part
+
     def _shifted(self, old: Part) -> Part | None:
         """A sliding window: the old run without its first elements, and more at the end."""
-        if not self._elements or old.data is None:
+        if not self._elements:
             return None
         first = self._splitter.pack_run(self._elements[:1], self._is_dict)
-        start = old.data.find(first, old.start) - old.start
+        whole = old.whole()
+        start = bytes(whole).find(first)
         cut = bisect_left(old.ends, start)
         if start <= 0 or cut >= len(old.ends) or old.ends[cut] != start:
             return None
-        if not self._data.startswith(old.rest(start), self._start):
+        if not self._data.startswith(whole[start:], self._start):
             return None
         gone = old.marks[cut]
         part = Part(
@@ -395,13 +442,14 @@ class _Alignment:
             part.marks.append(mark)
         if at + after != self._size:
             raise _Odd
-        part.data, part.start, part.size = self._data, self._start, self._size
+        part.hold(self._data, self._start)
+        part.size = self._size
         part.holds_bytes = old.holds_bytes or holds_bytes
         return part
 
     def _common_prefix(self, old: Part) -> int:
         """Return how many of the old cuts lie inside the common prefix."""
-        if self._data.startswith(old.rest(0), self._start):
+        if old.starts(self._data, self._start):
             return len(old.ends)
         low, high, same = 0, len(old.ends) - 1, 0
         while low < high:
@@ -420,7 +468,7 @@ class _Alignment:
         while low < high:
             middle = (low + high + 1) // 2
             before, _ = _before_tail(old, middle)
-            if old.size - before <= room and self._data.endswith(old.rest(before)):
+            if old.size - before <= room and self._data.endswith(old.whole()[before:]):
                 low = middle
             else:
                 high = middle - 1
@@ -488,7 +536,7 @@ def _match(items: list[Run | Child], old: Branch) -> None:
     """Find the pieces of new runs among all old runs, by content."""
     places: dict[bytes, tuple[Part, int]] = {}
     for run in old.items:
-        if isinstance(run, Run) and run.part.data is not None:
+        if isinstance(run, Run):
             start = 0
             for end in run.part.ends:
                 places[run.part.cut(start, end)] = (run.part, start)

@@ -332,7 +332,9 @@ class SQLiteBackend:
     def _configure(self, db: apsw.Connection) -> None:
         db.set_busy_timeout(int(_BUSY_S * 1000))
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-        db.execute("pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory").fetchall()
+        db.execute(
+            "pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory"
+        ).fetchall()
         if self._is_ours(db) is None:
             db.execute("pragma auto_vacuum = incremental")
         _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall())
