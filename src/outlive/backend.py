@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import ormsgpack
@@ -99,7 +99,7 @@ class ThreadKey:
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would triple the time to make one
 class CheckpointRecord:
     """A checkpoint as a backend keeps it. In a commit, a seq of 0 means: give it the next one."""
 
@@ -187,7 +187,7 @@ class Removal:
     erase: bool = False  # leave no byte of it behind, whatever that costs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """Everything of one save, or of one deletion, of one thread."""
 
@@ -214,7 +214,7 @@ class Commit:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
     """What a commit did. `existing` means that its checkpoint was there before and nothing was done."""
 
@@ -247,7 +247,7 @@ class ThreadRow:
     head: CheckpointRecord | None = None  # newest of the root namespace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """One checkpoint with all that is needed to build its state, read in one moment."""
 
@@ -392,7 +392,10 @@ def checksum(*fields: str | int | bytes | None) -> bytes:
 
 
 def stamped(
-    draft: CheckpointRecord, *, epoch: int, seq: int, created_at: int, parent: str | None
+    draft: CheckpointRecord, *, epoch: int, seq: int, created_at: int, parent: str | None, version: int
 ) -> CheckpointRecord:
-    """Return the draft as it will be stored."""
-    return replace(draft, epoch=epoch, seq=seq, created_at=created_at, parent=parent, follows=False)
+    """Return the draft as it will be stored. (dataclasses.replace takes three times as long.)"""
+    return CheckpointRecord(
+        draft.namespace, draft.id, parent, draft.run, draft.step, draft.source, draft.size, draft.added, draft.chunks,
+        draft.body, draft.projection, draft.format, epoch, seq, created_at, version,
+    )  # fmt: skip

@@ -136,7 +136,7 @@ class Pruned:
     chunks: int = 0
     rewritten: int = 0
     freed_bytes: int = 0
-    erased: bool = True  # with erase=True: no byte of what nobody holds is left
+    erased: bool = False  # with erase=True: no byte of what nobody holds is left
 
 
 @dataclass(frozen=True, slots=True)

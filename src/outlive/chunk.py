@@ -232,8 +232,10 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
     for index, extent in enumerate(extents):
+        if extent.chunk is not None or not _grew(extent.part):
+            continue
         is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
-        if is_last and extent.chunk is None and _grew(extent.part) and not _is_alone(extent):
+        if is_last and not _is_alone(extent):
             first = _merge_from(extents, index, cap)
             for other in extents[first:index]:
                 other.chunk = None
@@ -270,8 +272,7 @@ def _level(length: int) -> int:
 
 def _limit_spans(extents: list[_Extent]) -> None:
     """Write the smallest neighbours again, as one, while there are too many spans."""
-    count = _count_spans(extents)
-    if count <= MAX_SPANS:
+    if len(extents) <= MAX_SPANS or (count := _count_spans(extents)) <= MAX_SPANS:
         return
     while count > CALM_SPANS:
         pairs = sorted(_pairs(extents))
@@ -350,8 +351,7 @@ def _divided(extent: _Extent, cap: int) -> list[_Extent]:
                 extents.append(_Extent(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
-            for at in range(last, end, SEGMENT):
-                extents.append(_Extent(part, at, min(SEGMENT, end - at)))
+            extents += [_Extent(part, at, min(SEGMENT, end - at)) for at in range(last, end, SEGMENT)]
             begin = end
         last = end
     if stop > begin:
@@ -376,7 +376,7 @@ def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict
             continue
         alone = _is_alone(extent)
         size = sum(other.length for other in waiting)
-        if waiting and size + extent.length > cap or (alone and size >= INLINE):
+        if (waiting and size + extent.length > cap) or (alone and size >= INLINE):
             _close(codec, namer, waiting, chunks)
             waiting = []
         waiting.append(extent)
@@ -408,24 +408,32 @@ def _bytes(codec: Codec, extent: _Extent) -> bytes | memoryview:
 def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[bytes, bytes]) -> Plan:
     index: dict[bytes, int] = {}
     layout: Layout = []
-    places: dict[int, tuple[Part, list[tuple[bytes, int, int]]]] = {}
+    places: list[tuple[Part, list[tuple[bytes, int, int]]]] = []
+    spans: list[tuple[bytes, int, int]] = []
     for extent in extents:
-        _, spans = places.setdefault(id(extent.part), (extent.part, []))
-        spans.append((extent.chunk or INLINED, extent.offset, extent.length))
-        last = layout[-1] if layout else None
-        if extent.chunk is None:
-            data = bytes(_bytes(codec, extent))
-            if isinstance(last, bytes):
-                layout[-1] = last + data
-            else:
-                layout.append(data)
+        if not places or extent.part is not places[-1][0]:  # the extents of a part stand side by side
+            spans = []
+            places.append((extent.part, spans))
+        name, offset, length = extent.chunk, extent.offset, extent.length
+        if name is None:
+            spans.append((INLINED, 0, length))
+            _append_inline(layout, bytes(_bytes(codec, extent)))
             continue
-        number = index.setdefault(extent.chunk, len(index))
-        if isinstance(last, tuple) and last[0] == number and last[1] + last[2] == extent.offset:
-            layout[-1] = (number, last[1], last[2] + extent.length)
+        spans.append((name, offset, length))
+        number = index.setdefault(name, len(index))
+        last = layout[-1] if layout else None
+        if type(last) is tuple and last[0] == number and last[1] + last[2] == offset:
+            layout[-1] = (number, last[1], last[2] + length)
         else:
-            layout.append((number, extent.offset, extent.length))
-    return Plan(pieces, chunks, list(index), layout, list(places.values()))
+            layout.append((number, offset, length))
+    return Plan(pieces, chunks, list(index), layout, places)
+
+
+def _append_inline(layout: Layout, data: bytes) -> None:
+    if layout and isinstance(layout[-1], bytes):
+        layout[-1] += data
+    else:
+        layout.append(data)
 
 
 def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:

@@ -79,6 +79,15 @@ class NeedsUpgrade(CallerError):
         self.registered = registered
 
 
+class TypeChanged(CallerError):
+    """A registered type does not fit what was stored under its tag any more."""
+
+    def __init__(self, tag: str, version: int, reason: str) -> None:
+        super().__init__(f"a stored {tag!r} (version {version}) cannot be built: {reason}")
+        self.tag = tag
+        self.version = version
+
+
 class CheckpointExists(CallerError):
     """This id was saved before with other content."""
 

@@ -65,6 +65,14 @@ class Opening:
     def __await__(self) -> Generator[Any, None, AsyncStore]:
         return self._open().__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the store is not open yet: write `async with outlive.open_async(url) as store` or "
+            f"`store = await outlive.open_async(url)` before store.{name}"
+        )
+
     async def _open(self) -> AsyncStore:
         backend = Threaded(await in_thread(self._target.make))
         return await _build(backend, self._target, AsyncRuntime())
@@ -102,15 +110,26 @@ def _parse(url: str, options: dict[str, Any]) -> _Target:
     given = dict(parse_qsl(query, keep_blank_values=True))
     if twice := given.keys() & options.keys():
         raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+    options = {**{name: _from_text(name, value) for name, value in given.items()}, **options}
     common = {name: options.pop(name) for name in _COMMON if name in options}
-    factory = make(scheme, unquote(rest), {**given, **options})
+    factory = make(scheme, unquote(rest), options)
     shown = f"{scheme}:{rest}"
     return _Target(shown, factory, _settings(shown, common), _cache_bytes(common))
 
 
 def _shown(url: str) -> str:
     """A URL without anything that may be secret."""
-    return url.partition("?")[0].rpartition("@")[2][:200]
+    scheme, colon, rest = url.partition("?")[0].partition("://")
+    return (scheme + colon + rest.rpartition("@")[2])[:200]
+
+
+def _from_text(name: str, value: str) -> Any:
+    """Read an option that stands in the URL."""
+    kind = {"timeout_s": float, "cache_bytes": int}.get(name, str)
+    try:
+        return kind(value)
+    except ValueError:
+        raise BadURL(f"option {name!r} must be a number, not {value!r}") from None
 
 
 def _settings(url: str, common: dict[str, Any]) -> Settings:

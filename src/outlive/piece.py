@@ -133,6 +133,7 @@ class Leaf:
 @dataclass(slots=True)
 class Child:
     key: Any  # of a dict; None in a list
+    lead: bytes  # the packed key
     node: Leaf | Branch
 
 
@@ -183,7 +184,7 @@ class _Splitter:
         node = self._visit(value, self._old.root if self._old else None, SPLIT)
         if isinstance(node, bytes):
             return Pieces(None, [Part(node, [len(node)])], len(node))
-        parts = list(_flatten(self._codec, node))
+        parts = list(_flatten(node))
         return Pieces(node, parts, sum(part.size for part in parts), self._leaves)
 
     def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
@@ -274,7 +275,7 @@ class _Splitter:
         node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
         if isinstance(node, bytes):
             raise _Odd  # it became small
-        return Child(item.key, node)
+        return Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
         """Pack a run in one call and find what it shares with the old one."""
@@ -355,7 +356,7 @@ class _Splitter:
             if pieces:
                 items.append(_run(pieces, holds_bytes))
                 pieces, holds_bytes = [], False
-            items.append(Child(key if is_dict else None, node))
+            items.append(Child(key, self._codec.pack(key), node) if is_dict else Child(None, b"", node))
         if pieces:
             items.append(_run(pieces, holds_bytes))
         return items
@@ -561,9 +562,9 @@ def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
 _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
 
 
-def _flatten(codec: Codec, node: Node) -> Iterator[Part]:
+def _flatten(node: Node) -> Iterator[Part]:
     glue = bytearray()
-    for item in _emit(codec, node):
+    for item in _emit(node):
         if isinstance(item, bytes):
             glue += item
             continue
@@ -575,7 +576,7 @@ def _flatten(codec: Codec, node: Node) -> Iterator[Part]:
         yield Part(bytes(glue), [len(glue)])
 
 
-def _emit(codec: Codec, node: Node) -> Iterable[bytes | Part]:
+def _emit(node: Node) -> Iterable[bytes | Part]:
     if isinstance(node, Leaf):
         return [node.part]
     out: list[bytes | Part] = [_header(node.count, node.is_dict)]
@@ -583,9 +584,8 @@ def _emit(codec: Codec, node: Node) -> Iterable[bytes | Part]:
         if isinstance(item, Run):
             out.append(item.part)
         else:
-            if node.is_dict:
-                out.append(codec.pack(item.key))
-            out.extend(_emit(codec, item.node))
+            out.append(item.lead)
+            out.extend(_emit(item.node))
     size = sum(part.size if isinstance(part, Part) else len(part) for part in out)
     for code, lead in reversed(node.wraps):
         size += len(lead)

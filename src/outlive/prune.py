@@ -104,7 +104,7 @@ async def _once(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry
         removed = receipt.removed
         engine.cache.drop(key.digest)
     swept = await sweep(engine, key, erase)
-    whole = swept is not None and (not erase or await _is_erased(engine, key))
+    whole = erase and swept is not None and await _is_erased(engine, key)
     chunks, freed = swept or (0, 0)
     return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import BadArgument, NeedsUpgrade, UnknownTag
+from .errors import BadArgument, NeedsUpgrade, OutliveError, TypeChanged, UnknownTag
 
 Upgrade = Callable[[Any], Any]
 Encode = Callable[[Any], Any]
@@ -46,7 +46,12 @@ class Entry:
             version += 1
         if version > self.version:
             raise NeedsUpgrade(self.tag, version, self.version)
-        return self.decode(value)
+        try:
+            return self.decode(value)
+        except OutliveError:
+            raise
+        except Exception as error:
+            raise TypeChanged(self.tag, version, str(error)) from error
 
 
 class Registry:
@@ -131,7 +136,7 @@ def _hints(cls: type) -> list[Any]:
 
 
 def _has_anatomy(cls: type) -> bool:
-    return _find_anatomy(cls) is not None
+    return cls not in _NATIVE and _find_anatomy(cls) is not None
 
 
 def _anatomy(cls: type) -> tuple[Encode, Decode]:
@@ -273,6 +278,13 @@ _CACHED = (property, functools.cached_property)
 
 def _subclass(cls: Any) -> tuple[Encode, Decode]:
     plain = next(base for base in _PLAIN_BASES if issubclass(cls, base))
+    try:
+        cls(plain())
+    except Exception as error:
+        raise BadArgument(
+            f"{cls.__qualname__} cannot be made from a plain {plain.__name__} ({error}): "
+            "give register() an encode= and a decode= function"
+        ) from error
     return plain, cls
 
 

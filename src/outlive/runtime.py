@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -115,19 +115,23 @@ class _Ids:
 
     def __init__(self) -> None:
         self._last = 0
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._forked)
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
 
-    def _forked(self) -> None:
+    def _begin(self) -> None:
+        """Start with randomness of its own: a forked child must not repeat its parent's."""
         self._lock = threading.Lock()
+        self._random = random.Random(os.urandom(32))
 
     def mint(self) -> str:
         with self._lock:
             # 48 bits of milliseconds and 12 of their fraction, never the same twice: ids sort as they were made.
             stamp = (time.time_ns() << 12) // 1_000_000
             self._last = stamp = max(stamp, self._last + 1)
+            tail = self._random.getrandbits(62)
         value = (stamp >> 12) << 80 | 0x7 << 76 | (stamp & 0xFFF) << 64 | 0b10 << 62
-        return str(uuid.UUID(int=value | int.from_bytes(os.urandom(8), "big") >> 2))
+        text = f"{value | tail:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 new_id = _Ids().mint

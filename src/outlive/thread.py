@@ -40,7 +40,7 @@ _TRIES = 8
 class Home(Protocol):
     """What a thread asks of its store."""
 
-    def thread(self, id: str) -> AsyncThread: ...
+    def thread(self, id: str, *, namespace: str = "") -> AsyncThread: ...
     def timeout(self, timeout_s: float | None) -> float | None: ...
     def is_delayed(self, durability: str | None) -> bool: ...
     def delayed(self, key: ThreadKey) -> Delayed: ...
@@ -86,24 +86,26 @@ class AsyncThread:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have; `parent` names another checkpoint to go on from. Saving the same content under
+        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. Saving the same content under
         the same `id` again is safe and stores nothing. Raises Unencodable, HeadMoved, CheckpointExists,
         and StoreError when the store is in the way.
         """
         draft = Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            parent=_optional_id("parent", parent) or expect,
+            parent=_optional_id("parent", parent) or expect or None,
             follows=parent is None and expect is None,
-            expect=None if expect is None else (self.namespace, check_id("expect", expect)),
-            step=_check_step(step),
+            expect=None
+            if expect is None
+            else (self.namespace, check_id("expect", expect) if expect else None),
+            step=step if step is None else _check_step(step),
             source=_check_source(source),
             run=_optional_id("run", run),
             replace=replace,
-            metadata=_check_metadata(metadata),
-            next_nodes=_check_names("next_nodes", next_nodes),
-            completed_tasks=_check_names("completed_tasks", completed_tasks),
-            interrupts=_check_interrupts(interrupts),
+            metadata=_check_metadata(metadata) if metadata else {},
+            next_nodes=_check_names("next_nodes", next_nodes) if next_nodes else (),
+            completed_tasks=_check_names("completed_tasks", completed_tasks) if completed_tasks else (),
+            interrupts=_check_interrupts(interrupts) if interrupts else (),
             timeout_s=self._home.timeout(timeout_s),
         )
         if self._home.is_delayed(durability):
@@ -283,7 +285,7 @@ class AsyncThread:
     async def fork(self, id: str, *, at: str | None = None) -> AsyncThread:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
-        target = self._home.thread(id)
+        target = self._home.thread(id, namespace=self.namespace)
         for _ in range(_TRIES):
             reading = await self._engine.backend.read(
                 self._key, self.namespace, _optional_id("at", at), chunks=False
@@ -299,7 +301,7 @@ class AsyncThread:
     async def copy(self, id: str) -> AsyncThread:
         """Make a new thread with the whole history of this one, all namespaces."""
         await self._settled()
-        target = self._home.thread(id)
+        target = self._home.thread(id, namespace=self.namespace)
         for _ in range(_TRIES):
             generation = (await self._engine.backend.inventory(self._key)).generation
             records = await self._engine.records(self._key)

@@ -154,6 +154,7 @@ class Threaded:
         self._loop = loop
         self._queue: list[tuple[Commit, asyncio.Future[Receipt]]] = []
         self._is_busy = False
+        self._idle = asyncio.Event()
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the group that goes to the worker next."""
@@ -172,15 +173,19 @@ class Threaded:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # the loop before has ended, and whoever waited there is gone
             self._begin(loop)
-        item = (commit, loop.create_future())
+        future: asyncio.Future[Receipt] = loop.create_future()
+        item = (commit, future)
         self._queue.append(item)
         if not self._is_busy:
             self._is_busy = True
+            self._idle.clear()
             loop.call_soon(
                 self._send, loop
             )  # whoever else is ready to save in this turn of the loop comes along
+        # Not asyncio.wait_for: it costs as much as the rest of this call.
+        timer = None if commit.timeout_s is None else loop.call_later(commit.timeout_s, _expire, future)
         try:
-            return await _within(item[1], commit.timeout_s)
+            return await future
         except OutliveError as error:
             return error
         except TimeoutError:
@@ -188,6 +193,9 @@ class Threaded:
         except asyncio.CancelledError:
             self._withdraw(item)
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _withdraw(self, item: tuple[Commit, asyncio.Future[Receipt]]) -> bool:
         """Take a commit back; False when it was sent already."""
@@ -202,6 +210,7 @@ class Threaded:
         group, self._queue = self._queue, []
         if not group:
             self._is_busy = False
+            self._idle.set()
             return
         work = loop.run_in_executor(self._pool, self._commit_group, [commit for commit, _ in group])
         work.add_done_callback(lambda done: self._answer(loop, group, done))
@@ -248,8 +257,8 @@ class Threaded:
         if self._closed:
             return
         self._closed = True
-        while self._is_busy and self._loop is asyncio.get_running_loop():
-            await asyncio.sleep(0.001)
+        if self._is_busy and self._loop is asyncio.get_running_loop():
+            await self._idle.wait()
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
         self._pool.shutdown(wait=False)
 
@@ -261,6 +270,11 @@ class Threaded:
 async def in_thread(work: Callable[[], T]) -> T:
     """Run something slow, like opening a file, away from the event loop."""
     return await asyncio.to_thread(work)
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:

@@ -354,7 +354,7 @@ class Log:
         meta_bytes, crc, data_bytes = _LENGTHS.unpack_from(head)
         data_at = at + _HEAD_BYTES + meta_bytes
         stop = data_at + data_bytes
-        if stop > (self.acked if at < self.acked else self._size):
+        if stop > self._size:
             return None
         meta = window.take(at + _HEAD_BYTES, meta_bytes)
         chain = _digest(self._chain + head[: _LENGTHS.size] + meta, 16)

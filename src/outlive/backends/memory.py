@@ -39,7 +39,10 @@ def new_token() -> int:
 
 def clock() -> Clock:
     """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
-    return Clock(time.time_ns() // 1000, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000, _boot_id())
+    return Clock(time.time_ns() // 1000, time.clock_gettime_ns(_LEASE_CLOCK) // 1000, _boot_id())
+
+
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
 
 
 @functools.cache

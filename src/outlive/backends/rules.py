@@ -39,7 +39,7 @@ Records = tuple[CheckpointRecord, ...]
 Pair = tuple[str, str]  # (namespace, checkpoint)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """The counters of a thread."""
 
@@ -51,7 +51,7 @@ class Row:
     info_version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Clock:
     """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
 
@@ -75,7 +75,7 @@ class View(Protocol):
     def info(self) -> bytes | None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effect:
     """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
 
@@ -173,9 +173,9 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
         raise ThreadNotEmpty(thread)
     if commit.expect_head is not None:
         _check_head(commit, *commit.expect_head, view)
-    if commit.info_version is not None and not commit.merge:
-        if commit.info_version != (row.info_version if row else 0):
-            raise MetadataMoved(thread)
+    version = row.info_version if row else 0
+    if commit.info_version is not None and not commit.merge and commit.info_version != version:
+        raise MetadataMoved(thread)
     for entry in commit.entries:
         if not commit.merge:
             _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
@@ -273,11 +273,10 @@ class _Placing:
             seq=seq,
             created_at=draft.created_at or (old.created_at if old else self._now),
             parent=self._parent(draft, old),
+            version=old.version + 1 if old is not None and not draft.seq else draft.version,
         )
         if old is not None:
             self.replaced.append(old)
-            if not draft.seq:
-                record = replace(record, version=old.version + 1)
         self._heads[draft.namespace] = draft.id
         self.stored.append(record)
 

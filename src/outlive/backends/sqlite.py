@@ -50,7 +50,7 @@ from ..errors import (
 )
 from .memory import clock, new_token, same, write_order
 from .rules import decide
-from .sqlite_rows import ENTRY, THREAD, Rows, entry_of, one, orphans, thread_key
+from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, orphans, thread_key
 from .sqlite_writer import Writer
 
 SCHEMA_VERSION = 1
@@ -69,6 +69,7 @@ class SQLiteBackend:
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._connection: apsw.Connection | None = None
         self._is_closed = False
+        self._known = KnownKeys()
         self.lock = threading.RLock()
         with _translated():
             self._db()
@@ -136,6 +137,7 @@ class SQLiteBackend:
         except OutliveError as error:
             if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
                 raise
+            self._known.forget()
             db.execute("rollback to one")
             db.execute("release one")
             return error
@@ -143,7 +145,7 @@ class SQLiteBackend:
         return receipt
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        view = Rows(db, commit.thread)
+        view = Rows(db, commit.thread, known=self._known)
         effect, receipt = decide(commit, view, clock(), new_token())
         if effect is not None:
             Writer(db, view, effect).write()
@@ -379,6 +381,7 @@ class SQLiteBackend:
             yield db
             db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
         except BaseException:
+            self._known.forget()
             with contextlib.suppress(apsw.Error):
                 db.execute("rollback")
             raise

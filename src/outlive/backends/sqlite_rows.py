@@ -33,11 +33,41 @@ THREAD = (
 )
 
 
+class KnownKeys:
+    """Keys of chunks, by thread and name. No chunk goes without a new generation, so within one they hold."""
+
+    def __init__(self) -> None:
+        self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
+
+    def of(self, digest: bytes, row: Row) -> dict[bytes, int]:
+        """Return the keys of a thread in its present generation."""
+        held = self._threads.get(digest)
+        if held is None or held[0] != row.generation:
+            if len(self._threads) >= _KNOWN_THREADS:
+                self._threads.pop(next(iter(self._threads)))
+            held = self._threads[digest] = (row.generation, {})
+        return held[1]
+
+    def forget(self) -> None:
+        """Drop everything: what a transaction that was rolled back said is not true."""
+        self._threads.clear()
+
+
+_KNOWN_THREADS = 1000
+
+
 class Rows:
     """One thread as it is inside a transaction."""
 
-    def __init__(self, db: apsw.Connection, thread: ThreadKey, row: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        db: apsw.Connection,
+        thread: ThreadKey,
+        row: Sequence[Any] | None = None,
+        known: KnownKeys | None = None,
+    ) -> None:
         self._db = db
+        self._known = known
         self.thread = thread
         self.row: Row | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
@@ -113,8 +143,17 @@ class Rows:
 
     def chunk_key(self, name: bytes) -> int | None:
         """Return the key under which a chunk is stored."""
-        row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
-        return None if row is None else row[0]
+        known = (
+            self._known.of(self.thread.digest, self.row)
+            if self._known is not None and self.row is not None
+            else {}
+        )
+        if name not in known:
+            row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
+            if row is None:
+                return None
+            known[name] = row[0]
+        return known[name]
 
     def _chunk_names(self, keys: bytes, checkpoint: str | None) -> tuple[bytes, ...]:
         """Return the names behind the keys of a record. Its checksum covers the names: no row can stand in for another."""
