@@ -19,7 +19,7 @@ from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, BadURL
 from .runtime import AsyncRuntime, SyncRuntime, run_now
-from .store import AsyncStore, Settings, check_durability
+from .store import AsyncStore, Opener, Settings, check_durability
 from .sync import Store
 
 DEFAULT_CACHE_BYTES = 64 << 20
@@ -45,9 +45,7 @@ def open(url: str, **options: Any) -> Store:
     For file and SQLite: fsync="full" | "normal".
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
-    target = _parse(url, options)
-    backend = Inline(target.make())
-    return Store(run_now(_build(backend, target, SyncRuntime())))
+    return Store(run_now(_open_inline(_parse(url, options))))
 
 
 def open_async(url: str, **options: Any) -> Opening:
@@ -74,8 +72,7 @@ class Opening:
         )
 
     async def _open(self) -> AsyncStore:
-        backend = Threaded(await in_thread(self._target.make))
-        return await _build(backend, self._target, AsyncRuntime())
+        return await _open_threaded(self._target)
 
     async def __aenter__(self) -> AsyncStore:
         self._store = await self._open()
@@ -88,14 +85,28 @@ class Opening:
             await self._store.close()
 
 
-async def _build(backend: Backend, target: _Target, runtime: SyncRuntime) -> AsyncStore:
+async def _open_inline(target: _Target) -> AsyncStore:
+    async def another(url: str, tenant: str) -> AsyncStore:
+        return await _open_inline(_parse(url, {"tenant": tenant}))
+
+    return await _build(Inline(target.make()), target, SyncRuntime(), another)
+
+
+async def _open_threaded(target: _Target) -> AsyncStore:
+    async def another(url: str, tenant: str) -> AsyncStore:
+        return await _open_threaded(_parse(url, {"tenant": tenant}))
+
+    return await _build(Threaded(await in_thread(target.make)), target, AsyncRuntime(), another)
+
+
+async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
     try:
         key = await backend.identity(secrets.token_bytes(32))
     except BaseException:
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime)
-    return AsyncStore(engine, target.settings)
+    return AsyncStore(engine, target.settings, opener)
 
 
 def _parse(url: str, options: dict[str, Any]) -> _Target:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from .errors import BadArgument, StoreError
 from .thread import AsyncThread, _check_limit, check_id, check_namespace, describe_thread
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
+Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
 _PAGE = 200
 
 
@@ -33,9 +34,10 @@ class Settings:
 class AsyncStore:
     """The threads of one tenant. Made by `outlive.open_async(url)`; safe for any number of tasks."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, opener: Opener | None = None) -> None:
         self._engine = engine
         self._settings = settings
+        self._opener = opener
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
@@ -138,6 +140,19 @@ class AsyncStore:
             if progress is not None:
                 progress(count, None)
         return count
+
+    async def backup(self, url: str, *, progress: Progress | None = None) -> int:
+        """Copy every thread into the store at `url`, while others go on; return how many.
+
+        Any backend will do. Repeating it into the same store brings it up to date; deletions are not repeated.
+        """
+        if self._opener is None:
+            raise BadArgument("this store was not opened by a URL; open the target yourself and use copy_to")
+        target = await self._opener(url, self._settings.tenant)
+        try:
+            return await self.copy_to(target, progress=progress)
+        finally:
+            await target.close()
 
     async def flush(self) -> None:
         """Wait until all delayed saves are stored; raise what went wrong."""

@@ -226,6 +226,9 @@ class Store:
     def copy_to(self, target: Store, *, progress: Progress | None = None) -> int:
         return run_now(self._store.copy_to(target._store, progress=progress))
 
+    def backup(self, url: str, *, progress: Progress | None = None) -> int:
+        return run_now(self._store.backup(url, progress=progress))
+
     def flush(self) -> None:
         run_now(self._store.flush())
 
