@@ -40,8 +40,7 @@ MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 MIN_ZSTD = 256  # below this zstd does not pay
-SEGMENT = 64 << 20  # a larger piece is cut: engines have limits, and so has what a reader should expand
-MAX_RAW = 2 * SEGMENT
+MAX_RAW = 128 << 20  # engines have limits, and so has what a reader should expand: larger pieces are cut
 
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
 _RAW, _ZSTD = 0, 1
@@ -161,7 +160,7 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan
     if old is not None:
         _adopt(codec, pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
-    cap = min(SEGMENT, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
+    cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
     _limit_spans(extents)
     _choose_inline(extents)
@@ -351,7 +350,8 @@ def _divided(extent: _Extent, cap: int) -> list[_Extent]:
                 extents.append(_Extent(part, begin, last - begin))
             begin = last
         if end - last >= LARGE:
-            extents += [_Extent(part, at, min(SEGMENT, end - at)) for at in range(last, end, SEGMENT)]
+            step = MAX_RAW // 2
+            extents += [_Extent(part, at, min(step, end - at)) for at in range(last, end, step)]
             begin = end
         last = end
     if stop > begin:

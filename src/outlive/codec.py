@@ -13,6 +13,7 @@ either finds the exact form or names the path of the culprit.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -51,9 +52,11 @@ _OPTIONS = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 
+MAX_NESTED = 100  # tuples, sets and tagged values in each other: each level takes a copy when it is read
 MAX_DEPTH = 200  # containers in containers; ormsgpack itself gives up a little later
 _SCALARS = frozenset((int, float, bool, str, type(None)))
 Hook = Callable[[int, bytes], Any]
+_nesting = threading.local()
 
 
 class Codec:
@@ -128,7 +131,13 @@ class Codec:
         if len(reduced) == 2:
             return ormsgpack.Ext(*reduced)
         code, lead, inner = reduced
-        return ormsgpack.Ext(code, lead + ormsgpack.packb(inner, self._default, _OPTIONS))
+        _nesting.depth = depth = getattr(_nesting, "depth", 0) + 1
+        try:
+            if depth > MAX_NESTED:
+                raise RecursionError
+            return ormsgpack.Ext(code, lead + ormsgpack.packb(inner, self._default, _OPTIONS))
+        finally:
+            _nesting.depth = depth - 1
 
     def _pack_walked(self, value: Any, path: str) -> bytes:
         return ormsgpack.packb(_Walk(self).plain(value, path, 0))
@@ -142,13 +151,20 @@ class Codec:
         """
         revive = self._revive_opaque if opaque else self._revive
         failures: list[Exception] = []
+        depth = 0
 
         def hook(code: int, payload: bytes) -> Any:
+            nonlocal depth
+            depth += 1
             try:
+                if depth > MAX_NESTED:
+                    raise Corrupt(f"values are nested deeper than {MAX_NESTED} levels")
                 return revive(code, payload, hook)
             except Exception as error:
                 failures.append(error)  # ormsgpack tells only that the hook failed
                 raise
+            finally:
+                depth -= 1
 
         try:
             return ormsgpack.unpackb(data, ext_hook=hook)
@@ -161,6 +177,8 @@ class Codec:
     def _revive_opaque(self, code: int, payload: bytes, hook: Hook) -> Any:
         if code == TAGGED:
             return Opaque(*self._open_tagged(payload, hook))
+        if not 0 <= code < 128:  # msgpack's own, which nobody here writes
+            raise Corrupt(f"extension code {code} is not one of ours")
         if code not in KNOWN or (code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules):
             return Raw(code, payload)
         return self._revive(code, payload, hook)
@@ -185,6 +203,8 @@ class Codec:
             return scalar(payload)
         composite = COMPOSITE_REVIVERS.get(code)
         if composite is None:
+            if code < 0:
+                raise Corrupt(f"extension code {code} is not one of ours")
             raise NewerFormat("a value of the state", code, max(KNOWN))
         items = ormsgpack.unpackb(payload, ext_hook=hook)
         if type(items) is not list:
@@ -202,6 +222,7 @@ class _Walk:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._nested = 0
 
     def plain(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
@@ -220,7 +241,7 @@ class _Walk:
         return self._extension(value, path, depth)
 
     def _plain_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
-        if all(type(key) is str and _is_utf8(key) for key in value):
+        if all(type(key) is str and is_utf8(key) for key in value):
             return {key: self.plain(item, _join(path, key), depth + 1) for key, item in value.items()}
         pairs = []
         for key, item in value.items():
@@ -229,6 +250,17 @@ class _Walk:
         return ormsgpack.Ext(MAP, ormsgpack.packb(pairs))
 
     def _extension(self, value: Any, path: str, depth: int) -> ormsgpack.Ext:
+        self._nested += 1
+        try:
+            if self._nested > MAX_NESTED:
+                raise Unencodable(
+                    _shorten(path), f"more than {MAX_NESTED} tuples, sets or objects in each other"
+                )
+            return self._reduced(value, path, depth)
+        finally:
+            self._nested -= 1
+
+    def _reduced(self, value: Any, path: str, depth: int) -> ormsgpack.Ext:
         reduced = self._reduce(value, path)
         if len(reduced) == 2:
             return ormsgpack.Ext(*reduced)
@@ -272,7 +304,8 @@ def _shorten(path: str) -> str:
     return path if len(path) <= 300 else f"{path[:140]} … {path[-140:]}"
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Tell whether a str has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -281,4 +314,4 @@ def _is_utf8(text: str) -> bool:
 
 
 def _plain_str(text: str) -> Any:
-    return text if _is_utf8(text) else ormsgpack.Ext(SURROGATES, text.encode("utf-8", "surrogatepass"))
+    return text if is_utf8(text) else ormsgpack.Ext(SURROGATES, text.encode("utf-8", "surrogatepass"))

@@ -199,7 +199,10 @@ def _revive_ndarray(payload: bytes) -> Any:
 
 
 def _revive_numpy_scalar(payload: bytes) -> Any:
-    return _revive_ndarray(payload)[()]
+    value = _revive_ndarray(payload)
+    if value.shape != ():
+        raise Corrupt(f"a scalar of numpy has the shape {value.shape}")
+    return value[()]
 
 
 def _numpy() -> Any:

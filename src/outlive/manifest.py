@@ -54,16 +54,22 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
     """Return what a body says; raise Corrupt or NewerFormat."""
     layout, said = _open(body)
 
-    def part(name: str) -> Any:
-        return codec.unpack(said[name], opaque=opaque) if name in said else None
+    def part(name: str, kind: type, empty: Any) -> Any:
+        value = codec.unpack(said[name], opaque=opaque) if name in said else empty
+        if type(value) is not kind:
+            raise Corrupt(f"the {name} of the manifest is no {kind.__name__}")
+        return value
 
-    return Manifest(
-        layout,
-        part("metadata") or {},
-        tuple(part("next") or ()),
-        tuple(part("done") or ()),
-        tuple(Interrupt(*row) for row in part("interrupts") or ()),
-    )
+    try:
+        return Manifest(
+            layout,
+            part("metadata", dict, {}),
+            tuple(part("next", list, [])),
+            tuple(part("done", list, [])),
+            tuple(Interrupt(*row) for row in part("interrupts", list, [])),
+        )
+    except TypeError as error:
+        raise Corrupt(f"the manifest cannot be read ({error})") from error
 
 
 def layout_of(body: bytes) -> Layout:
@@ -89,15 +95,21 @@ def _flat(layout: Layout) -> list[Any]:
 
 def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
     try:
-        parts = ormsgpack.unpackb(body)
-        version, flat, *rest = parts
+        version, flat, *rest = ormsgpack.unpackb(body)
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the body is no manifest ({error})") from error
-    if not isinstance(version, int) or version < 1:
+    if type(version) is not int or version < 1:
         raise Corrupt("the body is no manifest")
     if version > FORMAT:
         raise NewerFormat("a checkpoint", version, FORMAT)
-    return _layout(flat), rest[0] if rest else {}
+    said = rest[0] if rest else {}
+    if (
+        type(flat) is not list
+        or type(said) is not dict
+        or not all(type(part) is bytes for part in said.values())
+    ):
+        raise Corrupt("the body is no manifest")
+    return _layout(flat), said
 
 
 def _layout(flat: Any) -> Layout:

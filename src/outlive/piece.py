@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .codec import Codec, may_hold_bytes
+from .codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from .errors import Unencodable
 from .extension import MAP
 
@@ -213,7 +213,7 @@ class _Splitter:
             if kind is list:
                 return wraps, value
             if kind is dict:
-                if set(map(type, value)) <= {str}:
+                if set(map(type, value)) <= {str} and is_utf8("".join(value)):
                     return wraps, value
                 return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
             reduced = (
@@ -576,16 +576,19 @@ def _flatten(node: Node) -> Iterator[Part]:
         yield Part(bytes(glue), [len(glue)])
 
 
-def _emit(node: Node) -> Iterable[bytes | Part]:
+def _emit(node: Node, nested: int = 0) -> Iterable[bytes | Part]:
     if isinstance(node, Leaf):
         return [node.part]
+    nested += len(node.wraps)
+    if nested > MAX_NESTED:
+        raise Unencodable("state", f"more than {MAX_NESTED} tuples, sets or objects in each other")
     out: list[bytes | Part] = [_header(node.count, node.is_dict)]
     for item in node.items:
         if isinstance(item, Run):
             out.append(item.part)
         else:
             out.append(item.lead)
-            out.extend(_emit(item.node))
+            out.extend(_emit(item.node, nested))
     size = sum(part.size if isinstance(part, Part) else len(part) for part in out)
     for code, lead in reversed(node.wraps):
         size += len(lead)

@@ -174,7 +174,7 @@ class AsyncStore:
     def _key(self, id: str) -> ThreadKey:
         return ThreadKey.of(self._settings.tenant, check_id("thread id", id))
 
-    def timeout(self, timeout_s: float | None) -> float | None:
+    def _timeout(self, timeout_s: float | None) -> float | None:
         """Return how long a call may take."""
         if timeout_s is None:
             return self._settings.timeout_s
@@ -182,18 +182,18 @@ class AsyncStore:
             raise BadArgument(f"timeout_s must be more than 0, not {timeout_s!r}")
         return float(timeout_s)
 
-    def is_delayed(self, durability: str | None) -> bool:
+    def _is_delayed(self, durability: str | None) -> bool:
         """Tell whether a save need not wait for the store."""
         chosen = self._settings.durability if durability is None else check_durability(durability)
         return chosen == "async"
 
-    def delayed(self, key: ThreadKey) -> Delayed:
+    def _delayed(self, key: ThreadKey) -> Delayed:
         """Return the queue of a thread's delayed saves."""
         if key.digest not in self._queues:
             self._queues.setdefault(key.digest, Delayed(self._engine, key, self._delayed_bases))
         return self._queues[key.digest]
 
-    async def settle(self, key: ThreadKey) -> None:
+    async def _settle(self, key: ThreadKey) -> None:
         """Let the delayed saves of a thread go first."""
         queue = self._queues.get(key.digest)
         if queue is not None:

@@ -41,10 +41,10 @@ class Home(Protocol):
     """What a thread asks of its store."""
 
     def thread(self, id: str, *, namespace: str = "") -> AsyncThread: ...
-    def timeout(self, timeout_s: float | None) -> float | None: ...
-    def is_delayed(self, durability: str | None) -> bool: ...
-    def delayed(self, key: ThreadKey) -> Delayed: ...
-    async def settle(self, key: ThreadKey) -> None: ...
+    def _timeout(self, timeout_s: float | None) -> float | None: ...
+    def _is_delayed(self, durability: str | None) -> bool: ...
+    def _delayed(self, key: ThreadKey) -> Delayed: ...
+    async def _settle(self, key: ThreadKey) -> None: ...
 
 
 class AsyncThread:
@@ -106,14 +106,14 @@ class AsyncThread:
             next_nodes=_check_names("next_nodes", next_nodes) if next_nodes else (),
             completed_tasks=_check_names("completed_tasks", completed_tasks) if completed_tasks else (),
             interrupts=_check_interrupts(interrupts) if interrupts else (),
-            timeout_s=self._home.timeout(timeout_s),
+            timeout_s=self._home._timeout(timeout_s),
         )
-        if self._home.is_delayed(durability):
+        if self._home._is_delayed(durability):
             if expect is not None:
                 raise BadArgument(
                     'expect= needs an answer from the store: use durability="sync" for this save'
                 )
-            return await self._home.delayed(self._key).save(state, draft)
+            return await self._home._delayed(self._key).save(state, draft)
         await self._settled()
         return await self._engine.save(self._key, state, draft)
 
@@ -150,12 +150,12 @@ class AsyncThread:
             raise BadArgument("give either a checkpoint id or a moment, not both")
         await self._settled()
         when = None if at is None else micros(at)
-        timeout_s = self._home.timeout(timeout_s)
+        timeout_s = self._home._timeout(timeout_s)
         return await self._engine.load(self._key, self.namespace, _optional_id("id", id), when, timeout_s)
 
     async def _settled(self) -> None:
         """Let delayed saves of this thread go first, and tell of those that failed."""
-        await self._home.settle(self._key)
+        await self._home._settle(self._key)
 
     # Looking back
 
@@ -247,7 +247,7 @@ class AsyncThread:
                 self._key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
-                timeout_s=self._home.timeout(timeout_s),
+                timeout_s=self._home._timeout(timeout_s),
             )
         )
 

@@ -73,7 +73,7 @@ from ..errors import (
     StoreFull,
     StoreUnavailable,
 )
-from .log import BUSY_S, FORMAT, START, THREADS, Disk, Frame, Log, NotAFile, WriteLock
+from .log import BUSY_S, FORMAT, START, THREADS, Disk, Frame, Log, NotAFile, WriteLock, busy
 from .memory import MemoryBackend, Table, clock, new_token, same
 from .rules import Effect, Row, decide
 
@@ -150,17 +150,18 @@ class FileBackend(MemoryBackend):
         return [result for part in parts for result in self._commit_part(part)]
 
     def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        timeout_s = min((c.timeout_s for c in commits if c.timeout_s is not None), default=BUSY_S)
+        """Wait for the lock as long as the most patient commit; by then others may have had their time."""
+        start = time.monotonic()
         try:
-            with _translated(), self._guard.held(timeout_s):
-                return self._commit_group(commits)
+            with _translated(), self._guard.held(max(_patience(commit) for commit in commits)):
+                return self._commit_group(commits, time.monotonic() - start)
         except OutliveError as error:
             return [error] * len(commits)
 
-    def _commit_group(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+    def _commit_group(self, commits: Sequence[Commit], waited_s: float) -> list[Receipt | OutliveError]:
         batches: dict[bytes, _Batch] = {}
         try:
-            results = [self._decide(batches, commit) for commit in commits]
+            results = [self._decide(batches, commit, waited_s) for commit in commits]
             self._store(list(batches.values()))
         finally:
             for batch in batches.values():
@@ -171,9 +172,13 @@ class FileBackend(MemoryBackend):
         asked = [batches.get(commit.thread.digest) for commit in commits]
         return [_answer(batch, result) for batch, result in zip(asked, results, strict=True)]
 
-    def _decide(self, batches: dict[bytes, _Batch], commit: Commit) -> Receipt | OutliveError:
+    def _decide(
+        self, batches: dict[bytes, _Batch], commit: Commit, waited_s: float
+    ) -> Receipt | OutliveError:
         """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
         digest = commit.thread.digest
+        if waited_s > _patience(commit):
+            return busy(_patience(commit))
         try:
             with _translated():
                 if digest not in batches:
@@ -505,6 +510,10 @@ class _Batch:
             self.fd = None
 
 
+def _patience(commit: Commit) -> float:
+    return BUSY_S if commit.timeout_s is None else commit.timeout_s
+
+
 def _answer(batch: _Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
     """What was decided in a batch that failed was decided on a state that never was."""
     return batch.failure if batch is not None and batch.failure is not None else result
@@ -582,7 +591,7 @@ class LoggedTable(Table):
 
     def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
         """Change the table, then put the frame into the log: what cannot be applied is never written."""
-        self._change(replace(effect, chunks=()), chunks, self.log.data_at(meta))
+        self._change(effect, chunks, self.log.data_at(meta))
         data = dict(effect.chunks)
         self.log.add(meta, [data[chunk.name] for chunk in chunks if chunk.is_new])
         self.weight += len(meta)
@@ -932,16 +941,15 @@ def _problems(look: Callable[[], object]) -> list[Corrupt]:
     return []
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
+class _translated:  # noqa: N801 - reads like a function where it stands; as a generator it would cost more
     """Say in the library's words what the system says in its own."""
-    try:
-        yield
-    except OutliveError:
-        raise
-    except NotAFile as error:
-        raise Corrupt(error.what) from error
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StoreFull(f"no space is left for the store's files ({error.strerror})") from error
-        raise StoreUnavailable(f"the store's files: {error}") from error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NotAFile):
+            raise Corrupt(error.what) from error
+        if isinstance(error, OSError) and not isinstance(error, OutliveError):
+            if error.errno in _FULL:
+                raise StoreFull(f"no space is left for the store's files ({error.strerror})") from error
+            raise StoreUnavailable(f"the store's files: {error}") from error

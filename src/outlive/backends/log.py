@@ -84,8 +84,11 @@ class Disk:
         os.chmod(path, 0o700)
 
     def names(self, folder: str = "") -> list[str]:
-        with self._folder(folder) as at:
+        at = self._enter(folder)
+        try:
             return os.listdir(at)
+        finally:
+            os.close(at)
 
     def open(self, name: str, *, write: bool = False, create: bool = False) -> int:
         """Open a regular file; anything else is refused, and nothing is waited for."""
@@ -107,13 +110,15 @@ class Disk:
 
     def _open(self, name: str, flags: int) -> int:
         folder, _, leaf = name.rpartition("/")
+        at = self._enter(folder)
         try:
-            with self._folder(folder) as at:
-                return os.open(leaf, flags, 0o600, dir_fd=at)
+            return os.open(leaf, flags, 0o600, dir_fd=at)
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise NotAFile(name) from error
             raise
+        finally:
+            os.close(at)
 
     def _checked(self, fd: int, name: str) -> int:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -121,24 +126,21 @@ class Disk:
             raise NotAFile(name)
         return fd
 
-    @contextlib.contextmanager
-    def _folder(self, name: str) -> Iterator[int]:
-        at = os.open(self.root, _FOLDER)
+    def _enter(self, folder: str) -> int:
+        root = os.open(self.root, _FOLDER)
+        if not folder:
+            return root
         try:
-            if name:
-                outer, at = at, os.open(name, _FOLDER, dir_fd=at)
-                os.close(outer)
-            yield at
+            return os.open(folder, _FOLDER, dir_fd=root)
         finally:
-            os.close(at)
+            os.close(root)
 
     def is_at(self, fd: int, name: str) -> bool:
         """Tell whether the open file is still the one of that name."""
-        with self._folder("") as at:
-            try:
-                return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=at, follow_symlinks=False))
-            except FileNotFoundError:
-                return False
+        try:
+            return os.path.samestat(os.fstat(fd), os.lstat(os.path.join(self.root, name)))
+        except FileNotFoundError:
+            return False
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -168,18 +170,27 @@ class Disk:
     def rename(self, old: str, new: str) -> None:
         """Give a file of the same folder another name, in place of what had it before."""
         folder, _, leaf = new.rpartition("/")
-        with self._folder(folder) as at:
+        at = self._enter(folder)
+        try:
             os.rename(old.rpartition("/")[2], leaf, src_dir_fd=at, dst_dir_fd=at)
+        finally:
+            os.close(at)
 
     def remove(self, name: str) -> None:
         folder, _, leaf = name.rpartition("/")
-        with self._folder(folder) as at:
+        at = self._enter(folder)
+        try:
             os.unlink(leaf, dir_fd=at)
+        finally:
+            os.close(at)
 
     def sync_folder(self, folder: str = "") -> None:
         """Make the names in a folder last."""
-        with self._folder(folder) as at:
+        at = self._enter(folder)
+        try:
             os.fsync(at)
+        finally:
+            os.close(at)
 
 
 class WriteLock:
@@ -195,27 +206,28 @@ class WriteLock:
 
     @contextlib.contextmanager
     def held(self, timeout_s: float = BUSY_S) -> Iterator[None]:
-        self._fd = self._take(timeout_s, time.monotonic() + timeout_s)
+        self._release()  # what an interrupt may have left, on its way out of here
         try:
+            self._take(timeout_s, time.monotonic() + timeout_s)
             if not self._is_mended or self._disk.read(self._fd, 1, 0) != self._CLEAN:
                 self._mend()
             yield
         finally:
+            self._release()
+
+    def _take(self, timeout_s: float, deadline: float) -> None:
+        while True:
+            self._fd = self._disk.open("lock", create=True)
+            self._wait(self._fd, timeout_s, deadline)
+            if self._disk.is_at(self._fd, "lock"):  # else someone removed it, and others hold another
+                return
+            self._release()
+
+    def _release(self) -> None:
+        if self._fd >= 0:
             # Said aloud: closing is not enough when another thread forked just now and the child has it too.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self._disk.close(self._fd)
-            self._fd = -1
-
-    def _take(self, timeout_s: float, deadline: float) -> int:
-        while True:
-            fd = self._disk.open("lock", create=True)
-            try:
-                self._wait(fd, timeout_s, deadline)
-                if self._disk.is_at(fd, "lock"):  # else someone removed it, and others hold another
-                    return fd
-            except BaseException:
-                self._disk.close(fd)
-                raise
+            fd, self._fd = self._fd, -1
             self._disk.close(fd)
 
     def _wait(self, fd: int, timeout_s: float, deadline: float) -> None:
@@ -226,7 +238,7 @@ class WriteLock:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise StoreBusy(f"other processes held the store's lock for {timeout_s} s") from None
+                    raise busy(timeout_s) from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.005)
 
@@ -247,6 +259,10 @@ class WriteLock:
         yield
         self._disk.sync_folder(folder)
         self._disk.write(self._fd, self._CLEAN, 0)
+
+
+def busy(timeout_s: float) -> StoreBusy:
+    return StoreBusy(f"other processes held the store's lock for {timeout_s} s; give timeout_s more room")
 
 
 @dataclass(frozen=True, slots=True)
