@@ -203,8 +203,6 @@ class SQLiteBackend:
             view = Rows(db, thread)
             if view.row is None:
                 return 0, []
-            if before is None:
-                view.check_counts()
             return view.row.generation, view.page(namespace, before, limit, run)
 
     def writes(
@@ -278,8 +276,10 @@ class SQLiteBackend:
         )
         with _translated(), self._transaction("deferred") as db:
             rows: list[Any] = db.execute(sql, [escape(tenant), *values, limit]).fetchall()
-            if only is not None and not rows:
-                Rows(db, ThreadKey.of(tenant, only))  # raises when its row was lost
+            roster = f"select id from roster where tenant = ? and {where} order by id limit ?"
+            expected = [row[0] for row in db.execute(roster, [escape(tenant), *values, limit])]
+            if expected != [row[3] for row in rows]:
+                raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
             return [Rows(db, thread_key(row[2], row[3], row[1]), row[:16]).summary(*row[16:]) for row in rows]
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:

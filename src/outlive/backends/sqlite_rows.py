@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -71,19 +72,20 @@ class Rows:
         self.thread = thread
         self.row: Row | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
+        self.is_listed = False
         self._heads: dict[str, Sequence[Any] | None] = {}
         self._names: dict[int, bytes] = {}  # of chunks, by key
         found = row or one(db, f"select {THREAD} from thread where digest = ?", (thread.digest,))
         if found is not None:
             self._load(found)
-        elif one(db, "select 1 from head where digest = ?", (thread.digest,)) is not None:
+        elif one(db, "select 1 from roster where tenant = ? and id = ?", _roster_key(thread)) is not None:
             raise Corrupt("its row is gone", thread=thread.id)
 
     def _load(self, row: Sequence[Any]) -> None:
         *fields, check = row
         if check != checksum(*fields):
             raise Corrupt("its row is damaged", thread=self.thread.id)
-        self.key = row[0]
+        self.key, self.is_listed = row[0], bool(row[4])
         self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
         self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
 
@@ -171,35 +173,42 @@ class Rows:
     # Records
 
     def newest(self, namespace: str, at: int | None) -> CheckpointRecord | None:
-        if at is None:
-            head = self.head_row(namespace)
-            if head is None:
-                return None
-            record = self.find(namespace, unescape(head[2]))
-            if record is None:
-                raise self._corrupt("the newest checkpoint is gone", unescape(head[2]))
-            return record
-        row = one(
-            self._db,
-            f"select {CHECKPOINT} from checkpoint where thread = ? and namespace = ? and created_at <= ? "
-            "order by epoch desc, seq desc, id desc limit 1",
-            (self.key, escape(namespace), at),
-        )
-        return None if row is None else self._record(row)
+        if at is not None:
+            return self._newest_at(namespace, at)
+        head = self.head_row(namespace)
+        if head is None:
+            if self._count_rows(namespace):
+                raise self._corrupt(f"the head of namespace {namespace!r} is gone")
+            return None
+        record = self.find(namespace, unescape(head[2]))
+        if record is None:
+            raise self._corrupt("the newest checkpoint is gone", unescape(head[2]))
+        return record
+
+    def _newest_at(self, namespace: str, at: int) -> CheckpointRecord | None:
+        """Look at all rows: SQL would pass over one whose time or place is damaged."""
+        self.check_count(namespace)
+        records = list(self._records(namespace, None))
+        return next((record for record in records if record.created_at <= at), None)
 
     def page(
         self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
     ) -> list[CheckpointRecord]:
+        if before is None:
+            self.check_count(namespace)
+        found = (record for record in self._records(namespace, before) if run is None or record.run == run)
+        return list(itertools.islice(found, limit))
+
+    def _records(self, namespace: str | None, before: Cursor | None) -> Iterator[CheckpointRecord]:
+        """Yield records, newest first, each one checked."""
         where, values = "thread = ?", [self.key]
         if namespace is not None:
             where, values = where + " and namespace = ?", [*values, escape(namespace)]  # type: ignore[list-item]
         if before is not None:
-            where += " and (epoch, seq, id) < (?, ?, ?)"
-            values += [before[0], before[1], before[2]]  # type: ignore[list-item]
-        if run is not None:
-            where, values = where + " and run = ?", [*values, escape(run)]  # type: ignore[list-item]
-        sql = f"select {CHECKPOINT} from checkpoint where {where} order by epoch desc, seq desc, id desc limit ?"
-        return [self._record(row) for row in self._db.execute(sql, (*values, limit))]
+            where, values = where + " and (epoch, seq, id) < (?, ?, ?)", [*values, *before]  # type: ignore[list-item]
+        sql = f"select {CHECKPOINT} from checkpoint where {where} order by epoch desc, seq desc, id desc"
+        for row in self._db.execute(sql, values):
+            yield self._record(row)
 
     def _record(self, row: Sequence[Any]) -> CheckpointRecord:
         *fields, check = row
@@ -259,22 +268,27 @@ class Rows:
         return row
 
     def check_absent(self, namespace: str) -> None:
-        """Make sure that what was not found was never there: compare the counts."""
-        head = self.head_row(namespace)
-        count = one(
-            self._db,
-            "select count(*) from checkpoint where thread = ? and namespace = ?",
-            (self.key, escape(namespace)),
-        )[0]
-        if count != (head[3] if head else 0):
-            raise self._corrupt(
-                f"namespace {namespace!r} has {count} checkpoints instead of {head[3] if head else 0}"
-            )
+        """Make sure that what was not found was never there: look at every row, and count them."""
+        self.check_count(namespace)
+        for _ in self._records(namespace, None):
+            pass
 
-    def check_counts(self) -> None:
-        count = one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))[0]
-        if count != self.checkpoints:
-            raise self._corrupt(f"it has {count} checkpoints instead of {self.checkpoints}")
+    def check_count(self, namespace: str | None) -> None:
+        """Compare how many checkpoints there are with how many there should be."""
+        head = None if namespace is None else self.head_row(namespace)
+        expected = self.checkpoints if namespace is None else head[3] if head else 0
+        count = self._count_rows(namespace)
+        if count != expected:
+            where = "it" if namespace is None else f"namespace {namespace!r}"
+            raise self._corrupt(f"{where} has {count} checkpoints instead of {expected}")
+
+    def _count_rows(self, namespace: str | None) -> int:
+        if namespace is None:
+            row = one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))
+        else:
+            sql = "select count(*) from checkpoint where thread = ? and namespace = ?"
+            row = one(self._db, sql, (self.key, escape(namespace)))
+        return int(row[0])
 
     def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
         found = {}
@@ -342,6 +356,13 @@ class Rows:
             "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?",
             (*fields[3:], checksum(*fields), self.key),
         )
+        if listed != self.is_listed:
+            what = (
+                "insert or replace into roster values(?, ?)"
+                if listed
+                else "delete from roster where tenant = ? and id = ?"
+            )
+            self._db.execute(what, _roster_key(self.thread))
 
     def audit(self) -> list[Corrupt]:
         """Look at every row of the thread."""
@@ -355,7 +376,7 @@ class Rows:
 
         if self.row is None:
             return found
-        guarded(self.check_counts)
+        guarded(lambda: self.check_count(None))
         info = one(self._db, "select info, info_json, info_checksum from thread where key = ?", (self.key,))
         guarded(lambda: self.summary(*info))
         for row in self._db.execute(
@@ -379,7 +400,7 @@ class Rows:
 
     def _audit_head(self, namespace: str) -> None:
         self.newest(namespace, None)
-        self.check_absent(namespace)
+        self.check_count(namespace)
 
 
 def entry_of(thread_key: int, thread: str, row: Sequence[Any]) -> Entry:
@@ -407,8 +428,20 @@ def thread_key(tenant: str, id: str | None, digest: bytes) -> ThreadKey:
 
 
 def orphans(db: apsw.Connection) -> list[Corrupt]:
-    """Find rows whose thread is gone."""
-    found = []
+    """Find rows whose thread is gone, and damaged rows of threads that nobody lists."""
+    rows: list[Any] = db.execute(
+        f"select {THREAD}, info, info_checksum from thread where not listed"
+    ).fetchall()
+    found = [
+        Corrupt("the row of a thread without content is damaged")
+        for *fields, check, info, info_check in rows
+        if check != checksum(*fields) or info is not None or info_check is not None
+    ]
+    sql = (
+        "select tenant, id from roster except select tenant, id from thread where listed "
+        "union all select * from (select tenant, id from thread where listed except select tenant, id from roster)"
+    )
+    found += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
     for table in ("checkpoint", "chunk", "write", "tally", "entry"):
         count = one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
         if count:
@@ -426,3 +459,7 @@ def one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """Return the first row or None, leaving no statement open."""
     rows = db.execute(sql, values).fetchall()
     return rows[0] if rows else None
+
+
+def _roster_key(thread: ThreadKey) -> tuple[str, str]:
+    return escape(thread.tenant), escape(thread.id)

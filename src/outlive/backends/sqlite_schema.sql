@@ -11,6 +11,9 @@ create table thread(
   info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
 create unique index thread_id on thread(tenant, id) where listed;
 
+-- Which threads are listed, a second time: a row of `thread` that vanished is missed.
+create table roster(tenant text not null, id text not null, primary key(tenant, id)) without rowid;
+
 -- What the newest checkpoint of a namespace is, and how many there are: a row that vanished is missed.
 create table head(
   digest blob not null, namespace text not null, epoch integer not null, seq integer not null, id text not null,
