@@ -12,9 +12,10 @@ either finds the exact form or names the path of the culprit.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ormsgpack
@@ -97,13 +98,13 @@ class Codec:
         inside: Any
         if kind is dict:
             inside = value.values()
-        elif kind is list or kind is tuple:
+        elif kind in (list, tuple, set, frozenset):
             inside = value
         else:
-            reduced = self.reduce(value)
-            if reduced is None or len(reduced) == 2:
-                return None
-            return self.byte_types(reduced[2])
+            entry = self.registry.of(kind)
+            if entry is None:
+                return self.byte_types(value.value) if kind is Opaque else None
+            return self.byte_types(entry.encode(value))
         found: type | None = None
         for item in inside:
             if type(item) not in _SCALARS:
@@ -118,11 +119,15 @@ class Codec:
         kind = type(value)
         reducer = REDUCERS.get(kind)
         if reducer is not None:
-            return reducer(self.pack, value)
+            return reducer(self._pack_inner, value)
         entry = self.registry.of(kind)
         if entry is not None:
-            return tagged(self.pack, entry.tag, entry.version, entry.encode(value))
+            return tagged(entry.tag, entry.version, entry.encode(value))
         return reduce_numpy(value)
+
+    def _pack_inner(self, value: Any) -> bytes:
+        """Pack a part of a value; whatever is in the way is for the outermost call to explain."""
+        return ormsgpack.packb(value, self._default, _OPTIONS)
 
     def _default(self, value: Any) -> ormsgpack.Ext:
         reduced = self.reduce(value)
@@ -181,7 +186,14 @@ class Codec:
             raise Corrupt(f"extension code {code} is not one of ours")
         if code not in KNOWN or (code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules):
             return Raw(code, payload)
-        return self._revive(code, payload, hook)
+        value = self._revive(code, payload, hook)
+        if code in (SET, FROZENSET, MAP):
+            count = len(ormsgpack.unpackb(payload, ext_hook=Raw))
+            if len(value) != (
+                count // 2 if code == MAP else count
+            ):  # equal only because their types are unknown
+                return Raw(code, payload)
+        return value
 
     def _open_tagged(self, payload: bytes, hook: Hook) -> tuple[str, int, Any]:
         parts = ormsgpack.unpackb(payload, ext_hook=hook)
@@ -243,22 +255,27 @@ class _Walk:
     def _plain_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
         if all(type(key) is str and is_utf8(key) for key in value):
             return {key: self.plain(item, _join(path, key), depth + 1) for key, item in value.items()}
-        pairs = []
-        for key, item in value.items():
-            pairs.append(self.plain(key, f"{path}.<key {key!r}>", depth + 1))
-            pairs.append(self.plain(item, _join(path, key), depth + 1))
-        return ormsgpack.Ext(MAP, ormsgpack.packb(pairs))
+        with self._one_more(path):
+            pairs = []
+            for key, item in value.items():
+                pairs.append(self.plain(key, f"{path}.<key {_shown(key)}>", depth + 1))
+                pairs.append(self.plain(item, _join(path, key), depth + 1))
+            return ormsgpack.Ext(MAP, ormsgpack.packb(pairs))
+
+    @contextlib.contextmanager
+    def _one_more(self, path: str) -> Iterator[None]:
+        """Go one extension deeper."""
+        self._nested += 1
+        if self._nested > MAX_NESTED:
+            raise Unencodable(
+                _shorten(path), f"more than {MAX_NESTED} tuples, sets, maps or objects in each other"
+            )
+        yield
+        self._nested -= 1
 
     def _extension(self, value: Any, path: str, depth: int) -> ormsgpack.Ext:
-        self._nested += 1
-        try:
-            if self._nested > MAX_NESTED:
-                raise Unencodable(
-                    _shorten(path), f"more than {MAX_NESTED} tuples, sets or objects in each other"
-                )
+        with self._one_more(path):
             return self._reduced(value, path, depth)
-        finally:
-            self._nested -= 1
 
     def _reduced(self, value: Any, path: str, depth: int) -> ormsgpack.Ext:
         reduced = self._reduce(value, path)
@@ -297,7 +314,14 @@ def _name(value: Any) -> str:
 
 
 def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
+    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{_shown(key)}]"
+
+
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)
+    except Exception:  # noqa: BLE001  (an int of thousands of digits, or somebody's own repr)
+        return f"<{type(key).__name__}>"
 
 
 def _shorten(path: str) -> str:

@@ -25,8 +25,8 @@ BIG_INT, SURROGATES, BYTEARRAY, COMPLEX, NDARRAY, NUMPY_SCALAR = 32, 33, 34, 35,
 
 _NDARRAY_KINDS = "?biufcmMSU"
 
-Pack = Callable[[Any, str], bytes]  # a value and its path
-Composite = tuple[int, bytes, "list[Any] | dict[Any, Any]"]
+Pack = Callable[[Any], bytes]
+Composite = tuple[int, bytes, Any]
 Scalar = tuple[int, bytes]
 
 
@@ -62,17 +62,14 @@ def array_header(count: int) -> bytes:
 # Taking apart -----------------------------------------------------------------------------------------
 
 
-def tagged(pack: Pack, tag: str, version: int, value: Any) -> Composite | Scalar:
+def tagged(tag: str, version: int, value: Any) -> Composite:
     """Take a value with a tag apart."""
-    lead = b"\x93" + ormsgpack.packb(tag) + ormsgpack.packb(version)
-    if type(value) is dict or type(value) is list:
-        return TAGGED, lead, value
-    return TAGGED, lead + pack(value, f"<{tag}>")
+    return TAGGED, b"\x93" + ormsgpack.packb(tag) + ormsgpack.packb(version), value
 
 
 def _reduce_set(code: int) -> Callable[[Pack, Any], Composite | Scalar]:
     def reduce(pack: Pack, value: Any) -> Scalar:
-        packed = sorted(pack(item, "state.<set>") for item in value)  # no order of its own: give it one
+        packed = sorted(pack(item) for item in value)  # no order of its own: give it one
         return code, array_header(len(packed)) + b"".join(packed)
 
     return reduce
@@ -116,7 +113,7 @@ def _reduce_int(pack: Pack, value: int) -> Scalar:
 
 
 def _reduce_opaque(pack: Pack, value: Opaque) -> Composite | Scalar:
-    return tagged(pack, value.tag, value.version, value.value)
+    return tagged(value.tag, value.version, value.value)
 
 
 def reduce_numpy(value: Any) -> Scalar | None:
@@ -124,6 +121,10 @@ def reduce_numpy(value: Any) -> Scalar | None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
+    if isinstance(value, numpy.str_):  # numpy itself would cut off NULs at the end
+        return NUMPY_SCALAR, ormsgpack.packb(["str", [], str.encode(value, "utf-8", "surrogatepass")])
+    if isinstance(value, numpy.bytes_):
+        return NUMPY_SCALAR, ormsgpack.packb(["bytes", [], bytes(value)])
     if type(value) is numpy.ndarray:
         code, shape = NDARRAY, list(value.shape)
     elif isinstance(value, numpy.generic):
@@ -199,6 +200,11 @@ def _revive_ndarray(payload: bytes) -> Any:
 
 
 def _revive_numpy_scalar(payload: bytes) -> Any:
+    name, _, data = _items(payload, str, list, bytes)
+    if name == "str":
+        return _numpy().str_(data.decode("utf-8", "surrogatepass"))
+    if name == "bytes":
+        return _numpy().bytes_(data)
     value = _revive_ndarray(payload)
     if value.shape != ():
         raise Corrupt(f"a scalar of numpy has the shape {value.shape}")

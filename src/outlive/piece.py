@@ -39,6 +39,8 @@ BIG = 1024  # two elements from here on make even a short container worth splitt
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
 
+_WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
+
 Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, outermost first
 
 
@@ -216,9 +218,7 @@ class _Splitter:
                 if set(map(type, value)) <= {str} and is_utf8("".join(value)):
                     return wraps, value
                 return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
-            reduced = (
-                None if kind in (int, float, bool, type(None), str, bytes) else self._codec.reduce(value)
-            )
+            reduced = None if kind in _WHOLE else self._codec.reduce(value)
             if reduced is None or len(reduced) == 2:
                 return wraps, None
             wraps = (*wraps, reduced[:2])

@@ -7,10 +7,14 @@ Nothing is ever imported or called because stored data names it: an unknown tag 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import decimal
 import enum
 import functools
 import inspect
+import sys
 import typing
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +26,10 @@ Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
 
 _PLAIN_BASES: tuple[type, ...] = (str, bytes, int, float, dict, list, tuple, set, frozenset)
-_NATIVE: frozenset[type] = frozenset((*_PLAIN_BASES, bool, type(None), bytearray, complex))
+_DATED: tuple[type, ...] = (dt.datetime, dt.date, dt.time, dt.timedelta)
+_NATIVE: frozenset[type] = frozenset(
+    (*_PLAIN_BASES, *_DATED, bool, type(None), bytearray, complex, uuid.UUID, decimal.Decimal)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +107,13 @@ class Registry:
         todo = [root]
         while todo:
             item = todo.pop()
+            if isinstance(item, list):  # the arguments of a Callable
+                todo.extend(item)
+                continue
             if item in seen:
                 continue
             seen.add(item)
-            todo.extend(typing.get_args(item))
+            todo.extend((*typing.get_args(item), typing.get_origin(item)))
             if isinstance(item, type) and _has_anatomy(item):
                 if self.of(item) is None:
                     self.add(item, item.__qualname__)
@@ -113,7 +123,7 @@ class Registry:
 def _check(cls: object, tag: object, version: object, encode: object, decode: object) -> None:
     if not isinstance(cls, type):
         raise BadArgument(f"register() takes a class, not {cls!r}")
-    if cls in _NATIVE:
+    if cls in _NATIVE or cls.__module__ == "numpy":
         raise BadArgument(f"{cls.__name__} is stored as it is and cannot be registered")
     if not isinstance(tag, str) or not tag:
         raise BadArgument(f"tag must be a non-empty str, not {tag!r}")
@@ -152,12 +162,12 @@ def _anatomy(cls: type) -> tuple[Encode, Decode]:
 def _find_anatomy(cls: type) -> Callable[[type], tuple[Encode, Decode]] | None:
     if issubclass(cls, enum.Enum):
         return _enum
+    if dataclasses.is_dataclass(cls):
+        return None if issubclass(cls, (*_PLAIN_BASES, BaseException)) else _dataclass
     if hasattr(cls, "__pydantic_fields__"):
         return _pydantic
     if hasattr(cls, "__struct_fields__"):
         return _struct
-    if dataclasses.is_dataclass(cls):
-        return _dataclass
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return _namedtuple
     if issubclass(cls, _PLAIN_BASES):
@@ -229,12 +239,26 @@ def _namedtuple(cls: Any) -> tuple[Encode, Decode]:
 
 
 def _struct(cls: Any) -> tuple[Encode, Decode]:
+    structs = sys.modules["msgspec"].structs
     names = list(cls.__struct_fields__)
-    # A Struct fills its own defaults; only what it cannot know is an error.
-    return (
-        lambda obj: {name: getattr(obj, name) for name in names},
-        lambda value: cls(**value),
-    )
+    defaults: dict[str, Callable[[], Any]] = {}
+    for field in structs.fields(cls):
+        if field.default is not sys.modules["msgspec"].NODEFAULT:
+            defaults[field.name] = functools.partial(_same, field.default)
+        elif field.default_factory is not sys.modules["msgspec"].NODEFAULT:
+            defaults[field.name] = field.default_factory
+
+    def encode(obj: Any) -> dict[str, Any]:
+        return {name: getattr(obj, name) for name in names}
+
+    def decode(value: Any) -> Any:
+        fields = _fill(cls, names, defaults, value)
+        obj = cls(**fields)
+        for name, item in fields.items():  # whatever a __post_init__ made of them
+            structs.force_setattr(obj, name, item)
+        return obj
+
+    return encode, decode
 
 
 def _pydantic(cls: Any) -> tuple[Encode, Decode]:
@@ -249,7 +273,7 @@ def _pydantic(cls: Any) -> tuple[Encode, Decode]:
         parts = {"fields": dict(obj.__dict__), "set": sorted(obj.__pydantic_fields_set__)}
         if obj.__pydantic_extra__:
             parts["extra"] = dict(obj.__pydantic_extra__)
-        if obj.__pydantic_private__:
+        if obj.__pydantic_private__ is not None:
             parts["private"] = dict(obj.__pydantic_private__)
         return parts
 
@@ -266,8 +290,9 @@ def _pydantic(cls: Any) -> tuple[Encode, Decode]:
         object.__setattr__(obj, "__dict__", {**_fill(cls, names, defaults, stored), **cached})
         object.__setattr__(obj, "__pydantic_fields_set__", set(value["set"]))
         extra = value.get("extra", {}) if cls.model_config.get("extra") == "allow" else None
-        object.__setattr__(obj, "__pydantic_extra__", extra)
-        object.__setattr__(obj, "__pydantic_private__", value.get("private"))
+        for name, item in (("__pydantic_extra__", extra), ("__pydantic_private__", value.get("private"))):
+            if getattr(obj, name, obj) is not item:  # a RootModel has them on the class
+                object.__setattr__(obj, name, item)
         return obj
 
     return encode, decode

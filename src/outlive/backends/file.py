@@ -84,11 +84,16 @@ _CACHED_TABLES = 256
 _CACHED_BYTES = 64 << 20
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
 _SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew
+_CHUNK_BYTES = 40  # what a frame says of a chunk, at most
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileBackend(MemoryBackend):
-    """A folder of logs behind tables in memory, under one lock."""
+    """A folder of logs behind tables in memory, under one lock.
+
+    With fsync="normal" a log is synced about once a second while it is written, and at close: the end of a
+    process loses nothing, a power cut may take the last saves, and what is left is whole.
+    """
 
     name = "file"
 
@@ -199,7 +204,7 @@ class FileBackend(MemoryBackend):
         try:
             table = self._caught_up(thread, fd)
             table.log.cut(fd)
-            self._index.confirm(thread)  # a crash may have left it at "may be"
+            self._index.confirm([thread])  # a crash may have left it at "may be"
         except BaseException:
             self._disk.close(fd)
             raise
@@ -254,10 +259,10 @@ class FileBackend(MemoryBackend):
         except StoreError as error:
             for batch in batches:
                 self._fail(batch, error)
-        for batch in batches:
-            if batch.failure is None:
-                batch.is_new = False
-                self._index.confirm(batch.table.key)
+        made = [batch for batch in batches if batch.failure is None]
+        for batch in made:
+            batch.is_new = False
+        self._index.confirm([batch.table.key for batch in made])
 
     def _create_one(self, batch: _Batch) -> None:
         with batch.log.aside():
@@ -265,12 +270,12 @@ class FileBackend(MemoryBackend):
         batch.fd = batch.log.open(write=True)
 
     def _tidy(self, batch: _Batch) -> None:
-        """Take what was removed out of the file. Only who removes something is told when that fails."""
+        """Take what was removed out of the file. Only who erases something is told when that fails."""
         try:
             if batch.table.wants_rewrite():
                 self._rewrite(batch)
         except (StoreError, OSError):
-            if batch.removes:
+            if batch.erases:
                 raise
 
     def _rewrite(self, batch: _Batch) -> None:
@@ -480,7 +485,7 @@ class _Batch:
     is_new: bool = False
     is_kept: bool = True  # the table is worth keeping
     has_effect: bool = False
-    removes: bool = False
+    erases: bool = False
     failure: OutliveError | None = None
 
     @property
@@ -502,7 +507,7 @@ class _Batch:
         meta, chunks = self.table.prepare(effect)
         self.table.commit(effect, meta, chunks)
         self.has_effect = True
-        self.removes |= _removes(effect)
+        self.erases |= effect.erase or effect.everything
 
     def close(self) -> None:
         if self.fd is not None:
@@ -600,7 +605,8 @@ class LoggedTable(Table):
         """Tell whether the log holds too much of what is gone. Counting costs, and waits until it matters."""
         if not (self._must_go or self._has_removed or self.log.end >= self._look_at):
             return False
-        live = START + len(self._snapshot_meta()) + sum(size for size, _ in self.chunks.values())
+        chunks = sum(size + _CHUNK_BYTES for size, _ in self.chunks.values())
+        live = START + len(self._snapshot_meta()) + chunks
         part = live // 3 if self._has_removed else live  # a quarter of the whole, or half of it
         self._look_at = live + max(live, _WASTE_BYTES)
         self._has_removed = False
@@ -670,7 +676,7 @@ class LoggedTable(Table):
 
 
 def _removes(effect: Effect) -> bool:
-    return effect.erase or effect.everything or bool(effect.removed or effect.removed_chunks)
+    return effect.everything or bool(effect.removed or effect.removed_chunks)
 
 
 def _plain(effect: Effect) -> Effect:
@@ -752,14 +758,13 @@ class Index:
                 self._disk.sync(fd)
                 self.log.acknowledge(fd)
 
-    def confirm(self, thread: ThreadKey) -> None:
-        """Note that a log is there to stay. Not synced, and may fail: the thread is listed already."""
-        if self.is_confirmed(thread):
+    def confirm(self, threads: Sequence[ThreadKey]) -> None:
+        """Note that logs are there to stay. Not synced, and may fail: the threads are listed already."""
+        if all(self.is_confirmed(thread) for thread in threads):
             return
-        with contextlib.suppress(OSError), self._writing() as fd:
-            if not self.is_confirmed(thread):
-                self._add(True, [thread])
-                self.log.write(fd)
+        with contextlib.suppress(OSError, Corrupt), self._writing() as fd:
+            self._add(True, [thread for thread in threads if not self.is_confirmed(thread)])
+            self.log.write(fd)
 
     def _add(self, is_certain: bool, threads: Sequence[ThreadKey]) -> None:
         if threads:

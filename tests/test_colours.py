@@ -1,0 +1,192 @@
+"""One implementation, two colours: the same names, the same arguments, and no event loop on the sync side."""
+
+import ast
+import datetime as dt
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import outlive
+from outlive import AsyncStore, AsyncThread, Store, Thread
+from outlive.runtime import run_now
+
+PAIRS = [(AsyncThread, Thread), (AsyncStore, Store)]
+SOURCE = Path(outlive.__file__).parent
+
+# Where the two colours meet, and where the suite drives both.
+MAY_IMPORT_ASYNCIO = {"runtime.py", "backends/local.py"}
+NOT_CORE = ("testing/", "adapters/", "cli/", "inspector/")
+
+
+def public(cls):
+    """Return the public methods of a class, from wherever it has them."""
+    return {
+        name: member
+        for name, member in inspect.getmembers(cls, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def in_sync_words(annotation):
+    """Say an annotation of the async colour in the words of the sync one."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\bAsync(Iterator|Store|Thread|Run)\b", r"\1", text)
+
+
+def described(function):
+    signature = inspect.signature(function)
+    parameters = [
+        (parameter.name, parameter.kind.name, parameter.default, in_sync_words(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    return parameters, in_sync_words(signature.return_annotation)
+
+
+def cases():
+    return [
+        pytest.param(asynchronous, sync, name, id=f"{sync.__name__}.{name}")
+        for asynchronous, sync in PAIRS
+        for name in sorted(public(asynchronous).keys() | public(sync).keys())
+    ]
+
+
+@pytest.mark.parametrize("asynchronous, sync, name", cases())
+def test_a_method_has_the_same_signature_in_both_colours(asynchronous, sync, name):
+    assert name in public(asynchronous), f"{asynchronous.__name__} has no {name}"
+    assert name in public(sync), f"{sync.__name__} has no {name}"
+    assert described(public(asynchronous)[name]) == described(public(sync)[name])
+
+
+@pytest.mark.parametrize("asynchronous, sync, name", cases())
+def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
+    assert getattr(asynchronous, name).__doc__
+    assert getattr(asynchronous, name).__doc__ == getattr(sync, name).__doc__
+
+
+@pytest.mark.parametrize("asynchronous, sync", PAIRS)
+def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
+    assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
+    plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
+    assert plain <= {"thread", "threads", "history", "run", "runs", "recover"}  # handles and iterators
+
+
+@pytest.mark.parametrize("asynchronous, sync", PAIRS)
+def test_both_colours_have_the_same_properties(asynchronous, sync):
+    def properties(cls):
+        found = inspect.getmembers(cls, lambda member: isinstance(member, property))
+        return {name for name, _ in found if not name.startswith("_")}
+
+    with outlive.open("memory:") as store:
+        handles = {Store: store, Thread: store.thread("t")}
+        for name in properties(sync):
+            inner = handles[sync]._store if sync is Store else handles[sync]._thread
+            assert getattr(handles[sync], name) == getattr(inner, name)
+    assert properties(asynchronous) <= properties(sync)
+
+
+def test_a_store_is_opened_by_the_same_arguments_in_both_colours():
+    assert described(outlive.open)[0] == described(outlive.open_async)[0]
+
+
+# Every coroutine of the core, with what it takes to run it.
+CALLS = {
+    AsyncThread: {
+        "save": lambda thread: thread.save({"n": 3}, metadata={"a": 1}),
+        "load": lambda thread: thread.load(at=dt.datetime.now(dt.timezone.utc)),
+        "checkpoint": lambda thread: thread.checkpoint(),
+        "exists": lambda thread: thread.exists(),
+        "history": lambda thread: every(thread.history(limit=3)),
+        "lineage": lambda thread: thread.lineage(),
+        "heads": lambda thread: thread.heads(),
+        "diff": lambda thread: thread.diff("one"),
+        "write": lambda thread: thread.write("task", [("c", "x" * 5000)]),
+        "writes": lambda thread: thread.writes(),
+        "interrupts": lambda thread: thread.interrupts(),
+        "resume": lambda thread: thread.resume("i", 1, checkpoint="one"),
+        "fork": lambda thread: thread.fork("fork"),
+        "copy": lambda thread: thread.copy("copy"),
+        "info": lambda thread: thread.info(),
+        "metadata": lambda thread: thread.metadata(),
+        "update": lambda thread: thread.update({"title": "x"}),
+        "verify": lambda thread: thread.verify(),
+        "size": lambda thread: thread.size(),
+        "flush": lambda thread: thread.flush(),
+        "remove": lambda thread: thread.remove(["two"], erase=True),
+        "prune": lambda thread: thread.prune(keep_last=1, erase=True),
+        "delete": lambda thread: thread.delete(),
+    },
+    AsyncStore: {
+        "threads": lambda store: every(store.threads()),
+        "delete": lambda store: store.delete("t"),
+        "verify": lambda store: store.verify(),
+        "size": lambda store: store.size(),
+        "copy_to": lambda store: store.copy_to(outlive.open("memory:")._store),
+        "backup": lambda store: store.backup("memory:"),
+        "flush": lambda store: store.flush(),
+        "close": lambda store: store.close(),
+    },
+}
+HANDLES = {"thread"}  # these only make a handle
+
+
+async def every(items):
+    return [item async for item in items]
+
+
+@pytest.fixture(params=["memory:", "sqlite:///:memory:", "sqlite:///{}/store.db", "file:///{}/store", "null:"])
+def store(request, tmp_path):
+    with outlive.open(request.param.format(str(tmp_path))) as store:
+        thread = store.thread("t")
+        thread.save({"n": 1, "text": "x" * 5000}, id="one", interrupts=[outlive.Interrupt("i", "n")])
+        thread.save({"n": 2}, id="two", durability="async")
+        thread.flush()
+        yield store
+
+
+def test_no_coroutine_of_the_core_suspends_on_the_sync_side(store):
+    """`run_now` raises when one does: there is nobody who would wake it up."""
+    for cls, handle in ((AsyncThread, store.thread("t")._thread), (AsyncStore, store._store)):
+        for name, call in CALLS[cls].items():
+            try:
+                run_now(call(handle))
+            except outlive.CallerError:
+                assert "null" in repr(store), name  # nothing is kept there, and that is said without waiting
+
+
+@pytest.mark.parametrize("cls", [AsyncThread, AsyncStore])
+def test_every_public_coroutine_is_tried_for_that(cls):
+    runs = {"run", "runs", "recover", "lock", "resume_run"}  # their own tests drive them in both colours
+    assert public(cls).keys() - HANDLES - runs == CALLS[cls].keys()
+
+
+def imported(path):
+    """Return the names of all modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            yield from (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+
+
+def test_the_core_does_not_import_asyncio():
+    found = {
+        name
+        for path in SOURCE.rglob("*.py")
+        if not (name := path.relative_to(SOURCE).as_posix()).startswith(NOT_CORE)
+        and any(str(module).partition(".")[0] == "asyncio" for module in imported(path))
+    }
+    assert found <= MAY_IMPORT_ASYNCIO
+
+
+def test_the_core_does_not_import_the_tests_tools():
+    for path in SOURCE.rglob("*.py"):
+        if not path.relative_to(SOURCE).as_posix().startswith("testing/"):
+            tops = {str(module).partition(".")[0] for module in imported(path)}
+            assert not tops & {"pytest", "hypothesis", "pickle", "marshal"}, path.name
