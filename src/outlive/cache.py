@@ -28,6 +28,7 @@ class Base:
     generation: int
     pieces: Pieces | None = None
     stream: bytes | None = None
+    save: object | None = None  # the delayed save that brought it, when it may not be stored yet
 
     @property
     def known(self) -> Known:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .engine import Engine, Located
-from .errors import Corrupt, StaleBase
+from .errors import Corrupt, StaleBase, ThreadNotEmpty
 
 _BATCH = 32
 _TRIES = 8
@@ -27,21 +27,32 @@ async def into_thread(
 ) -> None:
     """Copy records into an empty thread of the same store; the chunks are copied by the store itself."""
     names = _names(records, writes)
+    if await _has_checkpoints(engine, target):  # look before anything is copied into it
+        raise ThreadNotEmpty(target.id)
     generation = await engine.backend.share(source, target, names)
     held = await engine.backend.inventory(target)
     if missing := [name for name in names if name not in held.chunks]:
         raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
-    await engine.commit(
-        Commit(
-            target,
-            checkpoints=tuple(records),
-            writes=tuple(writes),
-            info=info[0],
-            info_projection=info[1],
-            expect_empty=True,
-            generation=generation,  # a sweep in between would have taken the chunks away
-        )
+    commit = Commit(
+        target,
+        checkpoints=tuple(records),
+        writes=tuple(writes),
+        info=info[0],
+        info_projection=info[1],
+        expect_empty=True,
+        generation=generation,  # a sweep in between would have taken the chunks away
     )
+    try:
+        await engine.commit(commit)
+    except StaleBase:
+        if await _has_checkpoints(engine, target):
+            raise ThreadNotEmpty(target.id) from None
+        raise
+
+
+async def _has_checkpoints(engine: Engine, key: ThreadKey) -> bool:
+    rows = await engine.backend.threads(key.tenant, only=key.id)
+    return bool(rows and rows[0].checkpoints)
 
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:

@@ -24,11 +24,11 @@ from .runtime import Task
 
 @dataclass(slots=True)
 class _Item:
-    """A save in the queue. `before` is the item it was built on, when that was not stored yet."""
+    """A save in the queue. `before` is the one it was built on, stored by now or not."""
 
     prepared: Prepared
-    base: Base
     before: _Item | None
+    is_lost: bool = False
     is_whole: bool = False  # what it shares was deleted by someone else: it was stored anew
     generation: int = 0  # once it is stored
 
@@ -62,15 +62,15 @@ class Delayed:
             self.raise_failure()
             prepared = await self._engine.prepare(self._key, state, draft, self._bases)
             prepared.plan.settle()  # on trust: a failure drops the base
-            record = prepared.commit.checkpoints[0]
-            base = Base(record, prepared.base.generation if prepared.base else 0, prepared.plan.pieces)
+            record, old = prepared.commit.checkpoints[0], prepared.base
+            item = _Item(prepared, old.save if old is not None and isinstance(old.save, _Item) else None)
+            base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)
             self._bases.put((self._key.digest, draft.namespace), base)
-            self._append(_Item(prepared, base, None))
+            self._append(item)
         return self._engine.describe(self._key, record, draft)
 
     def _append(self, item: _Item) -> None:
         with self._lock:
-            item.before = next((other for other in self._queue if other.base is item.prepared.base), None)
             self._queue.append(item)
             if self._task is None:
                 self._task = self._engine.runtime.spawn(self._drain)
@@ -108,6 +108,8 @@ class Delayed:
     async def _commit(self, item: _Item) -> Receipt:
         """Commit in the generation in which the item before was stored, or in which its base was read."""
         commit, before = item.prepared.commit, item.before
+        if before is not None and before.is_lost:
+            raise StaleBase(self._key.id)  # what it was built on failed after it was split
         if before is not None and before.is_whole:
             return await self._engine.commit(self._whole(item))
         if before is not None and commit.generation is not None:
@@ -118,14 +120,16 @@ class Delayed:
             return await self._engine.commit(self._whole(item))
 
     async def _settle(self, item: _Item, receipt: Receipt) -> None:
+        base = self._bases.get((self._key.digest, item.prepared.draft.namespace))
         if (
             receipt.existing is not None
         ):  # the same save again is answered; another one under its id is an error
             await self._engine.compare(self._key, item.prepared, receipt.existing)
             self._bases.drop(self._key.digest)
-        else:
-            item.base.record = receipt.checkpoints[0]
-        item.generation = item.base.generation = receipt.generation
+            item.is_whole = True  # what it shares may be elsewhere: those built on it are stored anew
+        elif base is not None and base.save is item:
+            base.record, base.generation = receipt.checkpoints[0], receipt.generation
+        item.generation = receipt.generation
         item.before = None  # or every item would hold all before it
         with self._lock:
             self._queue.pop(0)
@@ -146,8 +150,14 @@ class Delayed:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             lost = [item.prepared.draft.id for item in self._queue]
+            for item in self._queue:
+                item.is_lost = True
             self._queue.clear()
             self._task = None
             self._bases.drop(self._key.digest)
-            self._failure = DelayedSaveFailed(self._key.id, lost, error)
-            self._failure.__cause__ = error
+            known = self._failure  # nobody has asked since: the first cause stands for all
+            cause = known.__cause__ if known is not None and known.__cause__ is not None else error
+            self._failure = DelayedSaveFailed(
+                self._key.id, (known.checkpoints if known else []) + lost, cause
+            )
+            self._failure.__cause__ = cause

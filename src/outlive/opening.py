@@ -19,7 +19,7 @@ from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, BadURL
 from .runtime import AsyncRuntime, SyncRuntime, run_now
-from .store import AsyncStore, Opener, Settings, check_durability
+from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
 
 DEFAULT_CACHE_BYTES = 64 << 20
@@ -148,8 +148,7 @@ def _settings(url: str, common: dict[str, Any]) -> Settings:
     if not isinstance(tenant, str) or len(tenant) > 1000:
         raise BadArgument(f"tenant must be a str of at most 1,000 characters, not {tenant!r:.100}")
     timeout_s = common.get("timeout_s", 30.0)
-    if timeout_s is not None and (not isinstance(timeout_s, int | float) or timeout_s <= 0):
-        raise BadArgument(f"timeout_s must be None or more than 0, not {timeout_s!r}")
+    timeout_s = None if timeout_s is None else check_timeout(timeout_s)
     return Settings(url, tenant, check_durability(common.get("durability", "sync")), timeout_s)
 
 

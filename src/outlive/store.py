@@ -14,11 +14,20 @@ from .checkpoint import Sizes, ThreadInfo, Verified
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
-from .thread import AsyncThread, _check_limit, check_id, check_namespace, describe_thread
+from .thread import (
+    AsyncThread,
+    check_filter,
+    check_id,
+    check_limit,
+    check_namespace,
+    check_text,
+    describe_thread,
+)
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
 _PAGE = 200
+MAX_TIMEOUT_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,12 @@ class AsyncStore:
         `filter` compares the threads' own metadata by equality, and `limit` counts what passes it.
         """
         return _Threads(
-            self._engine, self._settings.tenant, prefix, dict(filter or {}), _check_limit(limit), after
+            self._engine,
+            self._settings.tenant,
+            check_text("prefix", prefix),
+            check_filter(filter),
+            check_limit(limit),
+            None if after is None else check_text("after", after),
         )
 
     async def delete(self, id: str) -> bool:
@@ -178,9 +192,7 @@ class AsyncStore:
         """Return how long a call may take."""
         if timeout_s is None:
             return self._settings.timeout_s
-        if not isinstance(timeout_s, int | float) or timeout_s <= 0:
-            raise BadArgument(f"timeout_s must be more than 0, not {timeout_s!r}")
-        return float(timeout_s)
+        return check_timeout(timeout_s)
 
     def _is_delayed(self, durability: str | None) -> bool:
         """Tell whether a save need not wait for the store."""
@@ -198,6 +210,13 @@ class AsyncStore:
         queue = self._queues.get(key.digest)
         if queue is not None:
             await queue.flush()
+
+
+def check_timeout(value: object) -> float:
+    """Return a valid timeout or raise BadArgument."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_TIMEOUT_S:
+        raise BadArgument(f"timeout_s must be more than 0 s and at most {MAX_TIMEOUT_S:,} s, not {value!r}")
+    return float(value)
 
 
 def check_durability(value: object) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -175,10 +175,10 @@ class AsyncThread:
         """
         return _History(
             self,
-            _check_limit(limit),
-            before,
-            dict(filter or {}),
-            run,
+            check_limit(limit),
+            _optional_id("before", before),
+            check_filter(filter),
+            _optional_id("run", run),
             None if all_namespaces else self.namespace,
         )
 
@@ -186,12 +186,12 @@ class AsyncThread:
         """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
         await self._settled()
         records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
-        record = next(iter(records.values()), None) if id is None else records.get(id)
-        found: list[Checkpoint] = []
-        while record is not None and len(found) <= len(records):
-            found.append(self._engine.checkpoint(self._key, record))
+        record = next(iter(records.values()), None) if id is None else records.get(check_id("id", id))
+        found: dict[str, Checkpoint] = {}
+        while record is not None and record.id not in found:
+            found[record.id] = self._engine.checkpoint(self._key, record)
             record = records.get(record.parent) if record.parent is not None else None
-        return found
+        return list(found.values())
 
     async def heads(self) -> list[Checkpoint]:
         """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
@@ -226,11 +226,12 @@ class AsyncThread:
         The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
         `__interrupt__`, `__resume__`) keep the last.
         """
+        pairs = _check_pairs(writes)
         await self._settled()
         target = _optional_id("checkpoint", checkpoint) or await self._head_id()
         records, chunks = [], {}
-        for position, (channel, value) in enumerate(writes):
-            index = CONTROL.get(_check_text("channel", channel), position)
+        for position, (channel, value) in enumerate(pairs):
+            index = CONTROL.get(check_text("channel", channel), position)
             record, new = self._engine.write_record(
                 self.namespace,
                 target,
@@ -238,7 +239,7 @@ class AsyncThread:
                 index,
                 channel,
                 value,
-                _check_text("path", path),
+                check_text("path", path),
             )
             records.append(record)
             chunks.update(new)
@@ -255,10 +256,17 @@ class AsyncThread:
         """Return the pending writes of a checkpoint, by path, task and index."""
         await self._settled()
         target = _optional_id("checkpoint", checkpoint) or await self._head_id()
-        records = await self._engine.backend.writes(self._key, [(self.namespace, target)])
-        names = [name for record in records for name in record.chunks]
-        data = await self._engine.backend.fetch(self._key, names) if names else {}
+        records, data = await self._read_writes(target)
+        for _ in range(_TRIES):
+            if all(name in data for record in records for name in record.chunks):
+                break  # else somebody deleted them in between, or they are damaged
+            records, data = await self._read_writes(target)
         return self._engine.pending(self._key, records, data)
+
+    async def _read_writes(self, checkpoint: str) -> tuple[list[WriteRecord], dict[bytes, bytes]]:
+        records = await self._engine.backend.writes(self._key, [(self.namespace, checkpoint)])
+        names = list({name for record in records for name in record.chunks})
+        return records, await self._engine.backend.fetch(self._key, names) if names else {}
 
     async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
         """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
@@ -378,6 +386,8 @@ class AsyncThread:
     async def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
         """Delete checkpoints by id, or all of a run; what others still use stays."""
         await self._settled()
+        if not isinstance(ids, str | Iterable):
+            raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
         pairs = [(self.namespace, check_id("id", id)) for id in ([ids] if isinstance(ids, str) else ids)]
         return await prune.remove(
             self._engine, self._key, ids=pairs, run=_optional_id("run", run), erase=erase
@@ -539,7 +549,8 @@ def _optional_id(name: str, value: object) -> str | None:
     return None if value is None else check_id(name, value)
 
 
-def _check_text(name: str, value: object) -> str:
+def check_text(name: str, value: object) -> str:
+    """Return a str of up to 1,000 characters or raise BadArgument."""
     if not isinstance(value, str) or len(value) > MAX_ID:
         raise BadArgument(f"{name} must be a str of at most {MAX_ID:,} characters, not {value!r:.100}")
     return value
@@ -547,7 +558,21 @@ def _check_text(name: str, value: object) -> str:
 
 def check_namespace(value: object) -> str:
     """Return a valid namespace: any str of up to 1,000 characters; "" is the root."""
-    return _check_text("namespace", value)
+    return check_text("namespace", value)
+
+
+def _check_pairs(writes: object) -> list[tuple[str, Any]]:
+    pairs = list(writes) if isinstance(writes, Iterable) and not isinstance(writes, str | Mapping) else None
+    if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise BadArgument(f"writes must be pairs of (channel, value), not {writes!r:.100}")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def check_filter(value: object) -> dict[str, Any]:
+    """Return a filter by metadata, or raise BadArgument."""
+    if value is not None and not isinstance(value, Mapping):
+        raise BadArgument(f"filter must be a mapping of metadata, not {value!r:.100}")
+    return dict(value or {})
 
 
 def _check_step(value: object) -> int | None:
@@ -571,18 +596,23 @@ def _check_metadata(value: object) -> dict[str, Any]:
 
 
 def _check_names(name: str, value: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Iterable)
+        or not all(isinstance(item, str) for item in value)
+    ):
         raise BadArgument(f"{name} must be a sequence of str, not {value!r:.100}")
     return tuple(value)
 
 
 def _check_interrupts(value: Sequence[Interrupt]) -> tuple[Interrupt, ...]:
-    if not all(isinstance(item, Interrupt) for item in value):
+    if not isinstance(value, Iterable) or not all(isinstance(item, Interrupt) for item in value):
         raise BadArgument("interrupts must be outlive.Interrupt(id, node, payload)")
     return tuple(value)
 
 
-def _check_limit(value: object) -> int | None:
+def check_limit(value: object) -> int | None:
+    """Return a valid limit or raise BadArgument."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise BadArgument(f"limit must be None or 0 and more, not {value!r}")
     return value

@@ -37,7 +37,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import struct
 import time
 import zlib
@@ -80,8 +79,9 @@ from .rules import Effect, Row, decide
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
 _NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
-_CACHED_TABLES = 256
-_CACHED_BYTES = 64 << 20
+_CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
+_CACHED_BYTES = 32 << 20
+_SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
 _SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew
 _CHUNK_BYTES = 40  # what a frame says of a chunk, at most
@@ -344,7 +344,7 @@ class FileBackend(MemoryBackend):
 
     def _visible(self, thread: ThreadKey) -> list[ThreadRow]:
         table = self._table(thread)
-        return [table.summary()] if table.is_visible else []
+        return [table.summary()] if table.is_listed else []
 
     def _all_tables(self) -> Iterable[Table]:
         return (self._table(key) for key in self._threads())
@@ -437,11 +437,11 @@ class FileBackend(MemoryBackend):
     def _audit_store(self) -> list[Corrupt]:
         index = Index(self._disk)
         found = _problems(self._audit_key) + _problems(index.catch_up)
-        for name in [] if found else sorted(self._disk.names(THREADS)):
-            match = re.fullmatch(r"([0-9a-f]{32})\.log", name)
-            if match is None or bytes.fromhex(match[1]) not in index.catch_up():
-                found.append(Corrupt(f"{THREADS}/{name} belongs to no thread of this store"))
-        return found
+        if found:
+            return found
+        known = {f"{digest.hex()}.log" for digest in index.catch_up()}
+        strangers = sorted(set(self._disk.names(THREADS)) - known)
+        return [Corrupt(f"{THREADS}/{name} belongs to no thread of this store") for name in strangers]
 
     def _audit_key(self) -> None:
         if self._read_key() is None and self._index.is_there():
@@ -453,6 +453,7 @@ class FileBackend(MemoryBackend):
     def close(self) -> None:
         """Bring the last marks to disk; with fsync="normal" the last commits too."""
         waiting = [table.key for table in self._cache.values() if not table.log.is_settled]
+        waiting = waiting[-_SETTLED:] if self._is_full else waiting
         try:
             with _translated():
                 if waiting or not self._index.log.is_settled:
@@ -616,11 +617,13 @@ class LoggedTable(Table):
         """Yield frames that build this table again. Chunks keep stamp and checksum, the damaged ones too."""
         yield self._snapshot_meta(), []
         chunks: list[Chunk] = []
+        total = 0
         for name, (size, revision) in self.chunks.items():
-            chunks.append(Chunk(name, size, self._places[name][2], revision, True))
-            if sum(chunk.size for chunk in chunks) >= _SNAPSHOT_BYTES:
+            if total + size > _SNAPSHOT_BYTES and chunks:
                 yield self._snapshot_chunks(fd, chunks)
-                chunks = []
+                chunks, total = [], 0
+            chunks.append(Chunk(name, size, self._places[name][2], revision, True))
+            total += size
         if chunks:
             yield self._snapshot_chunks(fd, chunks)
 
@@ -635,7 +638,10 @@ class LoggedTable(Table):
         return _pack_effect(effect, [])
 
     def _snapshot_chunks(self, fd: int, chunks: list[Chunk]) -> tuple[bytes, list[bytes]]:
-        return _pack_effect(self._bare_effect(), chunks), [self._bytes(fd, chunk.name) for chunk in chunks]
+        data = [self._bytes(fd, chunk.name) for chunk in chunks]
+        if any(len(one) != chunk.size for one, chunk in zip(data, chunks, strict=True)):
+            raise self.log.corrupt(f"{self.log.name} ends before its chunks do")
+        return _pack_effect(self._bare_effect(), chunks), data
 
     def _bare_effect(self) -> Effect:
         assert self.row is not None

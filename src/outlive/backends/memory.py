@@ -209,7 +209,7 @@ class Table:
         )
 
     @property
-    def is_visible(self) -> bool:
+    def is_listed(self) -> bool:
         """A thread that was deleted leaves its counters behind, and nothing to be listed."""
         return bool(self.records or self.pending) or self.metadata is not None
 
@@ -344,11 +344,11 @@ class MemoryBackend:
     ) -> list[ThreadRow]:
         if only is not None:
             table = self._table(ThreadKey.of(tenant, only))
-            return [table.summary()] if table.is_visible else []
+            return [table.summary()] if table.is_listed else []
         found = [
             (escape(table.key.id), table)
             for table in self._all_tables()
-            if table.key.tenant == tenant and table.key.id.startswith(prefix) and table.is_visible
+            if table.key.tenant == tenant and table.key.id.startswith(prefix) and table.is_listed
         ]
         start = None if after is None else escape(after)
         rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])

@@ -65,6 +65,8 @@ class View(Protocol):
 
     @property
     def row(self) -> Row | None: ...
+    @property
+    def is_listed(self) -> bool: ...
     def find(self, namespace: str, id: str) -> CheckpointRecord | None: ...
     def head(self, namespace: str) -> str | None: ...
     def count(self) -> int: ...
@@ -115,9 +117,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view)
     info = _info(commit, view, row)
-    forgets = (
-        removal.everything or removed or doomed or rewrites or placed.disturbs or _finds_chunks(commit, view)
-    )
+    disturbs = _finds_chunks(commit, view) or placed.disturbs
+    forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
         generation=token if forgets else row.generation,
         revision=row.revision + 1,
@@ -143,7 +144,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         info=info,
         info_projection=commit.info_projection,
     )
-    gone = view.count() if removal.everything else len(removed)
+    gone = (view.count() or int(view.is_listed)) if removal.everything else len(removed)
     receipt = Receipt(
         new.generation, new.revision, effect.checkpoints, None, effect.entries, effect.writes, gone, freed
     )
@@ -251,7 +252,7 @@ class _Placing:
         self._commit = commit
         self._view = view
         self._now = now
-        self._heads: dict[str, str | None] = {}
+        self._heads: dict[str, CheckpointRecord] = {}
         self.seq = row.seq
         self.epoch = max(row.epoch, commit.epoch or 0)
         self.stored: list[CheckpointRecord] = []
@@ -277,12 +278,24 @@ class _Placing:
         )
         if old is not None:
             self.replaced.append(old)
-        self._heads[draft.namespace] = draft.id
+        if len(self._commit.checkpoints) > 1:
+            self._note_head(record)
         self.stored.append(record)
 
+    def _note_head(self, record: CheckpointRecord) -> None:
+        """Remember what later drafts of this commit follow: the greatest, which need not be the last."""
+        held = self._heads.get(record.namespace)
+        if held is None and (id := self._view.head(record.namespace)) is not None:
+            held = self._view.find(record.namespace, id)
+        if held is None or record.order >= held.order:
+            held = record
+        self._heads[record.namespace] = held
+
     def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """A copy of what is here is nothing new, unless it was replaced there."""
-        return (draft.version, draft.body) > (old.version, old.body) and draft.version > 0
+        """A copy of what is here is nothing new, unless it was replaced there; ties are decided by bytes."""
+        if draft.version == old.version:
+            return self._commit.merge and draft.body > old.body
+        return draft.version > old.version
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
         if draft.seq:
@@ -295,7 +308,7 @@ class _Placing:
         if old is not None:
             return old.parent
         if draft.namespace in self._heads:
-            return self._heads[draft.namespace]
+            return self._heads[draft.namespace].id
         return self._view.head(draft.namespace)
 
 
@@ -311,15 +324,21 @@ def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, Check
 
 
 def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
-    """The first write of an index wins; a control write gets a rank and overwrites a lower one."""
-    accepted = []
+    """The first write of an index wins; a control write gets a rank, and the last one wins."""
+    accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
     for write in commit.writes:
-        stored = view.write(write.key)
+        stored = accepted.get(write.key) or view.write(write.key)
         if write.index < 0 and write.rank == ABSENT:
-            write = replace(write, rank=(row.epoch, 0, row.revision))
-        if stored is None or (write.index < 0 and (write.rank, write.body) > (stored.rank, stored.body)):
-            accepted.append(write)
-    return tuple(accepted)
+            accepted[write.key] = replace(write, rank=(row.epoch, 0, row.revision))
+        elif stored is None or _outranks(commit, write, stored):
+            accepted[write.key] = write
+    return tuple(accepted.values())
+
+
+def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
+    if write.index < 0:
+        return (write.rank, write.body) > (stored.rank, stored.body)
+    return commit.merge and write.body > stored.body  # two stores each had a first one
 
 
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:

@@ -1,0 +1,94 @@
+"""What every contract class is: tests written once, run in both colours, and never overridden.
+
+A test is an `async def`. Its arguments `trial`, `waist` and `store` are opened for it; any other is a
+fixture of pytest's. A class outside this package may add tests and must bring the fixture `backend`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from .trial import COLOURS, Opener, Trial
+
+Body = Callable[..., Coroutine[Any, Any, None]]
+_OPENED: dict[str, Callable[[Trial], Coroutine[Any, Any, Any]]] = {
+    "waist": lambda trial: trial.waist(),
+    "store": lambda trial: trial.store(),
+}
+
+
+class Contract:
+    """A set of tests that a backend joins with one class and the fixture `backend`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, body in list(vars(cls).items()):
+            if name.startswith("test") and inspect.iscoroutinefunction(body):
+                setattr(cls, name, _in_colour(body))
+        _refuse_overrides(cls)
+
+    @pytest.fixture
+    def backend(self) -> Any:
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a fixture `backend` that returns an empty backend or an outlive.testing.Opener"
+        )
+
+    @pytest.fixture(params=list(COLOURS))
+    def colour(self, request: pytest.FixtureRequest) -> Any:
+        return request.param
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".testing")[0] == "outlive"
+
+
+def _refuse_overrides(cls: type) -> None:
+    """A contract that one can weaken in silence is none: whatever it defines, a subclass leaves alone."""
+    if "__test__" in vars(cls):
+        raise TypeError(f"{cls.__qualname__} may not set __test__: a contract is run as a whole")
+    for contract in (base for base in cls.__mro__ if issubclass(base, Contract) and _is_ours(base)):
+        for name, defined in vars(contract).items():
+            own = name.startswith("__") and name != "__init_subclass__"
+            if own or name == "backend" or inspect.getattr_static(cls, name) is defined:
+                continue
+            raise TypeError(
+                f"{cls.__qualname__} may not override {contract.__name__}.{name}: "
+                "mend the backend, or give the test another name"
+            )
+
+
+def _in_colour(body: Body) -> Callable[..., None]:
+    """Make an `async def` a test of pytest's that runs it in one colour."""
+    names = list(inspect.signature(body).parameters)[1:]
+    fixtures = [name for name in names if name not in _OPENED and name != "trial"]
+
+    def test(self: Any, backend: Any, colour: str, **given: Any) -> None:
+        __tracebackhide__ = True
+        with COLOURS[colour]() as driver:
+            trial = Trial(Opener.of(backend), driver)
+            driver.run(_run(trial, functools.partial(body, self), names, given))
+
+    functools.update_wrapper(test, body)
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would find the coroutine function behind it
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name in ("self", "backend", "colour", *fixtures)
+    ]
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return test
+
+
+async def _run(trial: Trial, body: Body, names: list[str], given: dict[str, Any]) -> None:
+    __tracebackhide__ = True
+    try:
+        opened = {name: await _OPENED[name](trial) for name in names if name in _OPENED}
+        if "trial" in names:
+            opened["trial"] = trial
+        await body(**opened, **given)
+    finally:
+        await trial.close()

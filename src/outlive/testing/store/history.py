@@ -1,0 +1,163 @@
+"""Looking back: history page by page, metadata, lineage and heads."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...checkpoint import Checkpoint
+from ...errors import BadArgument, CheckpointMissing
+from ...store import AsyncStore
+from ...thread import AsyncThread
+from ..contract import Contract
+from ..records import copied
+from ..trial import Trial
+
+
+async def _ids(thread: AsyncThread, **options: object) -> list[str]:
+    return [item.id async for item in thread.history(**options)]  # type: ignore[arg-type]
+
+
+async def _line(thread: AsyncThread, count: int, **options: object) -> list[Checkpoint]:
+    return [await thread.save({"n": n}, id=f"{n}", **options) for n in range(count)]  # type: ignore[arg-type]
+
+
+class HistoryContract(Contract):
+    async def test_history_is_newest_first(self, store: AsyncStore) -> None:
+        await _line(store.thread("t"), 4)
+        assert await _ids(store.thread("t")) == ["3", "2", "1", "0"]
+
+    async def test_history_is_cut_and_continued(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 6)
+        assert await _ids(thread, limit=2) == ["5", "4"]
+        assert await _ids(thread, limit=2, before="4") == ["3", "2"]
+        assert await _ids(thread, before="0") == await _ids(thread, limit=0) == []
+        with pytest.raises(CheckpointMissing):
+            await _ids(thread, before="never there")
+
+    async def test_a_history_of_many_pages_is_whole(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread = store.thread("t")
+        await thread.save({"n": 0}, metadata={"kind": "first"})
+        waist = await trial.waist("t")
+        record = (await waist.records())[0]
+        copies = tuple(copied(record, id=f"{seq:03}", seq=seq) for seq in range(2, 251))
+        await waist.commit(*copies)
+        assert [item.seq async for item in thread.history()] == list(range(250, 0, -1))
+        assert [item.seq async for item in thread.history(limit=120)] == list(range(250, 130, -1))
+        assert len(await thread.lineage("250")) == 1
+
+    async def test_history_goes_on_while_it_is_pruned(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 5)
+        seen = []
+        async for item in thread.history():
+            seen.append(item.id)
+            if item.id == "3":
+                await thread.remove(["3"])
+        assert seen == ["4", "3", "2", "1", "0"]
+
+    async def test_history_reads_no_state(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        await _line((await trial.store()).thread("t"), 3)
+        found = [item async for item in store.thread("t").history(before="2")]
+        assert len(found) == 2
+        assert backend.counted("fetch") == 0
+        assert all(options.get("chunks") is False for name, _, options in backend.calls if name == "read")
+        with pytest.raises(BadArgument):
+            found[0].state  # noqa: B018
+        with pytest.raises(BadArgument):
+            found[0].pending_writes  # noqa: B018
+
+    async def test_history_is_that_of_the_namespace_unless_all_are_asked_for(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        await root.save(1, id="a")
+        await sub.save(1, id="b")
+        await root.save(1, id="c")
+        assert (await _ids(root), await _ids(sub)) == (["c", "a"], ["b"])
+        assert await _ids(sub, all_namespaces=True) == ["c", "b", "a"]
+
+    async def test_history_of_a_run(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        for n in range(6):
+            await thread.save(n, id=f"{n}", run="one" if n < 4 else "two")
+        assert await _ids(thread, run="one", limit=3) == ["3", "2", "1"]
+        assert await _ids(thread, run="none") == []
+
+    # Metadata
+
+    async def test_metadata_comes_back_exactly(self, trial: Trial) -> None:
+        metadata = {
+            "tuple": (1, 2),
+            "float": 1.0,
+            "bytes": b"\xff",
+            "nested": {"set": {1}, "none": None},
+            "\0": "NUL",
+            "nan": float("inf"),
+            "surrogate": "\ud800",
+            "big": 2**70,
+        }
+        store = await trial.store()
+        await store.thread("t").save({}, metadata=metadata)
+        (found,) = [item async for item in (await trial.store()).thread("t").history()]
+        assert found.metadata == metadata
+        assert [type(value) for value in found.metadata.values()] == [
+            type(value) for value in metadata.values()
+        ]
+
+    async def test_a_filter_compares_python_values(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        for id, value in (("a", (1, 2)), ("b", [1, 2]), ("c", 1), ("d", "1"), ("e", {"x": [1]})):
+            await thread.save({}, id=id, metadata={"value": value, "all": True})
+        for value, expected in (
+            ((1, 2), ["a"]),
+            ([1, 2], ["b"]),
+            (1, ["c"]),
+            ("1", ["d"]),
+            ({"x": [1]}, ["e"]),
+        ):
+            assert await _ids(thread, filter={"value": value}) == expected
+        assert await _ids(thread, filter={"value": 1, "all": True}) == ["c"]
+        assert await _ids(thread, filter={"value": 1, "all": False}) == []
+
+    async def test_a_limit_counts_what_passes_the_filter(self, trial: Trial) -> None:
+        thread = (await trial.store()).thread("t")
+        for n in range(9):
+            await thread.save(n, id=f"{n}", metadata={"even": n % 2 == 0})
+        assert await _ids(thread, filter={"even": True}, limit=3) == ["8", "6", "4"]
+        assert await _ids(thread, filter={"even": True}, limit=3, before="4") == ["2", "0"]
+
+    # Lineage and heads
+
+    async def test_lineage_walks_from_parent_to_parent(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 3)
+        await thread.save("x", id="branch", parent="0")
+        assert [item.id for item in await thread.lineage()] == ["branch", "0"]
+        assert [item.id for item in await thread.lineage("2")] == ["2", "1", "0"]
+        assert await thread.lineage("never there") == []
+
+    async def test_lineage_ends_where_a_parent_was_pruned(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 4)
+        await thread.remove(["1"])
+        assert [item.id for item in await thread.lineage()] == ["3", "2"]
+
+    async def test_lineage_that_meets_itself_ends(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save(1, id="a", parent="b")
+        await thread.save(2, id="b", parent="a")
+        assert [item.id for item in await thread.lineage()] == ["b", "a"]
+
+    async def test_a_straight_line_has_one_head(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 3)
+        assert [item.id for item in await thread.heads()] == ["2"]
+
+    async def test_the_heads_of_a_thread_that_went_apart(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 2)
+        await thread.save("x", id="x", parent="0")
+        await thread.save("y", id="y", parent="0")
+        await thread.save("z", id="z", parent="x")
+        assert [item.id for item in await thread.heads()] == ["z", "y", "1"]

@@ -1,0 +1,131 @@
+"""Listing threads, their own metadata, sizes, and tenants."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ...store import AsyncStore
+from ..contract import Contract
+from ..trial import Trial
+
+
+class ListingContract(Contract):
+    async def test_threads_are_listed_with_what_they_hold(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        first = await thread.save({"n": 1})
+        last = await thread.save({"n": 2})
+        await store.thread("t", namespace="sub").save({"n": 3})
+        await thread.update({"title": "x"})
+        (info,) = [info async for info in store.threads()]
+        assert info == await thread.info()
+        assert (info.id, info.checkpoints, info.metadata, info.forked_from) == ("t", 3, {"title": "x"}, None)
+        assert info.head is not None and (info.head.id, info.head.seq) == (last.id, 2)
+        assert first.created_at is not None and info.created_at <= info.updated_at
+        assert info.stored_bytes == (await thread.size()).stored_bytes > 0
+
+    async def test_threads_are_listed_page_by_page(self, trial: Trial) -> None:
+        store = await trial.store()
+        ids = [f"{n:03}" for n in range(205)]  # a page is shorter
+        for at in range(0, 205, 41):
+            works = [lambda n=n: store.thread(ids[n]).update({"n": n}) for n in range(at, at + 41)]
+            await trial.together(*works)
+        assert [info.id async for info in store.threads()] == ids
+        assert [info.id async for info in store.threads(limit=3, after="100")] == ["101", "102", "103"]
+        assert [info.id async for info in store.threads(prefix="20")] == ["200", "201", "202", "203", "204"]
+        assert [info.id async for info in store.threads(filter={"n": 77})] == ["077"]
+        assert [info.id async for info in store.threads(limit=0)] == []
+
+    async def test_a_listing_goes_on_while_its_threads_are_deleted(self, store: AsyncStore) -> None:
+        for n in range(5):
+            await store.thread(f"{n}").save(n)
+        seen = []
+        async for info in store.threads():
+            seen.append(info.id)
+            await store.delete(info.id)
+        assert seen == ["0", "1", "2", "3", "4"]
+        assert [info.id async for info in store.threads()] == []
+
+    async def test_a_listing_goes_on_behind_a_thread_that_is_gone(self, store: AsyncStore) -> None:
+        for id in "abcd":
+            await store.thread(id).save(1)
+        await store.delete("b")
+        assert [info.id async for info in store.threads(after="b")] == ["c", "d"]
+
+    # Metadata of a thread
+
+    async def test_metadata_of_a_thread_is_merged_removed_and_replaced(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        assert await thread.update({"title": "a", "tags": ["x"]}) == {"title": "a", "tags": ["x"]}
+        assert await thread.update({"user": ("u", 1), "tags": None}) == {"title": "a", "user": ("u", 1)}
+        assert await thread.metadata() == {"title": "a", "user": ("u", 1)}
+        assert await thread.update({"only": 1}, replace=True) == await thread.metadata() == {"only": 1}
+
+    async def test_metadata_may_come_before_and_stays_beside_the_checkpoints(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.update({"title": "a"})
+        info = await thread.info()
+        assert info is not None and (info.checkpoints, info.head) == (0, None)
+        await thread.save(1)
+        await thread.prune(keep_last=1)
+        assert await thread.metadata() == {"title": "a"}
+
+    async def test_threads_are_found_by_their_metadata(self, store: AsyncStore) -> None:
+        for n in range(6):
+            await store.thread(f"{n}").update({"user": "even" if n % 2 == 0 else "odd", "n": n})
+        await store.thread("plain").save(1)
+        found = [info.id async for info in store.threads(filter={"user": "even"}, limit=2)]
+        assert found == ["0", "2"]
+        assert [info.id async for info in store.threads(filter={"user": "odd", "n": 3})] == ["3"]
+        assert [info.id async for info in store.threads(filter={"user": "nobody"})] == []
+
+    async def test_nobodys_change_of_the_metadata_is_lost(self, trial: Trial) -> None:
+        stores = [await trial.store() for _ in range(3)]
+
+        async def update(number: int) -> None:
+            thread = stores[number % 3].thread("t")
+            for turn in range(3):
+                await thread.update({f"{number}-{turn}": turn})
+
+        assert await trial.together(*(lambda n=n: update(n) for n in range(6))) == [None] * 6
+        metadata = await stores[0].thread("t").metadata()
+        assert metadata == {f"{number}-{turn}": turn for number in range(6) for turn in range(3)}
+
+    async def test_a_thread_of_metadata_alone_can_be_deleted(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.update({"title": "a"})
+        assert await thread.delete()
+        assert [info.id async for info in store.threads()] == []
+
+    # Tenants
+
+    async def test_stores_of_two_tenants_never_see_each_other(self, trial: Trial) -> None:
+        plain, one, two = [await trial.store(tenant=tenant) for tenant in ("", "one", "two")]
+        for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
+            await store.thread("same").save(name, id="id")
+            await store.thread("same").update({"of": name})
+            await store.thread(f"only {name}").save(1)
+        for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
+            assert await store.thread("same").load("id") == name
+            assert [info.id async for info in store.threads()] == [f"only {name}", "same"]
+            assert (await store.size()).threads == (await store.verify()).threads == 2
+        await one.delete("same")
+        assert await two.thread("same").load() == "two"
+        assert await two.thread("same").metadata() == {"of": "two"}
+
+    # Sizes
+
+    async def test_sizes_add_up(self, store: AsyncStore) -> None:
+        for n in range(3):
+            await store.thread(f"{n}").save({"text": f"{n}" * 1000})
+            await store.thread(f"{n}", namespace="sub").save({"text": f"{n}" * 1000})
+        sizes = [await store.thread(f"{n}").size() for n in range(3)]
+        total = await store.size()
+        assert all((size.threads, size.checkpoints) == (1, 2) for size in sizes)
+        assert (total.threads, total.checkpoints) == (3, 6)
+        assert total.stored_bytes == sum(size.stored_bytes for size in sizes) > 0
+        assert total.state_bytes == sum(size.state_bytes for size in sizes) > 6000
+
+    async def test_a_deleted_thread_takes_no_space(self, store: AsyncStore) -> None:
+        await store.thread("t").save({"n": list(range(1000))})
+        await store.delete("t")
+        assert dataclasses.astuple(await store.size()) == (0, 0, 0, 0)

@@ -1,0 +1,139 @@
+"""Pending writes, interrupts and their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ...checkpoint import Interrupt, PendingWrite
+from ...errors import BadArgument, CheckpointMissing, StoreUnavailable, Unencodable
+from ...store import AsyncStore
+from ..contract import Contract
+from ..trial import Trial
+
+
+class PendingContract(Contract):
+    async def test_writes_come_with_their_checkpoint(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        await thread.save({}, id="a")
+        await thread.write("task", [("messages", {"n": (1,)}), ("done", True)], path="pull, node")
+        expected = (
+            PendingWrite("task", 0, "messages", {"n": (1,)}, "pull, node"),
+            PendingWrite("task", 1, "done", True, "pull, node"),
+        )
+        found = await other.thread("t").checkpoint()
+        assert found is not None and found.pending_writes == expected
+        assert await other.thread("t").writes() == await thread.writes("a") == expected
+
+    async def test_a_task_may_write_before_its_checkpoint_is_saved(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.write("task", [("c", 1)], checkpoint="later")
+        assert [held.value for held in await thread.writes("later")] == [1]
+        assert not await thread.exists("later")
+        await thread.save({}, id="later")
+        found = await thread.checkpoint("later")
+        assert found is not None and [held.value for held in found.pending_writes] == [1]
+
+    async def test_writes_without_any_checkpoint_need_its_name(self, store: AsyncStore) -> None:
+        with pytest.raises(CheckpointMissing):
+            await store.thread("t").write("task", [("c", 1)])
+
+    async def test_the_first_write_of_a_task_wins_and_the_last_control_write(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({})
+        for value in ("first", "second"):
+            await thread.write("task", [("c", value), ("__error__", value)])
+        values = {held.channel: held.value for held in await thread.writes()}
+        assert values == {"c": "first", "__error__": "second"}
+
+    async def test_writes_of_tasks_are_ordered_by_path_task_and_index(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({})
+        await thread.write("b", [("c", n) for n in range(12)], path="1")
+        await thread.write("a", [("c", 0)], path="2")
+        await thread.write("a2", [("c", 0)], path="1")
+        order = [(held.path, held.task, held.index) for held in await thread.writes()]
+        assert order == sorted(order)
+        assert len(order) == 14
+
+    async def test_writes_hold_any_value(self, store: AsyncStore) -> None:
+        values: list[Any] = [None, "x" * 100_000, b"\0" * 70_000, {"list": list(range(3000))}, (1, 2)]
+        thread = store.thread("t")
+        await thread.save({})
+        await thread.write("task", [("c", value) for value in values])
+        assert [held.value for held in await thread.writes()] == values
+
+    async def test_writes_keep_to_their_namespace(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        await root.save(1, id="same")
+        await sub.save(1, id="same")
+        await sub.write("task", [("c", "sub")])
+        assert (await root.writes(), [held.value for held in await sub.writes()]) == ((), ["sub"])
+
+    async def test_writes_of_tasks_at_once_are_all_kept(self, trial: Trial) -> None:
+        store = await trial.store()
+        await store.thread("t").save({})
+        works = [lambda n=n: store.thread("t").write(f"task {n:02}", [("c", n)]) for n in range(12)]
+        assert await trial.together(*works) == [None] * 12
+        assert [held.value for held in await store.thread("t").writes()] == list(range(12))
+
+    async def test_a_refused_write_leaves_nothing_and_is_told(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        thread = store.thread("t")
+        await thread.save({})
+
+        async def refuse(*args: Any) -> None:
+            raise StoreUnavailable("unreachable")
+
+        backend.before("commit_all", refuse)
+        with pytest.raises(StoreUnavailable):
+            await thread.write("task", [("c", 1)])
+        with pytest.raises(Unencodable):
+            await thread.write("task", [("c", 1), ("d", object())])
+        assert await thread.writes() == ()
+        await thread.write("task", [("c", 2)])
+        assert [held.value for held in await thread.writes()] == [2]
+
+    async def test_writes_go_with_their_checkpoint(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save(1, id="a")
+        await thread.write("task", [("c", "x" * 5000)])
+        await thread.save(2, id="b")
+        await thread.write("task", [("c", "y" * 5000)])
+        await thread.remove(["a"])
+        assert await thread.writes("a") == ()
+        assert [held.value for held in await thread.writes("b")] == ["y" * 5000]
+        assert (await thread.verify()).ok
+
+    # Interrupts
+
+    async def test_an_interrupt_is_open_until_it_is_answered(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        asked = (Interrupt("i1", "ask", {"q": "sure?"}), Interrupt("i2", "ask", None))
+        await thread.save({}, source="interrupt", interrupts=asked)
+        assert await other.thread("t").interrupts() == asked
+        await thread.resume("i1", {"answer": True})
+        assert await other.thread("t").interrupts() == asked[1:]
+        found = await other.thread("t").checkpoint()
+        assert found is not None and found.resume_values == {"i1": {"answer": True}}
+        assert found.interrupts == asked
+
+    async def test_the_last_answer_counts(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({}, id="a", interrupts=[Interrupt("i", "ask")])
+        await thread.save({}, id="b")
+        for answer in ("no", "yes"):
+            await thread.resume("i", answer, checkpoint="a")
+        found = await thread.checkpoint("a")
+        assert found is not None and found.resume_values == {"i": "yes"}
+
+    async def test_only_an_interrupt_can_be_answered(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        with pytest.raises(BadArgument):
+            await thread.resume("i", 1)
+        await thread.save({}, interrupts=[Interrupt("i", "ask")])
+        with pytest.raises(BadArgument):
+            await thread.resume("other", 1)

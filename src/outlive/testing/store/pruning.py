@@ -1,0 +1,268 @@
+"""Deleting checkpoints: what goes, what stays readable, that space comes back, and that erased means erased."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+
+from ...checkpoint import Interrupt
+from ...chunk import decode
+from ...errors import BadArgument
+from ...store import AsyncStore
+from ...thread import AsyncThread
+from ..contract import Contract
+from ..records import Waist
+from ..trial import Trial
+
+SECRET = "the secret of nobody"  # noqa: S105
+
+
+@functools.lru_cache(maxsize=4096)
+def noise(seed: int, size: int) -> str:
+    """Return text that does not compress to nothing."""
+    return random.Random(seed).randbytes(size // 2).hex()
+
+
+async def _ids(thread: AsyncThread, **options: Any) -> list[str]:
+    return [item.id async for item in thread.history(**options)]
+
+
+async def _line(thread: AsyncThread, count: int) -> None:
+    for n in range(count):
+        await thread.save({"n": n, "text": noise(n, 20_000)}, id=f"{n}")
+
+
+async def _bytes(waist: Waist) -> bytes:
+    """Return every byte that a thread holds, uncompressed."""
+    dump = await waist.dump()
+    bodies = [record.body for record in (*dump["records"], *dump["writes"])]
+    info = dump["row"].info or b"" if dump["row"] else b""
+    return b"|".join([*map(decode, dump["data"].values()), *bodies, info])
+
+
+class PruningContract(Contract):
+    async def test_a_line_of_five_pruned_to_two_leaves_two_and_frees_the_space(
+        self, store: AsyncStore
+    ) -> None:
+        thread = store.thread("t")
+        await _line(thread, 5)
+        before = await thread.size()
+        pruned = await thread.prune(keep_last=2)
+        after = await thread.size()
+        assert await _ids(thread) == ["4", "3"]
+        assert (pruned.checkpoints, after.checkpoints) == (3, 2)
+        assert after.stored_bytes < before.stored_bytes * 0.45
+        assert 0 < pruned.freed_bytes <= before.stored_bytes - after.stored_bytes
+        assert [await thread.load(id) for id in "34"] == [{"n": n, "text": noise(n, 20_000)} for n in (3, 4)]
+        assert await thread.load("2") is None
+
+    async def test_what_is_kept_is_readable_however_much_it_shared(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread, states = store.thread("t"), {}
+        messages = [noise(n, 600) for n in range(10)]
+        for n in range(25):
+            messages = [*messages[n % 3 :], noise(100 + n, 600)]
+            states[f"{n}"] = {"messages": messages, "n": n}
+            await thread.save(states[f"{n}"], id=f"{n}")
+        for keep in (20, 9, 1):
+            await thread.prune(keep_last=keep)
+            kept = await _ids(thread)
+            assert kept == [f"{n}" for n in range(24, 24 - keep, -1)]
+            for id in kept:
+                assert await other.thread("t").load(id) == states[id]
+            assert (await thread.verify()).ok
+
+    async def test_every_namespace_keeps_its_newest(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        for n in range(3):
+            await root.save(n, id=f"root {n}")
+        for n in range(3):
+            await sub.save(n, id=f"sub {n}")
+        await root.prune(keep_last=2)
+        assert await _ids(root, all_namespaces=True) == ["sub 2", "sub 1", "root 2", "root 1"]
+        await sub.prune(keep_last=1, all_namespaces=False)
+        assert await _ids(root, all_namespaces=True) == ["sub 2", "root 2", "root 1"]
+
+    async def test_an_open_interrupt_is_kept_until_it_is_answered(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        first = await thread.save(0, id="0")
+        await thread.save(1, id="asked", interrupts=[Interrupt("i", "n")])
+        for n in range(3):
+            await thread.save(n, id=f"branch {n}", parent=first.id if n == 0 else f"branch {n - 1}")
+        await thread.prune(keep_last=1)
+        assert await _ids(thread) == ["branch 2", "asked"]
+        await thread.resume("i", "yes", checkpoint="asked")
+        await thread.prune(keep_last=1)
+        assert await _ids(thread) == ["branch 2"]
+
+    async def test_lineage_is_kept_on_request(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        for id, parent in (("a", None), ("b", "a"), ("x", "a"), ("c", "b"), ("y", "x"), ("d", "c")):
+            await thread.save(id, id=id, parent=parent)
+        await thread.prune(keep_last=1, keep_lineage=True)
+        assert await _ids(thread) == ["d", "c", "b", "a"]
+        assert [item.id for item in await thread.lineage()] == ["d", "c", "b", "a"]
+
+    async def test_a_dry_run_changes_nothing_and_tells_what_would_go(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread, waist = store.thread("t"), await trial.waist("t")
+        await _line(thread, 5)
+        before = await waist.dump()
+        told = await thread.prune(keep_last=2, dry_run=True)
+        assert await waist.dump() == before
+        done = await thread.prune(keep_last=2)
+        assert (told.checkpoints, told.chunks, told.freed_bytes) == (
+            done.checkpoints,
+            done.chunks,
+            done.freed_bytes,
+        )
+
+    async def test_pruning_what_needs_none_changes_nothing(self, trial: Trial) -> None:
+        store = await trial.store()
+        assert (await store.thread("absent").prune(keep_last=1)).checkpoints == 0
+        await store.thread("t").save(1)
+        waist = await trial.waist("t")
+        before = await waist.dump()
+        assert (await store.thread("t").prune(keep_last=1)).checkpoints == 0
+        assert await waist.dump() == before
+        assert [info.id async for info in store.threads()] == ["t"]
+
+    async def test_something_is_always_kept(self, store: AsyncStore) -> None:
+        await store.thread("t").save(1)
+        for keep in (0, -1, True, 1.0, "1", None):
+            with pytest.raises(BadArgument):
+                await store.thread("t").prune(keep_last=keep)  # type: ignore[arg-type]
+        assert await store.thread("t").exists()
+
+    # By id and by run
+
+    async def test_checkpoints_are_removed_by_id(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await _line(thread, 4)
+        done = await thread.remove(["1", "3", "never there"])
+        assert (done.checkpoints, await _ids(thread)) == (2, ["2", "0"])
+        assert (await thread.remove("2")).checkpoints == 1
+        assert (await thread.load(), (await thread.remove([])).checkpoints) == (
+            {"n": 0, "text": noise(0, 20_000)},
+            0,
+        )
+
+    async def test_removing_by_id_stays_in_the_namespace(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        await root.save("root", id="same")
+        await sub.save("sub", id="same")
+        await sub.remove(["same"])
+        assert (await root.load(), await sub.load()) == ("root", None)
+
+    async def test_checkpoints_are_removed_by_run(self, store: AsyncStore) -> None:
+        thread, sub = store.thread("t"), store.thread("t", namespace="sub")
+        text = noise(1, 30_000)
+        for n, run in enumerate(["one", "two", "one", None, "two"]):
+            await thread.save({"text": text, "n": n}, id=f"{n}", run=run)
+        await sub.save("sub", run="one")
+        assert (await thread.remove(run="one")).checkpoints == 3
+        assert await _ids(thread, all_namespaces=True) == ["4", "3", "1"]
+        for n in (1, 3, 4):
+            assert await thread.load(f"{n}") == {"text": text, "n": n}
+        assert (await thread.verify()).ok
+
+    async def test_chunks_that_others_use_stay(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread, shared = store.thread("t"), [noise(n, 4000) for n in range(10)]
+        for n in range(4):
+            await thread.save({"shared": shared, "n": n}, id=f"{n}")
+        await thread.remove(["0"])  # the one that brought the chunks
+        for n in (1, 2, 3):
+            assert await other.thread("t").load(f"{n}") == {"shared": shared, "n": n}
+
+    # Saves that built on what went
+
+    @pytest.mark.parametrize("erase", [False, True])
+    async def test_a_save_goes_on_after_somebody_elses_prune(self, trial: Trial, erase: bool) -> None:
+        one, two = await trial.store(), await trial.store()
+        messages = [noise(n, 900) for n in range(30)]
+        for n in range(6):
+            messages = [*messages[2:], noise(50 + n, 900)]
+            await one.thread("t").save({"messages": messages})
+        await two.thread("t").prune(keep_last=1, erase=erase)
+        messages = [*messages[1:], noise(99, 900)]
+        await one.thread("t").save({"messages": messages})
+        for store in (one, two):
+            assert await store.thread("t").load() == {"messages": messages}
+            assert (await store.verify()).ok
+
+    async def test_a_save_goes_on_after_somebody_deleted_the_thread(self, trial: Trial) -> None:
+        one, two = await trial.store(), await trial.store()
+        state = {"messages": [noise(n, 900) for n in range(30)]}
+        await one.thread("t").save(state)
+        await two.delete("t")
+        saved = await one.thread("t").save({**state, "more": 1})
+        assert (saved.parent, saved.seq) == (None, 2)
+        assert await two.thread("t").load() == {**state, "more": 1}
+
+    # Erasing
+
+    async def test_erasing_leaves_no_byte_of_what_nobody_holds(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread, waist = store.thread("t"), await trial.waist("t")
+        messages = [{"role": "user", "text": f"{n} {noise(n, 300)}"} for n in range(40)]
+        messages[17]["text"] = SECRET
+        await thread.save({"messages": messages}, metadata={"about": SECRET})
+        await thread.write("task", [("c", SECRET * 100)])
+        await thread.save({"messages": messages[:10]})
+        messages = [message for message in messages if message["text"] != SECRET]
+        await thread.save({"messages": messages, "n": 1})
+        await thread.save({"messages": messages, "n": 2})
+        assert SECRET.encode() in await _bytes(waist)
+        pruned = await thread.prune(keep_last=2, erase=True)
+        assert pruned.erased
+        assert SECRET.encode() not in await _bytes(waist)
+        assert [item.metadata async for item in thread.history()] == [{}, {}]
+        assert await thread.load() == {"messages": messages, "n": 2}
+        assert (await thread.verify()).ok
+
+    async def test_erasing_keeps_what_somebody_holds(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread, waist = store.thread("t"), await trial.waist("t")
+        first = await thread.save({"list": [SECRET, *(noise(n, 500) for n in range(20))]})
+        await thread.save({"list": [noise(n, 500) for n in range(20)]})
+        await thread.write("task", [("c", {"held": SECRET, "more": noise(5, 3000)})])
+        await thread.remove([first.id], erase=True)
+        assert SECRET.encode() in await _bytes(waist)
+        assert [held.value["held"] for held in await thread.writes()] == [SECRET]
+        assert (await thread.verify()).ok
+
+    async def test_a_removed_checkpoint_is_erased_on_request(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread, waist = store.thread("t"), await trial.waist("t")
+        plain = [noise(n, 500) for n in range(20)]
+        await thread.save({"list": [*plain, SECRET]}, id="with")
+        await thread.save({"list": plain}, id="without")
+        assert (await thread.remove(["with"], erase=True)).erased
+        assert SECRET.encode() not in await _bytes(waist)
+        assert await thread.load() == {"list": plain}
+
+    async def test_a_deleted_thread_leaves_no_byte(self, trial: Trial) -> None:
+        store = await trial.store()
+        thread, waist = store.thread("t"), await trial.waist("t")
+        await thread.save({"text": SECRET * 50}, metadata={"about": SECRET})
+        await thread.write("task", [("c", SECRET)])
+        await thread.update({"about": SECRET})
+        names = list(await waist.data())
+        await thread.delete()
+        assert await _bytes(waist) == b""
+        assert await waist.backend.fetch(waist.thread, names) == {}
+
+    async def test_a_chunk_of_which_less_than_half_is_read_is_written_anew(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        messages = [noise(n, 2000) for n in range(60)]
+        await thread.save({"messages": messages})
+        await thread.save({"messages": messages[:6]})
+        before = (await thread.size()).stored_bytes
+        pruned = await thread.prune(keep_last=1)
+        assert pruned.rewritten > 0
+        assert (await thread.size()).stored_bytes < before / 4
+        assert await thread.load() == {"messages": messages[:6]}

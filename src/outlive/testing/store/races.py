@@ -1,0 +1,231 @@
+"""What somebody else does between two calls of an operation: nothing is lost, and nobody cries damage.
+
+The second process acts at an exact point, by a hook between two calls at the waist.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ...errors import Corrupt, OutliveError
+from ...store import AsyncStore
+from ..contract import Contract
+from ..trial import Trial
+from .pruning import noise
+
+
+def _messages(start: int, stop: int) -> dict[str, Any]:
+    return {"messages": [noise(n, 1500) for n in range(start, stop)]}
+
+
+async def _shared_line(store: AsyncStore) -> None:
+    """Three checkpoints, the last of which reads a small part of the first one's chunk."""
+    await store.thread("t").save(_messages(0, 40), id="first")
+    await store.thread("t").save(_messages(0, 20), id="second")
+    await store.thread("t").save(_messages(0, 5), id="third")
+
+
+class RaceContract(Contract):
+    @pytest.mark.parametrize("point", ["inventory", "history", "writes", "fetch"])
+    @pytest.mark.parametrize("erase", [False, True])
+    async def test_a_save_in_the_middle_of_a_prune_is_kept(
+        self, trial: Trial, point: str, erase: bool
+    ) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def save(result: Any) -> None:
+            await other.thread("t").save(_messages(0, 40), id="late")
+
+        backend.after(point, save)
+        await store.thread("t").prune(keep_last=1, erase=erase)
+        kept = {item.id for item in [item async for item in store.thread("t").history()]}
+        assert kept >= {"late"}
+        assert await store.thread("t").load("late") == _messages(0, 40)
+        assert (await store.verify()).problems == ()
+
+    @pytest.mark.parametrize("point", ["inventory", "history", "writes", "fetch"])
+    async def test_a_checkpoint_replaced_in_the_middle_of_a_prune_keeps_its_new_content(
+        self, trial: Trial, point: str
+    ) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def overwrite(result: Any) -> None:
+            await other.thread("t").save(_messages(100, 120), id="third", replace=True)
+
+        backend.after(point, overwrite)
+        await store.thread("t").prune(keep_last=1, erase=True)
+        assert await (await trial.store()).thread("t").load("third") == _messages(100, 120)
+        assert (await store.verify()).problems == ()
+
+    @pytest.mark.parametrize("point", ["inventory", "history", "writes", "fetch"])
+    async def test_a_write_in_the_middle_of_a_prune_is_kept(self, trial: Trial, point: str) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def write(result: Any) -> None:
+            await other.thread("t").write("task", [("c", _messages(0, 40))], checkpoint="third")
+
+        backend.after(point, write)
+        await store.thread("t").prune(keep_last=1, erase=True)
+        assert [held.value for held in await store.thread("t").writes("third")] == [_messages(0, 40)]
+        assert (await store.verify()).problems == ()
+
+    @pytest.mark.parametrize("point", ["inventory", "history", "writes", "fetch"])
+    async def test_two_prunes_at_once_leave_what_both_keep(self, trial: Trial, point: str) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def prune(result: Any) -> None:
+            await other.thread("t").prune(keep_last=2, erase=True)
+
+        backend.after(point, prune)
+        await store.thread("t").prune(keep_last=1, erase=True)
+        assert [item.id async for item in store.thread("t").history()] == ["third"]
+        assert await store.thread("t").load() == _messages(0, 5)
+        assert (await store.verify()).problems == ()
+
+    @pytest.mark.parametrize("point", ["read", "commit_all"])
+    async def test_a_prune_in_the_middle_of_a_save_does_not_hurt_it(self, trial: Trial, point: str) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+        if point == "commit_all":
+            await store.thread("t").load()
+
+        async def prune(*args: Any) -> None:
+            await other.thread("t").save("unrelated")
+            await other.thread("t").prune(keep_last=1, erase=True)
+
+        (backend.after if point == "read" else backend.before)(point, prune)
+        await store.thread("t").save({**_messages(0, 5), "more": 1}, id="late")
+        assert await other.thread("t").load("late") == {**_messages(0, 5), "more": 1}
+        assert (await store.verify()).problems == ()
+
+    # Reading while somebody prunes
+
+    @pytest.mark.parametrize("point", ["audit", "history", "writes", "inventory"])
+    async def test_a_prune_in_the_middle_of_verify_is_no_damage(self, trial: Trial, point: str) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def prune(result: Any) -> None:
+            await other.thread("t").prune(keep_last=1, erase=True)
+
+        backend.after(point, prune)
+        assert (await store.thread("t").verify()).problems == ()
+
+    @pytest.mark.parametrize("point", ["threads", "history", "writes"])
+    async def test_a_prune_in_the_middle_of_a_copy_is_no_damage(self, trial: Trial, point: str) -> None:
+        backend, store = await trial.interposed()
+        source, target = await trial.store(), await trial.other_store()
+        await _shared_line(source)
+
+        async def prune(result: Any) -> None:
+            await source.thread("t").prune(keep_last=1, erase=True)
+
+        backend.after(point, prune)
+        await store.copy_to(target)
+        assert await target.thread("t").load() == _messages(0, 5)
+        assert (await target.verify()).problems == ()
+
+    @pytest.mark.parametrize("how", ["fork", "copy"])
+    async def test_a_prune_in_the_middle_of_a_fork_is_no_damage(self, trial: Trial, how: str) -> None:
+        """The checkpoint may have gone: then that is what the caller is told."""
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+
+        async def prune(result: Any) -> None:
+            await other.thread("t").prune(keep_last=1, erase=True)
+
+        backend.after("read" if how == "fork" else "history", prune)
+        thread = store.thread("t")
+        try:
+            await (thread.fork("target", at="first") if how == "fork" else thread.copy("target"))
+        except OutliveError as error:
+            assert not isinstance(error, Corrupt), error
+        assert (await store.verify()).problems == ()
+
+    async def test_a_prune_while_a_checkpoint_is_read_is_no_damage(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+        await other.thread("t").write("task", [("c", _messages(50, 60))], checkpoint="first")
+
+        async def prune(result: Any) -> None:
+            await other.thread("t").prune(keep_last=1)
+
+        backend.after("read", prune)
+        found = await store.thread("t").checkpoint("first")
+        assert found is not None and found.state == _messages(0, 40)
+        assert [held.value for held in found.pending_writes] == [_messages(50, 60)]
+
+    async def test_a_prune_while_writes_are_read_is_no_damage(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await _shared_line(other)
+        await other.thread("t").write("task", [("c", _messages(50, 60))], checkpoint="first")
+
+        async def prune(result: Any) -> None:
+            await other.thread("t").prune(keep_last=1)
+
+        backend.after("writes", prune)
+        found = [held.value for held in await store.thread("t").writes("first")]
+        assert found in ([], [_messages(50, 60)])
+
+    # All at once, wherever it falls
+
+    async def test_savers_and_a_pruner_at_once_lose_nothing(self, trial: Trial) -> None:
+        stores = [await trial.store() for _ in range(3)]
+
+        async def save(number: int) -> None:
+            messages: list[str] = []
+            for turn in range(12):
+                messages = [*messages, noise(number * 100 + turn, 700)][-8:]
+                await (
+                    stores[number]
+                    .thread("t")
+                    .save({"messages": messages, "turn": turn}, id=f"{number}-{turn}")
+                )
+
+        async def prune() -> None:
+            for turn in range(8):
+                await stores[2].thread("t").prune(keep_last=3, erase=turn % 2 == 0)
+
+        assert await trial.together(lambda: save(0), lambda: save(1), prune) == [None] * 3
+        thread = stores[2].thread("t")
+        kept = [item.id async for item in thread.history()]
+        assert {"0-11", "1-11"} & {kept[0]}
+        for id in kept:
+            number, turn = map(int, id.split("-"))
+            expected = [noise(number * 100 + n, 700) for n in range(turn + 1)][-8:]
+            assert await thread.load(id) == {"messages": expected, "turn": turn}
+        assert (await thread.verify()).problems == ()
+
+    async def test_threads_saved_and_deleted_at_once_are_whole_or_gone(self, trial: Trial) -> None:
+        stores = [await trial.store() for _ in range(2)]
+
+        async def save() -> None:
+            for turn in range(15):
+                await stores[0].thread("t").save({**_messages(0, 4), "turn": turn})
+
+        async def delete() -> None:
+            for _ in range(6):
+                await stores[1].delete("t")
+
+        assert await trial.together(save, delete) == [None, None]
+        thread = stores[1].thread("t")
+        listed = [item async for item in thread.history()]
+        assert [item.seq for item in listed] == sorted([item.seq or 0 for item in listed], reverse=True)
+        for item in listed:
+            assert (await thread.load(item.id))["messages"] == _messages(0, 4)["messages"]
+        assert (await thread.verify()).problems == ()

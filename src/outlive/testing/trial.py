@@ -1,0 +1,248 @@
+"""One test on one backend in one colour: opening, driving, running things at once.
+
+On the sync side a whole test is one coroutine that never suspends, driven by `run_now` over the sync
+colour of everything; on the async side it runs in an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, cast
+
+import pytest
+
+from ..backend import Backend, ThreadKey
+from ..backends.local import Inline, Local, Threaded
+from ..backends.memory import MemoryBackend
+from ..cache import Cache
+from ..chunk import Namer
+from ..codec import Codec
+from ..engine import Engine
+from ..registry import Registry
+from ..runtime import AsyncRuntime, SyncRuntime, run_now
+from ..store import AsyncStore, Settings
+from ..sync import Store, Thread
+from .interposed import Interposed
+from .records import Waist
+
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, Any]]
+NAMING_KEY = b"\x01" * 32
+
+
+@dataclass(frozen=True)
+class Opener:
+    """How to open the backend under test: each call gives another handle on the same store.
+
+    `survives` tells that what is stored outlives a closed handle; a store in memory does not.
+    A colour that the backend does not have is None, and its tests are skipped by name.
+    """
+
+    sync: Callable[[], Backend] | None
+    asynchronous: Callable[[], Awaitable[Backend]] | None
+    survives: bool = True
+
+    @classmethod
+    def local(cls, make: Callable[[], Local], *, survives: bool = True) -> Opener:
+        """Open a backend of this process, in both colours."""
+
+        async def threaded() -> Backend:
+            return cast(Backend, Threaded(make()))
+
+        return cls(lambda: cast(Backend, Inline(make())), threaded, survives)
+
+    @classmethod
+    def of(cls, given: Any) -> Opener:
+        """Take what the fixture gave: an opener, or one local backend to be used as it is."""
+        if isinstance(given, Opener):
+            return given
+        if not hasattr(given, "commit_all"):
+            raise TypeError("the fixture `backend` must return a local backend or an outlive.testing.Opener")
+        return cls.local(lambda: cast(Local, given), survives=False)
+
+
+class SyncDriver:
+    """No event loop: a coroutine that suspends is an error."""
+
+    def __init__(self) -> None:
+        self.runtime = SyncRuntime()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_now(coroutine)
+
+    async def open(self, opener: Opener) -> Backend:
+        if opener.sync is None:
+            pytest.skip("this backend has no sync colour")
+        return opener.sync()
+
+    async def together(self, works: Sequence[Work]) -> list[Any]:
+        """Run each work in a thread of its own; return results and exceptions."""
+        results: list[Any] = [None] * len(works)
+        start = threading.Barrier(len(works))
+
+        def call(index: int) -> None:
+            start.wait()
+            try:
+                results[index] = run_now(works[index]())
+            except Exception as error:  # noqa: BLE001  # whoever waits for it looks at it
+                results[index] = error
+
+        threads = [threading.Thread(target=call, args=(index,)) for index in range(len(works))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  # there is no event loop on this side
+
+    def store(self, store: AsyncStore) -> AsyncStore:
+        return cast(AsyncStore, _Awaited(Store(store)))
+
+
+class AsyncDriver:
+    """One event loop for a whole test."""
+
+    def __init__(self) -> None:
+        self.runtime = AsyncRuntime()
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    async def open(self, opener: Opener) -> Backend:
+        if opener.asynchronous is None:
+            pytest.skip("this backend has no async colour")
+        return await opener.asynchronous()
+
+    async def together(self, works: Sequence[Work]) -> list[Any]:
+        """Run each work as a task; return results and exceptions."""
+        return await asyncio.gather(*(work() for work in works), return_exceptions=True)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def store(self, store: AsyncStore) -> AsyncStore:
+        return store
+
+
+Driver = SyncDriver | AsyncDriver
+COLOURS: dict[str, type[SyncDriver | AsyncDriver]] = {"sync": SyncDriver, "async": AsyncDriver}
+
+
+class Trial:
+    """What a test opens; everything is closed at its end."""
+
+    def __init__(self, opener: Opener, driver: Driver) -> None:
+        self.opener = opener
+        self.driver = driver
+        self._open: list[Backend] = []
+
+    async def backend(self) -> Backend:
+        """Open another handle on the store."""
+        handle = await self.driver.open(self.opener)
+        self._open.append(handle)
+        return handle
+
+    async def waist(self, id: str = "thread", *, tenant: str = "") -> Waist:
+        """Open a handle and look at one thread through it."""
+        backend = await self.backend()
+        await backend.identity(NAMING_KEY)
+        return Waist(backend, ThreadKey.of(tenant, id))
+
+    async def store(
+        self,
+        *,
+        backend: Backend | None = None,
+        tenant: str = "",
+        durability: str = "sync",
+        cache_bytes: int = 64 << 20,
+        registry: Registry | None = None,
+    ) -> AsyncStore:
+        """Open a store in the colour of the test, with methods to be awaited in both."""
+        backend = backend or await self.backend()
+        key = await backend.identity(NAMING_KEY)
+        codec = Codec(registry) if registry is not None else Codec()
+        engine = Engine(backend, codec, Namer(key), Cache(cache_bytes), self.driver.runtime)
+        return self.driver.store(AsyncStore(engine, Settings("testing:", tenant, durability)))
+
+    async def other_store(self) -> AsyncStore:
+        """Open another store, in memory, with a naming key of its own."""
+        backend = await self.driver.open(Opener.of(MemoryBackend()))
+        self._open.append(backend)
+        await backend.identity(b"\x02" * 32)
+        return await self.store(backend=backend)
+
+    async def interposed(self, **options: Any) -> tuple[Interposed, AsyncStore]:
+        """Open a store whose calls a test can meddle with."""
+        backend = Interposed(await self.backend())
+        return backend, await self.store(backend=cast(Backend, backend), **options)
+
+    async def reopened(self, store: AsyncStore) -> AsyncStore:
+        """Close a store and open it anew; one that does not survive is only left alone."""
+        if self.opener.survives:
+            await store.close()
+        return await self.store(tenant=store._settings.tenant)
+
+    async def together(self, *works: Work) -> list[Any]:
+        """Do all of it at once; return results and exceptions in order."""
+        return await self.driver.together(works)
+
+    async def sleep(self, seconds: float) -> None:
+        await self.driver.sleep(seconds)
+
+    async def close(self) -> None:
+        while self._open:
+            await self._open.pop().close()
+
+
+class _Awaited:
+    """A sync store or thread whose methods are awaited, so that one test fits both colours."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what a test looks at behind the store is the same in both colours
+            return getattr(
+                self._inner._store if isinstance(self._inner, Store) else self._inner._thread, name
+            )
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+        if name == "thread":
+            return lambda *args, **options: _Awaited(found(*args, **options))
+        if name in ("history", "threads"):
+            return lambda **options: _each(found(**options))
+
+        async def call(*args: Any, **options: Any) -> Any:
+            result = found(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
+            return _Awaited(result) if isinstance(result, Thread) else result
+
+        return call
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item

@@ -1,0 +1,118 @@
+"""Merging what another store has: in whichever order and however often, all stores end up the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ...backend import Commit, Entry
+from ...backend import commit as commit_one
+from ..contract import Contract
+from ..records import Waist, chunk, copied, draft, write
+
+ONE, TWO = chunk("one"), chunk("two")
+
+
+def _foreign(id: str, seq: int, **fields: Any) -> Any:
+    return copied(draft(id, parent=None, created_at=7), seq=seq, **fields)
+
+
+async def _merged(waist: Waist, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    for fields in commits:
+        await commit_one(waist.backend, Commit(waist.thread, merge=True, **fields))
+    dump = await waist.dump()
+    row = dump.pop("row")
+    for local in ("generation", "revision", "inventory"):  # these count in one store alone
+        del dump[local]
+    return {**dump, "info": None if row is None else (row.info, row.info_version)}
+
+
+async def _agrees(waist: Waist, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge in every order, and each twice; return what all of them come to."""
+    orders = list(itertools.permutations(commits))
+    found = [await _merged(waist.of(f"order {number}"), order) for number, order in enumerate(orders)]
+    found.append(await _merged(waist.of("twice"), [one for one in commits for _ in range(2)]))
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+class MergeContract(Contract):
+    async def test_checkpoints_and_chunks_are_united(self, waist: Waist) -> None:
+        merged = await _agrees(
+            waist,
+            [
+                {"checkpoints": (_foreign("a", 1, chunks=(ONE[0],)), _foreign("b", 2)), "chunks": (ONE,)},
+                {"checkpoints": (_foreign("a", 1, chunks=(ONE[0],)), _foreign("c", 2)), "chunks": (ONE,)},
+                {"checkpoints": (_foreign("d", 1, epoch=1, chunks=(TWO[0],)),), "chunks": (TWO,)},
+            ],
+        )
+        assert [record.id for record in merged["records"]] == ["d", "c", "b", "a"]
+        assert merged["data"] == dict((ONE, TWO))
+
+    async def test_the_greater_version_of_a_checkpoint_wins(self, waist: Waist) -> None:
+        merged = await _agrees(
+            waist,
+            [{"checkpoints": (_foreign("a", 1, version=n, body=b"version %d" % n),)} for n in (2, 0, 1)],
+        )
+        assert [record.body for record in merged["records"]] == [b"version 2"]
+
+    async def test_two_contents_of_one_version_are_decided_by_their_bytes(self, waist: Waist) -> None:
+        merged = await _agrees(
+            waist, [{"checkpoints": (_foreign("a", 1, body=body),)} for body in (b"x", b"z", b"y")]
+        )
+        assert [record.body for record in merged["records"]] == [b"z"]
+
+    async def test_a_replaced_checkpoint_wins_over_its_older_copy(self, waist: Waist) -> None:
+        await waist.save("a", body=b"old")
+        old = (await waist.records())[0]
+        await waist.commit(draft("a", body=b"new"), replace=True)
+        await waist.commit(old, merge=True)
+        (kept,) = await waist.records()
+        assert (kept.body, kept.version) == (b"new", 1)
+
+    async def test_writes_are_united_and_the_greater_rank_of_a_control_write_wins(self, waist: Waist) -> None:
+        merged = await _agrees(
+            waist,
+            [
+                {"writes": (write("a", "one"), write("a", "task", -1, b"low", rank=(0, 0, 5)))},
+                {"writes": (write("a", "two"), write("a", "task", -1, b"high", rank=(1, 0, 1)))},
+                {"writes": (write("a", "one"), write("a", "task", -1, b"tie", rank=(1, 0, 1)))},
+            ],
+        )
+        assert [held.body for held in merged["writes"]] == [b"value", b"tie", b"value"]
+
+    async def test_two_first_writes_of_an_index_are_decided_by_their_bytes(self, waist: Waist) -> None:
+        await _agrees(waist, [{"writes": (write("a", "task", 0, body),)} for body in (b"x", b"z", b"y")])
+
+    async def test_the_greater_rank_of_an_entry_wins(self, waist: Waist) -> None:
+        merged = await _agrees(
+            waist,
+            [
+                {"entries": (Entry("run", "r", b"low", "running", fence=1), Entry("note", "n", b"a"))},
+                {"entries": (Entry("run", "r", b"high", "running", fence=2), Entry("note", "n", b"c"))},
+                {"entries": (Entry("run", "r", b"high", "completed", fence=2), Entry("note", "n", b"b"))},
+            ],
+        )
+        assert [(held.body, held.status) for held in merged["entries"]["run"]] == [(b"high", "running")]
+        assert [held.body for held in merged["entries"]["note"]] == [b"c"]
+
+    async def test_the_greater_version_of_the_metadata_wins(self, waist: Waist) -> None:
+        commits = [{"info": b"a", "info_version": 2}, {"info": b"c", "info_version": 1}]
+        merged = await _agrees(waist, [*commits, {"info": b"b", "info_version": 2}])
+        assert merged["info"] == (b"b", 2)
+
+    async def test_a_merge_expects_nothing_and_keeps_what_is_here(self, waist: Waist) -> None:
+        await waist.commit(
+            draft("a"), entries=(Entry("run", "r", b"here", fence=9),), info=b"here", epoch=4,
+            writes=(write("a", "task", -1, b"here", rank=(4, 1, 1)),),
+        )  # fmt: skip
+        await waist.commit(
+            _foreign("old", 1), merge=True, epoch=1, info=b"there", info_version=0,
+            entries=(Entry("run", "r", b"there", fence=2, expect=(0, 1, 0), expect_lapsed=True),),
+            writes=(write("a", "task", -1, b"there", rank=(1, 1, 1)),),
+        )  # fmt: skip
+        dump = await waist.dump()
+        assert [record.id for record in dump["records"]] == ["a", "old"]
+        assert [held.body for held in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
+        assert (dump["row"].info, dump["row"].epoch) == (b"here", 4)
