@@ -32,6 +32,7 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _seeded():
+    print(f"OUTLIVE_SEED={SEED}")  # shown when the test fails
     random.seed(SEED)
 
 
@@ -61,7 +62,11 @@ def _children():
 def _orphans():
     """Return pid → command of what our children left behind when they ended."""
     running = {folder.name: found for folder in Path("/proc").glob("[0-9]*") if (found := _look(folder.name))}
-    return {pid: command for pid, (parent, group, command) in running.items() if (parent, group) == (1, os.getpgrp())}
+    return {
+        pid: command
+        for pid, (parent, group, command) in running.items()
+        if (parent, group) == (1, os.getpgrp())
+    }
 
 
 def _read(path):

@@ -94,7 +94,7 @@ def test_a_store_is_opened_by_the_same_arguments_in_both_colours():
 CALLS = {
     AsyncThread: {
         "save": lambda thread: thread.save({"n": 3}, metadata={"a": 1}),
-        "load": lambda thread: thread.load(at=dt.datetime.now(dt.timezone.utc)),
+        "load": lambda thread: thread.load(at=dt.datetime.now(dt.UTC)),
         "checkpoint": lambda thread: thread.checkpoint(),
         "exists": lambda thread: thread.exists(),
         "history": lambda thread: every(thread.history(limit=3)),
@@ -135,7 +135,9 @@ async def every(items):
     return [item async for item in items]
 
 
-@pytest.fixture(params=["memory:", "sqlite:///:memory:", "sqlite:///{}/store.db", "file:///{}/store", "null:"])
+@pytest.fixture(
+    params=["memory:", "sqlite:///:memory:", "sqlite:///{}/store.db", "file:///{}/store", "null:"]
+)
 def store(request, tmp_path):
     with outlive.open(request.param.format(str(tmp_path))) as store:
         thread = store.thread("t")

@@ -347,11 +347,12 @@ class Backend(Protocol):
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
+        heads: bool = True,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
         """Return a page of the tenant's threads by escaped id; `after` is the last id of the page before.
 
-        `only` asks for one thread by its id.
+        `only` asks for one thread by its id. Without `heads` a damaged checkpoint does not hide its thread.
         """
         ...
 

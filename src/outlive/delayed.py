@@ -28,7 +28,7 @@ class _Item:
 
     prepared: Prepared
     before: _Item | None
-    is_lost: bool = False
+    failure: BaseException | None = None  # why it was lost
     is_whole: bool = False  # what it shares was deleted by someone else: it was stored anew
     generation: int = 0  # once it is stored
 
@@ -71,6 +71,7 @@ class Delayed:
 
     def _append(self, item: _Item) -> None:
         with self._lock:
+            self.raise_failure()  # it came while this one was split
             self._queue.append(item)
             if self._task is None:
                 self._task = self._engine.runtime.spawn(self._drain)
@@ -108,8 +109,8 @@ class Delayed:
     async def _commit(self, item: _Item) -> Receipt:
         """Commit in the generation in which the item before was stored, or in which its base was read."""
         commit, before = item.prepared.commit, item.before
-        if before is not None and before.is_lost:
-            raise StaleBase(self._key.id)  # what it was built on failed after it was split
+        if before is not None and before.failure is not None:
+            raise before.failure  # what it was built on failed after it was split
         if before is not None and before.is_whole:
             return await self._engine.commit(self._whole(item))
         if before is not None and commit.generation is not None:
@@ -151,7 +152,7 @@ class Delayed:
         with self._lock:
             lost = [item.prepared.draft.id for item in self._queue]
             for item in self._queue:
-                item.is_lost = True
+                item.failure = error
             self._queue.clear()
             self._task = None
             self._bases.drop(self._key.digest)

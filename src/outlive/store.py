@@ -114,6 +114,7 @@ class AsyncStore:
     async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
         """List threads as far as the listing itself is whole."""
         pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
+        pages.heads = False
         while True:
             try:
                 row = await pages.next_row()
@@ -144,6 +145,7 @@ class AsyncStore:
         await self.flush()
         count = 0
         pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
+        pages.heads = False
         while (row := await pages.next_row()) is not None:
             key = ThreadKey.of(target._settings.tenant, row.id)
             source = self._key(row.id)
@@ -244,6 +246,7 @@ class _Threads:
         self._filter = filter
         self._left = limit
         self._after = after
+        self.heads = True
         self._page: list[ThreadRow] = []
         self._ended = False
 
@@ -265,7 +268,7 @@ class _Threads:
         if not self._page and not self._ended:
             limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
             self._page = await self._engine.backend.threads(
-                self._tenant, prefix=self._prefix, after=self._after, limit=limit
+                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self.heads
             )
             self._ended = len(self._page) < limit
         if not self._page:

@@ -31,12 +31,14 @@ async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
 
 async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
     problems = [str(error) for error in await engine.backend.audit(key)]
-    inventory = await engine.backend.inventory(key)
     try:
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
+        inventory = await engine.backend.inventory(
+            key
+        )  # last: a save in between adds chunks, and takes none away
     except StoreError as error:
-        return Verified(1, 0, len(inventory.chunks), tuple(dict.fromkeys((*problems, str(error)))))
+        return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, str(error)))))
     raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
     problems += damaged
     for record in records:

@@ -327,6 +327,7 @@ class FileBackend(MemoryBackend):
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
+        heads: bool = True,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
         """Read no more logs than the page needs."""

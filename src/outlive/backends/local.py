@@ -63,16 +63,21 @@ class Inline:
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; whoever gets the lock first commits for all who wait."""
         mine = [_Waiting(commit) for commit in commits]
-        self._queue.extend(mine)
-        timeout_s = _longest(commits)
-        if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            try:
-                if any(waiting.result is None for waiting in mine):
-                    self._commit_queue()
-            finally:
-                self.local.lock.release()
-        else:
+        timeout_s = _shortest(commits)
+        is_held = False
+        try:
+            self._queue.extend(mine)
+            is_held = self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
+            if not is_held:
+                self._give_up(mine, timeout_s)
+            elif any(waiting.result is None for waiting in mine):
+                self._commit_queue(mine)
+        except BaseException:  # interrupted: nobody may commit it later, when its caller has moved on
             self._give_up(mine, timeout_s)
+            raise
+        finally:
+            if is_held:
+                self.local.lock.release()
         return [waiting.result or _unknown(waiting.commit) for waiting in mine]
 
     def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
@@ -82,7 +87,7 @@ class Inline:
                 self._queue.remove(waiting)
                 waiting.result = _busy(timeout_s)
 
-    def _commit_queue(self) -> None:
+    def _commit_queue(self, mine: Sequence[_Waiting]) -> None:
         group = []
         while self._queue:  # one by one: others append at the same time
             group.append(self._queue.popleft())
@@ -92,7 +97,12 @@ class Inline:
             return
         results = self.local.commit_all([waiting.commit for waiting in group])
         for waiting, result in zip(group, results, strict=True):
-            waiting.result = result
+            if isinstance(result, StoreBusy) and waiting not in mine:
+                self._queue.append(
+                    waiting
+                )  # the group was as patient as its least patient; this one may have time
+            else:
+                waiting.result = result
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:
@@ -119,10 +129,9 @@ class Inline:
             self.local.close()
 
 
-def _longest(commits: Sequence[Commit]) -> float | None:
-    """How long a group may take: as long as the most patient of it."""
-    times = [commit.timeout_s for commit in commits]
-    return None if None in times else max((time for time in times if time is not None), default=None)
+def _shortest(commits: Sequence[Commit]) -> float | None:
+    """How long a group may take: as long as its least patient member."""
+    return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
 
 
 def _unknown(commit: Commit) -> OutliveError:
@@ -222,11 +231,14 @@ class Threaded:
     def _answer(self, loop: asyncio.AbstractEventLoop, group: list[Any], done: asyncio.Future[Any]) -> None:
         failure = done.exception()
         results = [failure] * len(group) if failure is not None else done.result()
-        for (_, future), result in zip(group, results, strict=True):
+        least = _shortest([commit for commit, _ in group])
+        for (commit, future), result in zip(group, results, strict=True):
             if future.done():
                 continue
             if isinstance(result, Receipt):
                 future.set_result(result)
+            elif isinstance(result, StoreBusy) and commit.timeout_s != least:
+                self._queue.append((commit, future))  # it has more time than the least patient of its group
             else:
                 future.set_exception(result)
         self._send(loop)
@@ -278,9 +290,9 @@ def _expire(future: asyncio.Future[Any]) -> None:
 
 
 async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
-    if timeout_s is None:
-        return await future
-    return await asyncio.wait_for(asyncio.shield(future), timeout_s)
+    # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the answer.
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.shield(future)
 
 
 # Forking -----------------------------------------------------------------------------------------------

@@ -340,6 +340,7 @@ class MemoryBackend:
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
+        heads: bool = True,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
         if only is not None:

@@ -116,7 +116,7 @@ class SQLiteBackend:
         """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
         try:
             with _translated():
-                self._set_timeout(max((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
+                self._set_timeout(min((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
                 with self._transaction("immediate") as db:
                     results = self._commit_group(db, commits)
                 self._clean_up(commits, results)
@@ -260,6 +260,7 @@ class SQLiteBackend:
         prefix: str = "",
         after: str | None = None,
         limit: int = 100,
+        heads: bool = True,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
         low, high = _prefix_range(prefix)
@@ -280,7 +281,12 @@ class SQLiteBackend:
             expected = [row[0] for row in db.execute(roster, [escape(tenant), *values, limit])]
             if expected != [row[3] for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
-            return [Rows(db, thread_key(row[2], row[3], row[1]), row[:16]).summary(*row[16:]) for row in rows]
+            return [
+                Rows(db, thread_key(row[2], row[3], row[1]), row[:16]).summary(
+                    row[16], row[17], row[18], heads
+                )
+                for row in rows
+            ]
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         with _translated(), self._transaction("deferred") as db:
@@ -322,6 +328,8 @@ class SQLiteBackend:
     def _open(self) -> apsw.Connection:
         if self._path != ":memory:" and not Path(self._path).absolute().parent.is_dir():
             raise BadURL(f"the folder of {self._path!r} does not exist; create it first")
+        if os.path.isdir(self._path):
+            raise BadURL(f"{self._path!r} is a folder; give the path of a file in it")
         db = apsw.Connection(self._path)
         try:
             self._configure(db)
@@ -376,8 +384,8 @@ class SQLiteBackend:
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[apsw.Connection]:
         db = self._db()
-        db.execute(f"begin {kind}")
         try:
+            db.execute(f"begin {kind}")
             yield db
             db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
         except BaseException:
@@ -411,6 +419,8 @@ def _translated() -> Iterator[None]:
     """Say in the library's words what SQLite says in its own."""
     try:
         yield
+    except OutliveError:
+        raise
     except (apsw.BusyError, apsw.LockedError) as error:
         raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
     except apsw.FullError as error:

@@ -25,13 +25,18 @@ from ..errors import Corrupt
 from .memory import write_order
 from .rules import Row
 
-CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, body, checksum"
-WRITE = "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, body, checksum"
+CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
+WRITE = (
+    "namespace, checkpoint, task, idx, channel, path, epoch, fence, revision, chunks, names, body, checksum"
+)
 ENTRY = "kind, key, status, epoch, fence, revision, until, clock, body, checksum"
 THREAD = (
     "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "
     "info_version, checksum"
 )
+
+
+GONE = bytes(16)  # in place of the name of a chunk that is not there
 
 
 class KnownKeys:
@@ -157,17 +162,20 @@ class Rows:
             known[name] = row[0]
         return known[name]
 
-    def _chunk_names(self, keys: bytes, checkpoint: str | None) -> tuple[bytes, ...]:
-        """Return the names behind the keys of a record. Its checksum covers the names: no row can stand in for another."""
+    def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
+        """Return the names behind the keys of a record, checked: no row of `chunk` can stand in for another.
+
+        A chunk that is gone gets a name that no chunk has: the record can be listed and deleted, not loaded.
+        """
         names = []
         for key in _keys(keys):
             name = self._names.get(key)
             if name is None:
                 row = one(self._db, "select name from chunk where key = ? and thread = ?", (key, self.key))
-                if row is None:
-                    raise self._corrupt("one of its chunks is gone", checkpoint)
-                name = self._names[key] = row[0]
+                name = self._names[key] = row[0] if row is not None else GONE
             names.append(name)
+        if GONE not in names and check != checksum(*names):
+            raise self._corrupt("its chunks are damaged", checkpoint)
         return tuple(names)
 
     # Records
@@ -212,8 +220,7 @@ class Rows:
 
     def _record(self, row: Sequence[Any]) -> CheckpointRecord:
         *fields, check = row
-        names = self._chunk_names(row[14], _guess(row[1]))
-        if check != checksum(self.key, *fields, *names):
+        if check != checksum(self.key, *fields):
             raise self._corrupt("its record is damaged", _guess(row[1]))
         (
             ns,
@@ -230,7 +237,8 @@ class Rows:
             format,
             version,
             projection,
-            _,
+            keys,
+            names,
             body,
         ) = fields
         return CheckpointRecord(
@@ -242,7 +250,7 @@ class Rows:
             source=source,
             size=size,
             added=added,
-            chunks=names,
+            chunks=self._chunk_names(keys, names, unescape(id)),
             body=body,
             projection=projection,
             format=format,
@@ -322,21 +330,22 @@ class Rows:
 
     def _write(self, row: Sequence[Any]) -> WriteRecord:
         *fields, check = row
-        names = self._chunk_names(row[9], _guess(row[1]))
-        if check != checksum(self.key, *fields, *names):
+        if check != checksum(self.key, *fields):
             raise self._corrupt("a write is damaged", _guess(row[1]))
-        ns, checkpoint, task, index, channel, path, epoch, fence, revision, _, body = fields
+        ns, checkpoint, task, index, channel, path, epoch, fence, revision, keys, names, body = fields
         return WriteRecord(
             unescape(ns), unescape(checkpoint), unescape(task), index, unescape(channel), unescape(path), body,
-            names, (epoch, fence, revision),
+            self._chunk_names(keys, names, unescape(checkpoint)), (epoch, fence, revision),
         )  # fmt: skip
 
-    def summary(self, info: bytes | None, projection: str | None, check: bytes | None) -> ThreadRow:
+    def summary(
+        self, info: bytes | None, projection: str | None, check: bytes | None, heads: bool = True
+    ) -> ThreadRow:
         assert self.row is not None
         if check != (None if info is None else checksum(self.key, info, projection)):
             raise self._corrupt("its metadata is damaged")
         row = self.row
-        head = self.newest("", None)
+        head = self.newest("", None) if heads else None
         return ThreadRow(
             self.thread.id, row.generation, row.revision, row.epoch, row.seq, self.checkpoints, self.stored,
             row.created_at, self.updated_at, info, projection, row.info_version, head,

@@ -1,7 +1,8 @@
 -- One file per store. Integer keys and rowid tables: rows are appended to dense pages.
 -- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), everything else is as it reads.
 -- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are there to be looked at;
--- the truth is in `body` and `info`. `chunks` is a msgpack list of keys of the table `chunk`.
+-- the truth is in `body` and `info`. `chunks` is a msgpack list of keys of the table `chunk`,
+-- `names` a checksum over the names of those chunks.
 create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
 
 create table thread(
@@ -24,7 +25,7 @@ create table checkpoint(
   key integer primary key, thread integer not null, namespace text not null, id text not null, parent text, run text,
   epoch integer not null, seq integer not null, step integer, source text not null, created_at integer not null,
   size integer not null, added integer not null, format integer not null, version integer not null, metadata text,
-  chunks blob not null, body blob not null, checksum blob not null);
+  chunks blob not null, names blob not null, body blob not null, checksum blob not null);
 create unique index checkpoint_id on checkpoint(thread, id, namespace);
 create index checkpoint_order on checkpoint(thread, namespace, epoch, seq);
 
@@ -37,7 +38,7 @@ create table write(
   key integer primary key, thread integer not null, namespace text not null, checkpoint text not null,
   task text not null, idx integer not null, channel text not null, path text not null,
   epoch integer not null, fence integer not null, revision integer not null,
-  chunks blob not null, body blob not null, checksum blob not null);
+  chunks blob not null, names blob not null, body blob not null, checksum blob not null);
 create unique index write_key on write(thread, namespace, checkpoint, task, idx);
 
 -- How many writes a checkpoint has.

@@ -128,11 +128,11 @@ class Writer:
         fields = (
             escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
             None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
-            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), record.body,
+            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), checksum(*record.chunks), record.body,
         )  # fmt: skip
         self._db.execute(
-            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, checksum(self._view.key, *fields, *record.chunks)),
+            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, checksum(self._view.key, *fields)),
         )
         self._change(record.namespace, 1, len(record.body))
 
@@ -140,9 +140,9 @@ class Writer:
         record = self._view.find(namespace, id)
         if record is not None:
             self._delete_checkpoint(record)
-            where = (self._view.key, escape(namespace), escape(id))
-            self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
-            self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
+        where = (self._view.key, escape(namespace), escape(id))  # writes may be there without it
+        self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
+        self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
 
     def _delete_checkpoint(self, record: CheckpointRecord) -> None:
         self._db.execute(
@@ -188,11 +188,11 @@ class Writer:
         fresh = self._view.write(write.key) is None
         fields = (
             escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
-            escape(write.path), *write.rank, self._chunk_keys(write.chunks), write.body,
+            escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
         )  # fmt: skip
         self._db.execute(
-            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (self._view.key, *fields, checksum(self._view.key, *fields, *write.chunks)),
+            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, checksum(self._view.key, *fields)),
         )
         if fresh:
             where = (self._view.key, escape(write.namespace), escape(write.checkpoint))

@@ -7,6 +7,7 @@ colour of everything; on the async side it runs in an event loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -32,6 +33,7 @@ from .records import Waist
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, Any]]
 NAMING_KEY = b"\x01" * 32
+ROUNDS = 20 if os.environ.get("OUTLIVE_LONG") else 1  # of tests that hope to meet a rare moment
 
 
 @dataclass(frozen=True)

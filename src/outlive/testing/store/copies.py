@@ -207,6 +207,33 @@ class CopyContract(Contract):
             await store.thread("t").save(_state(2))
         assert len(await _contents(other, "t")) == 2
 
+    async def test_a_repeated_copy_brings_what_was_replaced_and_keeps_what_is_newer(
+        self, trial: Trial
+    ) -> None:
+        store, other = await trial.store(), await trial.other_store()
+        for id in ("here", "there"):
+            await store.thread(id).save({"n": 1}, id="x")
+            await store.thread(id).update({"title": "old"})
+        await store.copy_to(other)
+        for one, id in ((store, "here"), (other, "there")):
+            await one.thread(id).save({"n": 2}, id="x", replace=True)
+            await one.thread(id).update({"title": "new"})
+        await store.copy_to(other)
+        for id in ("here", "there"):
+            assert await other.thread(id).load("x") == {"n": 2}
+            assert await other.thread(id).metadata() == {"title": "new"}
+        assert (await other.verify()).ok
+
+    async def test_a_copy_does_not_take_away_what_only_the_other_has(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.other_store()
+        await other.thread("t").save({"of": "the other"}, id="own")
+        await other.thread("only there").save(1)
+        await store.thread("t").save({"of": "this one"}, id="new")
+        await store.copy_to(other)
+        assert {item.id async for item in other.thread("t").history()} == {"own", "new"}
+        assert await other.thread("t").load("own") == {"of": "the other"}
+        assert await other.thread("only there").load() == 1
+
     async def test_copies_of_threads_that_went_apart_agree_on_the_head(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.other_store()
         base = await store.thread("t").save({"n": 0})

@@ -99,6 +99,22 @@ class DelayedContract(Contract):
         await thread.save({"n": 5}, durability="async")
         assert (await thread.size()).checkpoints == len([item async for item in thread.history()]) == 6
 
+    async def test_whatever_comes_next_comes_after_what_was_delayed(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        saved = await thread.save({"n": 1}, durability="async")
+        await thread.write("task", [("c", 1)])
+        assert [held.value for held in await thread.writes(saved.id)] == [1]
+        await thread.save({"n": 2}, durability="async")
+        assert await (await thread.fork("fork")).load() == {"n": 2}
+        await thread.save({"n": 3}, durability="async")
+        assert len([item async for item in (await thread.copy("copy")).history()]) == 3
+        await thread.save({"n": 4}, durability="async")
+        assert (await thread.prune(keep_last=1)).checkpoints == 3
+        await thread.save({"n": 5}, durability="async")
+        assert await thread.delete()
+        await store.flush()
+        assert await thread.load() is None
+
     async def test_the_next_call_tells_of_a_failure(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         thread = store.thread("t")

@@ -47,6 +47,21 @@ class HistoryContract(Contract):
         assert [item.seq async for item in thread.history(limit=120)] == list(range(250, 130, -1))
         assert len(await thread.lineage("250")) == 1
 
+    async def test_a_thread_of_more_than_a_thousand_checkpoints_is_handled_whole(self, trial: Trial) -> None:
+        store, waist = await trial.store(), await trial.waist("t")
+        thread = store.thread("t")
+        await thread.save({"n": 0}, id="0001")
+        (record,) = await waist.records()
+        ids = [f"{seq:04}" for seq in range(1, 1051)]
+        copies = [copied(record, id=id, seq=seq, parent=ids[seq - 2]) for seq, id in enumerate(ids[1:], 2)]
+        await waist.commit(*copies)
+        assert len(await thread.lineage()) == (await thread.size()).checkpoints == 1050
+        assert [head.id for head in await thread.heads()] == ["1050"]
+        assert (await thread.verify()).checkpoints == 1050
+        assert (await thread.prune(keep_last=1020)).checkpoints == 30
+        assert len([item async for item in thread.history()]) == 1020
+        assert await thread.load("0031") == {"n": 0}
+
     async def test_history_goes_on_while_it_is_pruned(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await _line(thread, 5)

@@ -1,0 +1,35 @@
+"""What the tests of crashes and of several processes share: stores in a folder, and workers to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .server import ForkServer, Worker
+
+BACKENDS = ("sqlite", "file")
+LONG = os.environ.get("OUTLIVE_LONG", "") not in ("", "0")
+
+
+def url_of(backend: str, folder: Path) -> str:
+    """Return the URL of a store of its own in a folder."""
+    return f"sqlite:///{folder}/store.db" if backend == "sqlite" else f"file://{folder}/store"
+
+
+@contextlib.contextmanager
+def ram_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses nothing there that it keeps on a disk."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="outlive-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def rounds(normal: int, long: int | None = None) -> int:
+    """Return how often a test repeats: `long` times (20 times as often by default) with OUTLIVE_LONG=1."""
+    return (normal * 20 if long is None else long) if LONG else normal
+
+
+__all__ = ["BACKENDS", "LONG", "ForkServer", "Worker", "ram_folder", "rounds", "url_of"]
