@@ -332,7 +332,7 @@ class FileBackend(MemoryBackend):
     ) -> list[ThreadRow]:
         """Read no more logs than the page needs."""
         if only is not None:
-            return self._visible(ThreadKey.of(tenant, only))
+            return self._visible(ThreadKey.of(tenant, only), heads)
         start = None if after is None else escape(after)
         rows: list[ThreadRow] = []
         keys = [key for key in self._threads() if key.tenant == tenant and key.id.startswith(prefix)]
@@ -340,11 +340,16 @@ class FileBackend(MemoryBackend):
             if len(rows) >= limit:
                 break
             if start is None or text > start:
-                rows += self._visible(key)
+                rows += self._visible(key, heads)
         return rows
 
-    def _visible(self, thread: ThreadKey) -> list[ThreadRow]:
-        table = self._table(thread)
+    def _visible(self, thread: ThreadKey, heads: bool) -> list[ThreadRow]:
+        try:
+            table = self._table(thread)
+        except Corrupt:
+            if heads:
+                raise
+            return [Table(thread).summary()]  # there is one, and no more is known
         return [table.summary()] if table.is_listed else []
 
     def _all_tables(self) -> Iterable[Table]:

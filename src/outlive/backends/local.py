@@ -64,19 +64,20 @@ class Inline:
         """Join the queue; whoever gets the lock first commits for all who wait."""
         mine = [_Waiting(commit) for commit in commits]
         timeout_s = _shortest(commits)
-        is_held = False
         try:
             self._queue.extend(mine)
-            is_held = self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
-            if not is_held:
+            if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                while self._queue and any(waiting.result is None for waiting in mine):
+                    self._commit_queue()
+            else:
                 self._give_up(mine, timeout_s)
-            elif any(waiting.result is None for waiting in mine):
-                self._commit_queue(mine)
         except BaseException:  # interrupted: nobody may commit it later, when its caller has moved on
             self._give_up(mine, timeout_s)
             raise
         finally:
-            if is_held:
+            if (
+                self.local.lock._is_owned()
+            ):  # asked, not remembered: an interrupt may come before it is noted down
                 self.local.lock.release()
         return [waiting.result or _unknown(waiting.commit) for waiting in mine]
 
@@ -87,20 +88,19 @@ class Inline:
                 self._queue.remove(waiting)
                 waiting.result = _busy(timeout_s)
 
-    def _commit_queue(self, mine: Sequence[_Waiting]) -> None:
+    def _commit_queue(self) -> None:
         group = []
         while self._queue:  # one by one: others append at the same time
             group.append(self._queue.popleft())
-        if self._closed or not group:
+        if self._closed:
             for waiting in group:
                 waiting.result = StoreClosed()
             return
-        results = self.local.commit_all([waiting.commit for waiting in group])
+        commits = [waiting.commit for waiting in group]
+        results = self.local.commit_all(commits)
         for waiting, result in zip(group, results, strict=True):
-            if isinstance(result, StoreBusy) and waiting not in mine:
-                self._queue.append(
-                    waiting
-                )  # the group was as patient as its least patient; this one may have time
+            if isinstance(result, StoreBusy) and waiting.commit.timeout_s != _shortest(commits):
+                self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
                 waiting.result = result
 

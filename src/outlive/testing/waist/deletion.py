@@ -246,7 +246,7 @@ class DeletionContract(Contract):
     async def test_no_save_between_the_steps_of_a_deletion_loses_a_chunk(
         self, waist: Waist, how: str
     ) -> None:
-        for number, order in enumerate(_interleavings(5, 2)):
+        for number, order in enumerate(_interleavings(4, 2)):
             one = waist.of(f"thread {number}")
             await one.save("old", ONE)
             await one.save("kept", TWO)
