@@ -529,6 +529,17 @@ def test_a_deleted_log_is_missed_on_every_access(folder: Path) -> None:
         assert ids(backend, U) == ["c1"]
 
 
+def test_a_damaged_thread_is_listed_for_whoever_looks_for_damage(folder: Path) -> None:
+    backend = opened(folder)
+    save(backend, "c1")
+    save(backend, "c1", thread=U)
+    log_of(folder).write_bytes(b"")
+    with pytest.raises(Corrupt):
+        backend.threads("")
+    assert [(row.id, row.checkpoints) for row in backend.threads("", heads=False)] == [(U.id, 1), (T.id, 0)]
+    assert [row.id for row in backend.threads("", only=T.id, heads=False)] == [T.id]
+
+
 def test_swapped_logs_are_noticed(folder: Path) -> None:
     backend = opened(folder)
     save(backend, "c1")

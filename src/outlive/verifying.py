@@ -64,10 +64,26 @@ async def _check_chunks(
     sizes: dict[bytes, int] = {}
     problems: list[str] = []
     for at in range(0, len(names), _BATCH):
-        data = await engine.backend.fetch(key, names[at : at + _BATCH])
+        data = await _fetch(engine, key, names[at : at + _BATCH], problems)
         for name in names[at : at + _BATCH]:
             problems += _guarded(key, None, functools.partial(_measure, engine, name, data.get(name), sizes))
     return sizes, problems
+
+
+async def _fetch(
+    engine: Engine, key: ThreadKey, names: list[bytes], problems: list[str]
+) -> dict[bytes, bytes]:
+    """Read chunks; when one of them stands in the way of all, one by one."""
+    try:
+        return await engine.backend.fetch(key, names)
+    except StoreError as error:
+        if len(names) == 1:
+            problems.append(str(error))
+            return {}
+    found = {}
+    for name in names:
+        found.update(await _fetch(engine, key, [name], problems))
+    return found
 
 
 def _measure(engine: Engine, name: bytes, data: bytes | None, sizes: dict[bytes, int]) -> None:

@@ -111,14 +111,15 @@ class Inline:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             timeout_s = kwargs.get("timeout_s")
-            if not self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
-                raise _busy(timeout_s)
             try:
+                if not self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                    raise _busy(timeout_s)
                 if self._closed:
                     raise StoreClosed
                 return method(*args, **kwargs)
             finally:
-                self.local.lock.release()
+                if self.local.lock._is_owned():
+                    self.local.lock.release()
 
         self.__dict__[name] = call
         return call

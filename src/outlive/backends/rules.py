@@ -379,7 +379,7 @@ def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
     doomed, freed = [], 0
-    for name in removal.chunks:
+    for name in dict.fromkeys(removal.chunks):
         held = view.chunk(name)
         if held is not None and held[1] <= removal.chunks_until:
             doomed.append(name)
