@@ -32,10 +32,13 @@ from outlive.backend import (
     ThreadKey,
     WriteRecord,
 )
+from outlive.backends import effects as effects_module
 from outlive.backends import file as file_module
+from outlive.backends import logged_table as logged_table_module
 from outlive.backends import memory as memory_module
+from outlive.backends.disk import Disk
 from outlive.backends.file import FileBackend
-from outlive.backends.log import START, Disk, Log
+from outlive.backends.log import START, Log
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.rules import Clock, Effect, Row
 from outlive.errors import (
@@ -163,10 +166,10 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
     def fields(of: type) -> set[str]:
         return {field.name for field in dataclasses.fields(of)}
 
-    assert set(file_module._CHECKPOINT) == fields(CheckpointRecord) - {"follows"}
-    assert set(file_module._WRITE) == fields(WriteRecord)
-    assert set(file_module._ENTRY) == fields(Entry) - {"lease_s", "expect", "expect_lapsed"}
-    assert set(file_module._ROW) == fields(Row)
+    assert set(effects_module._CHECKPOINT) == fields(CheckpointRecord) - {"follows"}
+    assert set(effects_module._WRITE) == fields(WriteRecord)
+    assert set(effects_module._ENTRY) == fields(Entry) - {"lease_s", "expect", "expect_lapsed"}
+    assert set(effects_module._ROW) == fields(Row)
     assert fields(Effect) == {
         "thread", "row", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
         "removed_chunks", "everything", "erase", "info", "info_projection",
@@ -181,7 +184,7 @@ def test_it_does_what_the_memory_backend_does_whatever_happens(
         monkeypatch.setattr(module, "new_token", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))
     monkeypatch.setattr(file_module, "_CACHED_TABLES", 1)
-    monkeypatch.setattr(file_module, "_WASTE_BYTES", 1000)
+    monkeypatch.setattr(logged_table_module, "_WASTE_BYTES", 1000)
     for number in range(ROUNDS):
         seed = f"{SEED} {number}"
         compare(folder / str(number), random.Random(seed), seed)
@@ -371,6 +374,7 @@ def test_a_newer_format_is_refused_with_both_versions_named(
 ) -> None:
     with monkeypatch.context() as newer:
         newer.setattr(file_module, "FORMAT", 9)
+        newer.setattr(effects_module, "FORMAT", 9)
         backend = opened(folder)
         backend.identity(b"key")
         save(backend, "c1")  # a frame of a newer format

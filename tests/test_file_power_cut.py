@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import CheckpointRecord, Commit, Entry, Receipt, Removal, ThreadKey, WriteRecord
+from outlive.backends.disk import Disk
 from outlive.backends.file import FileBackend
-from outlive.backends.log import Disk
 from outlive.backends.memory import MemoryBackend
 from outlive.errors import HeadMoved
 

@@ -39,31 +39,23 @@ import errno
 import os
 import struct
 import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
-
-import ormsgpack
+from operator import itemgetter
+from typing import TypeVar
 
 from ..backend import (
-    CheckpointRecord,
     Commit,
-    Entry,
     Known,
     Reading,
     Receipt,
     ThreadKey,
     ThreadRow,
-    WriteRecord,
     escape,
-    unescape,
 )
 from ..errors import (
-    BadArgument,
     BadURL,
     Corrupt,
     NewerFormat,
@@ -72,9 +64,12 @@ from ..errors import (
     StoreFull,
     StoreUnavailable,
 )
-from .log import BUSY_S, FORMAT, START, THREADS, Disk, Frame, Log, NotAFile, WriteLock, busy
+from .disk import BUSY_S, THREADS, Disk, NotAFile, WriteLock, busy
+from .index import Index
+from .log import FORMAT, Log
+from .logged_table import LoggedTable, plain, problems
 from .memory import MemoryBackend, Table, clock, new_token, same
-from .rules import Effect, Row, decide
+from .rules import Effect, decide
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
@@ -82,9 +77,6 @@ _NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
 _CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
 _CACHED_BYTES = 32 << 20
 _SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
-_WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
-_SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew
-_CHUNK_BYTES = 40  # what a frame says of a chunk, at most
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -434,7 +426,7 @@ class FileBackend(MemoryBackend):
         try:
             fd = table.log.open()
         except FileNotFoundError:
-            return _problems(lambda: self._check_absent(thread))
+            return problems(lambda: self._check_absent(thread))
         try:
             return table.audit(fd)
         finally:
@@ -442,7 +434,7 @@ class FileBackend(MemoryBackend):
 
     def _audit_store(self) -> list[Corrupt]:
         index = Index(self._disk)
-        found = _problems(self._audit_key) + _problems(index.catch_up)
+        found = problems(self._audit_key) + problems(index.catch_up)
         if found:
             return found
         known = {f"{digest.hex()}.log" for digest in index.catch_up()}
@@ -507,7 +499,7 @@ class _Batch:
     def commit(self, commit: Commit) -> Receipt:
         effect, receipt = decide(commit, self.table, clock(), new_token())
         if effect is not None:
-            self._add(_plain(effect))
+            self._add(plain(effect))
         return receipt
 
     def _add(self, effect: Effect) -> None:
@@ -534,370 +526,8 @@ def _answer(batch: _Batch | None, result: Receipt | OutliveError) -> Receipt | O
 # A thread and its log ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A chunk as a frame names it. One that is there already is only stamped again."""
-
-    name: bytes
-    size: int
-    crc: int
-    revision: int
-    is_new: bool
-
-
-class LoggedTable(Table):
-    """A table filled from a log. It knows where the chunks are and leaves them there."""
-
-    def __init__(self, key: ThreadKey, log: Log) -> None:
-        super().__init__(key)
-        self.log = log
-        self.weight = 0  # bytes of meta that were replayed: about what it takes in memory
-        self.synced_at = float("-inf")
-        self._places: dict[bytes, tuple[int, int, int]] = {}  # name → (place, size, crc)
-        self._must_go = False  # something in the file may not stay there
-        self._has_removed = False  # something was removed since the waste was last counted
-        self._look_at = _WASTE_BYTES  # how long the log may grow before its waste is counted again
-
-    # From the log
-
-    def catch_up(self, fd: int) -> None:
-        for frame in self.log.frames(fd):
-            try:
-                self._replay(frame)
-            except (KeyError, ValueError, TypeError, IndexError) as error:
-                raise self.log.corrupt(f"a frame of {self.log.name} makes no sense ({error!r})") from error
-
-    def _replay(self, frame: Frame) -> None:
-        effect, chunks = _unpack_effect(frame.meta, self.key)
-        if sum(chunk.size for chunk in chunks if chunk.is_new) != frame.data_bytes:
-            raise ValueError("its chunks do not fill its data")
-        self._change(effect, chunks, frame.data_at)
-        self.weight += len(frame.meta)
-
-    def _change(self, effect: Effect, chunks: Sequence[Chunk], at: int) -> None:
-        self.apply(effect)
-        self._must_go |= effect.erase or effect.everything
-        self._has_removed |= _removes(effect)
-        gone = list(self._places) if effect.everything else effect.removed_chunks
-        for name in gone:
-            del self._places[name]
-        for chunk in chunks:
-            if chunk.is_new:
-                self._places[chunk.name] = (at, chunk.size, chunk.crc)
-                at += chunk.size
-            self.chunks[chunk.name] = (chunk.size, chunk.revision)
-
-    # Into the log
-
-    def prepare(self, effect: Effect) -> tuple[bytes, list[Chunk]]:
-        """Encode what a commit does; nothing is changed yet."""
-        chunks = [self._chunk(effect, name, data) for name, data in dict(effect.chunks).items()]
-        return _pack_effect(effect, chunks), chunks
-
-    def _chunk(self, effect: Effect, name: bytes, data: bytes) -> Chunk:
-        """What is there stays as it is; what the same commit removes is written again."""
-        if name in self._places and not effect.everything and name not in effect.removed_chunks:
-            _, size, crc = self._places[name]
-            return Chunk(name, size, crc, effect.row.revision, False)
-        return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.row.revision, True)
-
-    def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
-        """Change the table, then put the frame into the log: what cannot be applied is never written."""
-        self._change(effect, chunks, self.log.data_at(meta))
-        data = dict(effect.chunks)
-        self.log.add(meta, [data[chunk.name] for chunk in chunks if chunk.is_new])
-        self.weight += len(meta)
-
-    def wants_rewrite(self) -> bool:
-        """Tell whether the log holds too much of what is gone. Counting costs, and waits until it matters."""
-        if not (self._must_go or self._has_removed or self.log.end >= self._look_at):
-            return False
-        chunks = sum(size + _CHUNK_BYTES for size, _ in self.chunks.values())
-        live = START + len(self._snapshot_meta()) + chunks
-        part = live // 3 if self._has_removed else live  # a quarter of the whole, or half of it
-        self._look_at = live + max(live, _WASTE_BYTES)
-        self._has_removed = False
-        return self._must_go or self.log.end - live > max(part, _WASTE_BYTES)
-
-    def snapshot(self, fd: int) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield frames that build this table again. Chunks keep stamp and checksum, the damaged ones too."""
-        yield self._snapshot_meta(), []
-        chunks: list[Chunk] = []
-        total = 0
-        for name, (size, revision) in self.chunks.items():
-            if total + size > _SNAPSHOT_BYTES and chunks:
-                yield self._snapshot_chunks(fd, chunks)
-                chunks, total = [], 0
-            chunks.append(Chunk(name, size, self._places[name][2], revision, True))
-            total += size
-        if chunks:
-            yield self._snapshot_chunks(fd, chunks)
-
-    def _snapshot_meta(self) -> bytes:
-        effect = replace(
-            self._bare_effect(),
-            checkpoints=tuple(self.records.values()),
-            writes=tuple(write for writes in self.pending.values() for write in writes.values()),
-            entries=tuple(self.notes.values()),
-            info=self.metadata,
-        )
-        return _pack_effect(effect, [])
-
-    def _snapshot_chunks(self, fd: int, chunks: list[Chunk]) -> tuple[bytes, list[bytes]]:
-        data = [self._bytes(fd, chunk.name) for chunk in chunks]
-        if any(len(one) != chunk.size for one, chunk in zip(data, chunks, strict=True)):
-            raise self.log.corrupt(f"{self.log.name} ends before its chunks do")
-        return _pack_effect(self._bare_effect(), chunks), data
-
-    def _bare_effect(self) -> Effect:
-        assert self.row is not None
-        return Effect(self.key, self.row, self.updated_at)
-
-    # Chunks
-
-    def data(self, fd: int, names: Sequence[bytes], checkpoint: str | None = None) -> dict[bytes, bytes]:
-        return {name: self._sound(fd, name, checkpoint) for name in names if name in self._places}
-
-    def _sound(self, fd: int, name: bytes, checkpoint: str | None) -> bytes:
-        data = self._bytes(fd, name)
-        _, size, crc = self._places[name]
-        if len(data) != size or zlib.crc32(data, zlib.crc32(name)) != crc:
-            user = checkpoint or next((r.id for r in self.records.values() if name in r.chunks), None)
-            raise Corrupt(f"chunk {name.hex()} is damaged", thread=self.key.id, checkpoint=user)
-        return data
-
-    def _bytes(self, fd: int, name: bytes) -> bytes:
-        at, size, _ = self._places[name]
-        return self.log.disk.read(fd, size, at)
-
-    def audit(self, fd: int) -> list[Corrupt]:
-        """Read every frame, and every chunk that counts."""
-
-        def replay() -> None:
-            self.log.resume(fd)
-            self.catch_up(fd)
-
-        found = _problems(replay)
-        if found:
-            return found
-        for name in self._places:
-            found += _problems(lambda name=name: self._sound(fd, name, None))  # type: ignore[misc]
-        if self.log.has_bad_mark(fd):
-            found.append(self.log.corrupt(f"one of the two marks of {self.log.name} is damaged"))
-        return found
-
-
-def _removes(effect: Effect) -> bool:
-    return effect.everything or bool(effect.removed or effect.removed_chunks)
-
-
-def _plain(effect: Effect) -> Effect:
-    """Drop what `everything` says already, and what is said twice: a replay must not stumble over it."""
-    if effect.everything:
-        return replace(effect, removed=(), removed_chunks=())
-    if not _removes(effect):
-        return effect
-    once = tuple(dict.fromkeys(effect.removed)), tuple(dict.fromkeys(effect.removed_chunks))
-    return replace(effect, removed=once[0], removed_chunks=once[1])
-
-
-# The index ---------------------------------------------------------------------------------------------
-
-
-class Index:
-    """The threads that there may be, and those of which that is certain. An entry is never taken back."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._forget()
-
-    def _forget(self) -> None:
-        self.log = Log(self._disk, "index", bytes(16))
-        self._keys: dict[bytes, ThreadKey] = {}
-        self._certain: set[bytes] = set()
-
-    def is_there(self) -> bool:
-        return "index" in self._disk.names()
-
-    def is_confirmed(self, thread: ThreadKey) -> bool:
-        return thread.digest in self._certain
-
-    def catch_up(self) -> dict[bytes, ThreadKey]:
-        """Return the threads by digest."""
-        try:
-            fd = self.log.open()
-        except FileNotFoundError:
-            self._check_empty()
-            self._forget()
-            return {}
-        try:
-            return self._read_on(fd)
-        finally:
-            self._disk.close(fd)
-
-    def _check_empty(self) -> None:
-        """The index comes before the first log: without it there is none."""
-        if any(name.endswith(".log") for name in self._disk.names(THREADS)):
-            raise Corrupt("the index of the threads is gone")
-
-    def _read_on(self, fd: int) -> dict[bytes, ThreadKey]:
-        try:
-            if not self.log.resume(fd):
-                self._forget()
-                self.log.resume(fd)
-            for frame in self.log.frames(fd):
-                self._apply(*_unpack(frame.meta))
-        except BaseException:
-            self._forget()
-            raise
-        return self._keys
-
-    def _apply(self, is_certain: bool, names: Sequence[tuple[str, str]]) -> None:
-        keys = [ThreadKey.of(*name) for name in names]
-        self._keys.update((key.digest, key) for key in keys)
-        if is_certain:
-            self._certain.update(key.digest for key in keys)
-
-    def announce(self, threads: Sequence[ThreadKey], guard: WriteLock) -> None:
-        """Note threads before their logs are made. A crash leaves notes of threads that never came."""
-        self.catch_up()
-        if not self.is_there():
-            self._create(guard)
-        with self._writing() as fd:
-            self._add(False, [thread for thread in threads if thread.digest not in self._keys])
-            self.log.write(fd)
-            if self.log.acked < self.log.end:  # also what a process left that died before its fsync
-                self._disk.sync(fd)
-                self.log.acknowledge(fd)
-
-    def confirm(self, threads: Sequence[ThreadKey]) -> None:
-        """Note that logs are there to stay. Not synced, and may fail: the threads are listed already."""
-        if all(self.is_confirmed(thread) for thread in threads):
-            return
-        with contextlib.suppress(OSError, Corrupt), self._writing() as fd:
-            self._add(True, [thread for thread in threads if not self.is_confirmed(thread)])
-            self.log.write(fd)
-
-    def _add(self, is_certain: bool, threads: Sequence[ThreadKey]) -> None:
-        if threads:
-            names = [(thread.tenant, thread.id) for thread in threads]
-            self.log.add(_pack((is_certain, names)))
-            self._apply(is_certain, names)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[int]:
-        fd = self.log.open(write=True)
-        try:
-            self._read_on(fd)
-            self.log.cut(fd)
-            yield fd
-        except BaseException:
-            self.log.retreat(fd)
-            self._forget()
-            raise
-        finally:
-            self._disk.close(fd)
-
-    def _create(self, guard: WriteLock) -> None:
-        self._forget()
-        self.log.begin()
-        with guard.renaming(""), self.log.aside():
-            pass
-
-    def settle(self) -> None:
-        if not self.log.is_settled:
-            with self._writing() as fd:
-                self.log.settle(fd)
-
-
-# Bytes -------------------------------------------------------------------------------------------------
-#
-# Fields are listed here, not taken from the classes: their order is on disk for ever, new ones go to the end.
-
-_ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")
-_CHECKPOINT = (
-    "namespace", "id", "parent", "run", "step", "source", "size", "added", "chunks", "body", "projection",
-    "format", "epoch", "seq", "created_at", "version",
-)  # fmt: skip
-_WRITE = ("namespace", "checkpoint", "task", "index", "channel", "path", "body", "chunks", "rank")
-_ENTRY = ("kind", "key", "body", "status", "epoch", "fence", "revision", "until", "clock", "gone")
-_CHUNK = ("name", "size", "crc", "revision", "is_new")
-_row, _checkpoint, _write, _entry, _chunk = (
-    attrgetter(*names) for names in (_ROW, _CHECKPOINT, _WRITE, _ENTRY, _CHUNK)
-)
 _STORE_MAGIC = b"outlive\0"
 _STORE = struct.Struct("<8sII")  # magic, format, bytes of the key
-
-
-def _pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
-    return _pack(
-        (
-            (effect.thread.tenant, effect.thread.id),
-            _row(effect.row),
-            effect.at,
-            [_checkpoint(record) for record in (*effect.checkpoints, *effect.rewrites)],
-            [_chunk(chunk) for chunk in chunks],
-            [_write(write) for write in effect.writes],
-            [_entry(entry) for entry in effect.entries],
-            effect.removed,
-            effect.removed_chunks,
-            effect.everything,
-            effect.erase,
-            effect.info,
-        )
-    )
-
-
-def _unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
-    """Return an effect without the data of its chunks, which are listed beside it."""
-    who, row, at, records, chunks, writes, entries, removed, gone, everything, erase, info = _unpack(meta)
-    if tuple(who) != (key.tenant, key.id):
-        raise ValueError("it belongs to another thread")
-    effect = Effect(
-        thread=key,
-        row=Row(*row),
-        at=at,
-        checkpoints=tuple(CheckpointRecord(**_named(_CHECKPOINT, values)) for values in records),
-        writes=tuple(WriteRecord(**_named(_WRITE, values)) for values in writes),
-        entries=tuple(Entry(**_named(_ENTRY, values)) for values in entries),
-        removed=tuple((pair[0], pair[1]) for pair in removed),
-        removed_chunks=tuple(gone),
-        everything=everything,
-        erase=erase,
-        info=info,
-    )
-    return effect, [Chunk(*values) for values in chunks]
-
-
-def _named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Pair values with names. An older frame may have fewer; whatever is a list was a tuple."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in zip(names, values, strict=False)
-    }
-
-
-def _pack(fields: Sequence[Any]) -> bytes:
-    try:
-        return ormsgpack.packb((FORMAT, False, fields))
-    except TypeError:  # a lone surrogate, most likely
-        try:
-            return ormsgpack.packb((FORMAT, True, _each_text(escape, fields)))
-        except TypeError as error:
-            raise BadArgument(f"a record of this commit cannot be stored: {error}") from error
-
-
-def _unpack(meta: bytes) -> Any:
-    version, is_escaped, fields = ormsgpack.unpackb(meta)
-    if version > FORMAT:
-        raise NewerFormat("a frame of a log", version, FORMAT)
-    return _each_text(unescape, fields) if is_escaped else fields
-
-
-def _each_text(convert: Callable[[str], str], value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_each_text(convert, one) for one in value]
-    return convert(value) if isinstance(value, str) else value
 
 
 def _pack_store(key: bytes) -> bytes:
@@ -948,14 +578,6 @@ def _make_root(disk: Disk) -> None:
     except FileNotFoundError:
         raise BadURL(f"the folder that should hold {disk.root!r} does not exist; create it first") from None
     Disk(os.path.dirname(os.path.abspath(disk.root))).sync_folder("")
-
-
-def _problems(look: Callable[[], object]) -> list[Corrupt]:
-    try:
-        look()
-    except Corrupt as error:
-        return [error]
-    return []
 
 
 class _translated:  # noqa: N801 - reads like a function where it stands; as a generator it would cost more

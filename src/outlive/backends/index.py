@@ -1,0 +1,122 @@
+"""The index of the file backend: which threads there are. A log that vanished is missed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from ..backend import (
+    ThreadKey,
+)
+from ..errors import (
+    Corrupt,
+)
+from .disk import THREADS, Disk, WriteLock
+from .effects import pack, unpack
+from .log import Log
+
+
+class Index:
+    """The threads that there may be, and those of which that is certain. An entry is never taken back."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._forget()
+
+    def _forget(self) -> None:
+        self.log = Log(self._disk, "index", bytes(16))
+        self._keys: dict[bytes, ThreadKey] = {}
+        self._certain: set[bytes] = set()
+
+    def is_there(self) -> bool:
+        return "index" in self._disk.names()
+
+    def is_confirmed(self, thread: ThreadKey) -> bool:
+        return thread.digest in self._certain
+
+    def catch_up(self) -> dict[bytes, ThreadKey]:
+        """Return the threads by digest."""
+        try:
+            fd = self.log.open()
+        except FileNotFoundError:
+            self._check_empty()
+            self._forget()
+            return {}
+        try:
+            return self._read_on(fd)
+        finally:
+            self._disk.close(fd)
+
+    def _check_empty(self) -> None:
+        """The index comes before the first log: without it there is none."""
+        if any(name.endswith(".log") for name in self._disk.names(THREADS)):
+            raise Corrupt("the index of the threads is gone")
+
+    def _read_on(self, fd: int) -> dict[bytes, ThreadKey]:
+        try:
+            if not self.log.resume(fd):
+                self._forget()
+                self.log.resume(fd)
+            for frame in self.log.frames(fd):
+                self._apply(*unpack(frame.meta))
+        except BaseException:
+            self._forget()
+            raise
+        return self._keys
+
+    def _apply(self, is_certain: bool, names: Sequence[tuple[str, str]]) -> None:
+        keys = [ThreadKey.of(*name) for name in names]
+        self._keys.update((key.digest, key) for key in keys)
+        if is_certain:
+            self._certain.update(key.digest for key in keys)
+
+    def announce(self, threads: Sequence[ThreadKey], guard: WriteLock) -> None:
+        """Note threads before their logs are made. A crash leaves notes of threads that never came."""
+        self.catch_up()
+        if not self.is_there():
+            self._create(guard)
+        with self._writing() as fd:
+            self._add(False, [thread for thread in threads if thread.digest not in self._keys])
+            self.log.write(fd)
+            if self.log.acked < self.log.end:  # also what a process left that died before its fsync
+                self._disk.sync(fd)
+                self.log.acknowledge(fd)
+
+    def confirm(self, threads: Sequence[ThreadKey]) -> None:
+        """Note that logs are there to stay. Not synced, and may fail: the threads are listed already."""
+        if all(self.is_confirmed(thread) for thread in threads):
+            return
+        with contextlib.suppress(OSError, Corrupt), self._writing() as fd:
+            self._add(True, [thread for thread in threads if not self.is_confirmed(thread)])
+            self.log.write(fd)
+
+    def _add(self, is_certain: bool, threads: Sequence[ThreadKey]) -> None:
+        if threads:
+            names = [(thread.tenant, thread.id) for thread in threads]
+            self.log.add(pack((is_certain, names)))
+            self._apply(is_certain, names)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[int]:
+        fd = self.log.open(write=True)
+        try:
+            self._read_on(fd)
+            self.log.cut(fd)
+            yield fd
+        except BaseException:
+            self.log.retreat(fd)
+            self._forget()
+            raise
+        finally:
+            self._disk.close(fd)
+
+    def _create(self, guard: WriteLock) -> None:
+        self._forget()
+        self.log.begin()
+        with guard.renaming(""), self.log.aside():
+            pass
+
+    def settle(self) -> None:
+        if not self.log.is_settled:
+            with self._writing() as fd:
+                self.log.settle(fd)
