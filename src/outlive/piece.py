@@ -38,6 +38,7 @@ LONG = 8  # elements from which a container is long
 BIG = 1024  # two elements from here on make even a short container worth splitting
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
+SHORT = 128  # a run up to this is stored anew when it changes
 
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
 
@@ -289,6 +290,11 @@ class _Splitter:
             raise _Odd
         if len(data) - start == old.size and old.starts(data, start):
             return run
+        size = len(data) - start
+        if 0 < size <= SHORT and not may_hold_bytes(
+            data
+        ):  # not worth a comparison: it costs less than a span
+            return Run(Part(data[start:], [size], [len(elements)]), len(elements))
         part = _Alignment(self, elements, is_dict, limit, data, start).align(old)
         return Run(part, len(elements))
 

@@ -242,7 +242,9 @@ class Threaded:
                 self._queue.append((commit, future))  # it has more time than the least patient of its group
             else:
                 future.set_exception(result)
-        self._send(loop)
+        # Those who were just answered may save again at once: let them come along. Sending what waits now would make
+        # two half groups, and the worker would fight with the loop for the interpreter.
+        loop.call_soon(self._send, loop)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:
