@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import os
+import random
+import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +19,18 @@ from outlive.errors import HeadMoved, OutcomeUnknown, OutliveError, StoreBusy
 from outlive.testing import BackendContract, Opener, Trial, WaistContract
 from outlive.testing.trial import AsyncDriver, SyncDriver
 
-# What an fsync is good for is told by killing processes and cutting power, not here: it only takes time.
-FSYNC = "full" if os.environ.get("OUTLIVE_LONG") else "normal"
+LONG = bool(os.environ.get("OUTLIVE_LONG"))
+
+# What a disk and its fsync are good for is told by killing processes and cutting power. Here they only take
+# time, so that the short mode does without them.
+FSYNC = "full" if LONG else "normal"
+IN_MEMORY = None if LONG or not os.access("/dev/shm", os.W_OK) else "/dev/shm"
+
+
+@pytest.fixture
+def folder():
+    with tempfile.TemporaryDirectory(prefix="outlive-", dir=IN_MEMORY) as name:
+        yield Path(name)
 
 
 class TestMemory(BackendContract):
@@ -28,14 +41,14 @@ class TestMemory(BackendContract):
 
 class TestFile(BackendContract):
     @pytest.fixture
-    def backend(self, tmp_path):
-        return Opener.local(lambda: FileBackend(str(tmp_path / "store"), fsync=FSYNC))
+    def backend(self, folder):
+        return Opener.local(lambda: FileBackend(str(folder / "store"), fsync=FSYNC))
 
 
 class TestSQLite(BackendContract):
     @pytest.fixture
-    def backend(self, tmp_path):
-        return Opener.local(lambda: SQLiteBackend(str(tmp_path / "store.db"), fsync=FSYNC))
+    def backend(self, folder):
+        return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
 
 
 class TestSQLiteInMemory(BackendContract):
@@ -256,8 +269,8 @@ def held(local):
 
 
 @pytest.fixture(params=[MemoryBackend, SQLiteBackend, FileBackend], ids=["memory", "sqlite", "file"])
-def local(request, tmp_path):
-    made = request.param() if request.param is MemoryBackend else request.param(str(tmp_path / "store"))
+def local(request, folder):
+    made = request.param() if request.param is MemoryBackend else request.param(str(folder / "store"))
     yield made
     made.close()
 
@@ -316,3 +329,39 @@ def test_a_cancelled_save_is_stored_whole_or_not_at_all(local):
 
     with AsyncDriver() as driver:
         driver.run(scenario())
+
+
+# What is left on the disk -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [SQLiteBackend, FileBackend], ids=["sqlite", "file"])
+@pytest.mark.parametrize("how", ["pruned", "removed", "replaced", "deleted"])
+def test_no_byte_of_what_was_erased_is_left_in_any_file(make, how, tmp_path):
+    secret = random.Random(5).randbytes(600)  # it does not compress, so it stands in the file as it is
+
+    def found():
+        return [
+            path.name for path in tmp_path.rglob("*") if path.is_file() and secret[9:99] in path.read_bytes()
+        ]
+
+    with SyncDriver() as driver:
+        store = driver.run(Trial(Opener.of(make(str(tmp_path / "store"))), driver).store())._inner
+        thread = store.thread("t")
+        thread.save({"secret": secret}, id="one", metadata={"about": secret})
+        thread.write("task", [("c", secret)], checkpoint="one")
+        thread.update({"about": secret})
+        thread.save({"plain": random.Random(6).randbytes(600)}, id="two")
+        assert found()
+        thread.update({"about": None})
+        if how == "pruned":
+            thread.prune(keep_last=1, erase=True)
+        elif how == "removed":
+            thread.remove(["one"], erase=True)
+        elif how == "replaced":
+            thread.save({}, id="one", replace=True)
+            thread.remove(["one"], erase=True)
+        else:
+            thread.delete()
+            store.close()  # without erase SQLite empties its log when the last handle goes
+        assert found() == []
+        store.close()

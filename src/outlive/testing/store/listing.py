@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
+from ... import store as store_module
 from ...store import AsyncStore
 from ..contract import Contract
 from ..trial import Trial
@@ -23,16 +26,18 @@ class ListingContract(Contract):
         assert first.created_at is not None and info.created_at <= info.updated_at
         assert info.stored_bytes == (await thread.size()).stored_bytes > 0
 
-    async def test_threads_are_listed_page_by_page(self, trial: Trial) -> None:
+    async def test_threads_are_listed_page_by_page(
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(store_module, "_PAGE", 10)
         store = await trial.store()
-        ids = [f"{n:03}" for n in range(205)]  # a page is shorter
-        for at in range(0, 205, 41):
-            works = [lambda n=n: store.thread(ids[n]).update({"n": n}) for n in range(at, at + 41)]
-            await trial.together(*works)
+        ids = [f"{n:02}" for n in range(45)]
+        await trial.together(*(lambda n=n: store.thread(ids[n]).update({"n": n}) for n in range(45)))
         assert [info.id async for info in store.threads()] == ids
-        assert [info.id async for info in store.threads(limit=3, after="100")] == ["101", "102", "103"]
-        assert [info.id async for info in store.threads(prefix="20")] == ["200", "201", "202", "203", "204"]
-        assert [info.id async for info in store.threads(filter={"n": 77})] == ["077"]
+        assert [info.id async for info in store.threads(limit=15)] == ids[:15]
+        assert [info.id async for info in store.threads(limit=3, after="20")] == ["21", "22", "23"]
+        assert [info.id async for info in store.threads(prefix="4")] == ["40", "41", "42", "43", "44"]
+        assert [info.id async for info in store.threads(filter={"n": 37})] == ["37"]
         assert [info.id async for info in store.threads(limit=0)] == []
 
     async def test_a_listing_goes_on_while_its_threads_are_deleted(self, store: AsyncStore) -> None:
