@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from .codec import Codec
 from .errors import Corrupt, NewerFormat
-from .piece import LARGE, Part, Pieces
+from .part import Part
+from .piece import LARGE, Pieces
 
 if TYPE_CHECKING or sys.version_info < (3, 14):
     from backports import zstd

@@ -22,14 +22,15 @@ they are not stored, and no two processes need to agree on them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .alignment import Alignment, Odd
 from .codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from .errors import Unencodable
 from .extension import MAP
+from .part import Part
 
 LARGE = 64 * 1024  # a str or bytes from here on stands alone
 SPLIT = 2 * 1024  # a container below this stays whole
@@ -43,83 +44,6 @@ SHORT = 128  # a run up to this is stored anew when it changes
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
 
 Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, outermost first
-
-
-class Part:
-    """A stretch of the stream. `spans` says where its bytes are stored, once they are.
-
-    The bytes of a run that grows are held as a long beginning, shared with the part before it, and a short
-    rest: a new buffer for every state would cost more than comparing does.
-    """
-
-    __slots__ = ("_held", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")
-
-    def __init__(self, data: bytes | None, ends: list[int], marks: list[int] | None = None) -> None:
-        self._held = (
-            None if data is None else (data, 0, b"")
-        )  # (beginning, where in it the part starts, rest)
-        self.ends = ends
-        self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
-        self.size = ends[-1] if ends else 0
-        self.holds_bytes = False
-        self.leaf: str | bytes | None = None
-        self.kept: list[tuple[int, int, Part, int]] = []  # (offset, length, earlier part, its offset)
-        self.spans: list[tuple[bytes, int, int]] | None = None  # (chunk, offset, length)
-
-    def hold(self, data: bytes, start: int) -> None:
-        """Take the bytes of `data` from `start` on; cutting off what is before would copy them."""
-        self._held = (data, start, b"")
-
-    def hold_more(self, old: Part, rest: bytes) -> None:
-        """Take the bytes of an earlier part and `rest`."""
-        assert old._held is not None
-        data, start, more = old._held
-        more += rest
-        if len(more) * _SHORT > len(data):
-            data, start, more = b"".join((memoryview(data)[start:], more)), 0, b""
-        self._held = (data, start, more)
-
-    def let_go(self) -> None:
-        """Forget the packed form of a leaf: the leaf itself is kept, and both would take the room twice."""
-        self._held = None
-
-    def starts(self, data: bytes, at: int) -> bool:
-        """Tell whether `data` has the bytes of this part at `at`."""
-        assert self._held is not None
-        long, start, more = self._held
-        length = len(long) - start
-        return data.startswith(memoryview(long)[start:], at) and data.startswith(more, at + length)
-
-    def whole(self) -> memoryview:
-        """Return all bytes of a run or of glue."""
-        assert self._held is not None
-        data, start, more = self._held
-        if more:
-            data, start = b"".join((memoryview(data)[start:], more)), 0
-            self._held = (data, start, b"")
-        return memoryview(data)[start:]
-
-    def bytes_of(self, codec: Codec) -> bytes | memoryview:
-        """Return the bytes; those of a leaf are packed when asked for."""
-        return codec.pack_native(self.leaf) if self._held is None else self.whole()
-
-    def cut(self, low: int, high: int) -> bytes:
-        """Return the bytes from `low` to `high`."""
-        assert self._held is not None
-        data, start, more = self._held
-        length = len(data) - start
-        if high <= length:
-            return data[start + low : start + high]
-        if low >= length:
-            return more[low - length : high - length]
-        return data[start + low :] + more[: high - length]
-
-    def weight(self) -> int:
-        """Return about how much memory this part holds."""
-        return self.size + 40 * len(self.ends) + 200
-
-
-_SHORT = 8  # the rest is joined with the beginning when it is longer than an eighth of it
 
 
 @dataclass(slots=True)
@@ -162,10 +86,6 @@ class Pieces:
 
     def weight(self) -> int:
         return sum(part.weight() for part in self.parts)
-
-
-class _Odd(Exception):
-    """The warm road does not fit this container: take the thorough one."""
 
 
 def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
@@ -248,7 +168,7 @@ class _Splitter:
     def _warm(self, inner: Any, old: Branch) -> Node:
         try:
             return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
-        except _Odd:
+        except Odd:
             return self._thorough(old.wraps, inner, old)
 
     def _follow(self, inner: Any, old: Branch) -> list[Run | Child]:
@@ -260,7 +180,7 @@ class _Splitter:
             if isinstance(item, Run):
                 stop = len(entries) if index == len(old.items) - 1 else at + item.count
                 if stop > len(entries):
-                    raise _Odd
+                    raise Odd
                 items.append(self._rerun(entries[at:stop], item, old.is_dict, limit))
                 at = stop
             else:
@@ -272,10 +192,10 @@ class _Splitter:
 
     def _revisit(self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int) -> Run | Child:
         if at >= len(entries) or (is_dict and entries[at][0] != item.key):
-            raise _Odd
+            raise Odd
         node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
         if isinstance(node, bytes):
-            raise _Odd  # it became small
+            raise Odd  # it became small
         return Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
@@ -287,7 +207,7 @@ class _Splitter:
             and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
             is bytearray
         ):
-            raise _Odd
+            raise Odd
         if len(data) - start == old.size and old.starts(data, start):
             return run
         size = len(data) - start
@@ -295,7 +215,7 @@ class _Splitter:
             data
         ):  # not worth a comparison: it costs less than a span
             return Run(Part(data[start:], [size], [len(elements)]), len(elements))
-        part = _Alignment(self, elements, is_dict, limit, data, start).align(old)
+        part = Alignment(self, elements, is_dict, limit, data, start).align(old)
         return Run(part, len(elements))
 
     def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
@@ -303,7 +223,7 @@ class _Splitter:
         data = self._codec.pack_native(dict(elements) if is_dict else elements)
         header = _header(len(elements), is_dict)
         if not data.startswith(header):  # a key that no msgpack map can have: it went another way
-            raise _Odd
+            raise Odd
         return data, len(header)
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
@@ -321,11 +241,11 @@ class _Splitter:
             group = elements[at : at + step]
             piece = self.pack_run(group, is_dict)
             if len(piece) >= limit and self._splits(group[0], is_dict, limit):
-                raise _Odd
+                raise Odd
             if may_hold_bytes(piece):
                 found = self._codec.byte_types([list(pair) for pair in group] if is_dict else group)
                 if found is bytearray:
-                    raise _Odd
+                    raise Odd
                 holds_bytes = holds_bytes or found is bytes
             pieces.append(piece)
             counts.append(len(group))
@@ -366,137 +286,6 @@ class _Splitter:
         if pieces:
             items.append(_run(pieces, holds_bytes))
         return items
-
-
-class _Alignment:
-    """Finds which bytes of a run stood in its predecessor: first at its start, then at its end, then anywhere."""
-
-    def __init__(
-        self, splitter: _Splitter, elements: list[Any], is_dict: bool, limit: int, data: bytes, start: int
-    ) -> None:
-        self._splitter = splitter
-        self._elements = elements
-        self._is_dict = is_dict
-        self._limit = limit
-        self._data = data
-        self._start = start
-        self._size = len(data) - start
-
-    def align(self, old: Part) -> Part:
-        head = self._common_prefix(old)
-        if head == len(old.ends):
-            return self._grown(old)
-        if head == 0:
-            shifted = self._shifted(old)
-            if shifted is not None:
-                return shifted
-        return self._assemble(old, head, self._common_suffix(old, head))
-
-    def _grown(self, old: Part) -> Part:
-        """The old run, and more at the end: by far the most common."""
-        part = Part(None, list(old.ends), list(old.marks))
-        part.kept = [(0, old.size, old, 0)] if old.size else []
-        part = self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
-        part.hold_more(old, self._data[self._start + old.size :])
-        return part
-
-    def _shifted(self, old: Part) -> Part | None:
-        """A sliding window: the old run without its first elements, and more at the end."""
-        if not self._elements:
-            return None
-        first = self._splitter.pack_run(self._elements[:1], self._is_dict)
-        whole = old.whole()
-        start = bytes(whole).find(first)
-        cut = bisect_left(old.ends, start)
-        if start <= 0 or cut >= len(old.ends) or old.ends[cut] != start:
-            return None
-        if not self._data.startswith(whole[start:], self._start):
-            return None
-        gone = old.marks[cut]
-        part = Part(
-            None, [end - start for end in old.ends[cut + 1 :]], [mark - gone for mark in old.marks[cut + 1 :]]
-        )
-        part.kept = [(0, old.size - start, old, start)]
-        return self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
-
-    def _assemble(self, old: Part, head: int, tail: int) -> Part:
-        """Keep the first `head` and the last `tail` cuts of the old run; pack what is between anew."""
-        part = Part(None, old.ends[:head], old.marks[:head])
-        if head:
-            part.kept = [(0, part.size, old, 0)]
-        before, count = _before_tail(old, tail)
-        done = part.marks[-1] if part.marks else 0
-        part = self._finish(part, old, self._elements[done : len(self._elements) - count], old.size - before)
-        if tail:
-            shift, more = self._size - old.size, len(self._elements) - old.marks[-1]
-            part.ends += [end + shift for end in old.ends[-tail:]]
-            part.marks += [mark + more for mark in old.marks[-tail:]]
-            part.kept.append((before + shift, old.size - before, old, before))
-        return part
-
-    def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
-        """Cut the new elements, looking for each piece among the old ones that are not kept; `after` bytes follow them."""
-        average = self._size / max(1, len(self._elements))
-        pieces, counts, holds_bytes = self._splitter.cut(elements, self._is_dict, self._limit, average)
-        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
-        at, mark = part.size, part.marks[-1] if part.marks else 0
-        for piece, count in zip(pieces, counts, strict=True):
-            if (where := found.get(piece)) is not None:
-                part.kept.append((at, len(piece), old, where))
-            at += len(piece)
-            mark += count
-            part.ends.append(at)
-            part.marks.append(mark)
-        if at + after != self._size:
-            raise _Odd
-        part.hold(self._data, self._start)
-        part.size = self._size
-        part.holds_bytes = old.holds_bytes or holds_bytes
-        return part
-
-    def _common_prefix(self, old: Part) -> int:
-        """Return how many of the old cuts lie inside the common prefix."""
-        if old.starts(self._data, self._start):
-            return len(old.ends)
-        low, high, same = 0, len(old.ends) - 1, 0
-        while low < high:
-            middle = (low + high) // 2
-            if self._data.startswith(old.cut(same, old.ends[middle]), self._start + same):
-                same = old.ends[middle]
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _common_suffix(self, old: Part, head: int) -> int:
-        """Return how many of the last old pieces end the new run too, apart from the first `head`."""
-        room = self._size - (old.ends[head - 1] if head else 0)
-        low, high = 0, len(old.ends) - head
-        while low < high:
-            middle = (low + high + 1) // 2
-            before, _ = _before_tail(old, middle)
-            if old.size - before <= room and self._data.endswith(old.whole()[before:]):
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-def _before_tail(old: Part, tail: int) -> tuple[int, int]:
-    """Return where the last `tail` pieces begin, and how many elements they are."""
-    if tail == len(old.ends):
-        return 0, old.marks[-1] if old.marks else 0
-    return old.ends[-tail - 1], old.marks[-1] - old.marks[-tail - 1]
-
-
-def _leftovers(old: Part, kept: list[tuple[int, int, Part, int]]) -> dict[bytes, int]:
-    used = [(offset, offset + length) for _, length, _, offset in kept]
-    pieces, start = {}, 0
-    for end in old.ends:
-        if not any(a <= start and end <= b for a, b in used):
-            pieces[old.cut(start, end)] = start
-        start = end
-    return pieces
 
 
 def _limit(count: int) -> int:

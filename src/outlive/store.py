@@ -8,21 +8,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from . import copying, verifying
+from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
 from .backend import ThreadKey, ThreadRow
 from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
-from .thread import (
-    AsyncThread,
-    check_filter,
-    check_id,
-    check_limit,
-    check_namespace,
-    check_text,
-    describe_thread,
-)
+from .info import describe_thread
+from .thread import AsyncThread
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour

@@ -10,11 +10,23 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import copying, manifest, prune, verifying
-from .backend import CheckpointRecord, Commit, Cursor, Removal, ThreadKey, ThreadRow, WriteRecord
+from . import copying, prune, verifying
+from .arguments import (
+    check_filter,
+    check_id,
+    check_interrupts,
+    check_limit,
+    check_metadata,
+    check_names,
+    check_pairs,
+    check_source,
+    check_step,
+    check_text,
+    optional_id,
+)
+from .backend import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
 from .checkpoint import (
     CONTROL,
-    SOURCES,
     Change,
     Checkpoint,
     Interrupt,
@@ -24,16 +36,15 @@ from .checkpoint import (
     ThreadInfo,
     Verified,
     micros,
-    moment,
 )
 from .delayed import Delayed
 from .diff import diff
-from .engine import Draft, Engine, Located
+from .engine import Draft, Engine
 from .errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
+from .history import History
+from .info import describe_thread, open_info, pack_info
 from .runtime import new_id
 
-MAX_ID = 1000
-_PAGE = 100
 _TRIES = 8
 
 
@@ -93,19 +104,19 @@ class AsyncThread:
         draft = Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            parent=_optional_id("parent", parent) or expect or None,
+            parent=optional_id("parent", parent) or expect or None,
             follows=parent is None and expect is None,
             expect=None
             if expect is None
             else (self.namespace, check_id("expect", expect) if expect else None),
-            step=step if step is None else _check_step(step),
-            source=_check_source(source),
-            run=_optional_id("run", run),
+            step=step if step is None else check_step(step),
+            source=check_source(source),
+            run=optional_id("run", run),
             replace=replace,
-            metadata=_check_metadata(metadata) if metadata else {},
-            next_nodes=_check_names("next_nodes", next_nodes) if next_nodes else (),
-            completed_tasks=_check_names("completed_tasks", completed_tasks) if completed_tasks else (),
-            interrupts=_check_interrupts(interrupts) if interrupts else (),
+            metadata=check_metadata(metadata) if metadata else {},
+            next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
+            completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
+            interrupts=check_interrupts(interrupts) if interrupts else (),
             timeout_s=self._home._timeout(timeout_s),
         )
         if self._home._is_delayed(durability):
@@ -141,7 +152,7 @@ class AsyncThread:
         """Tell whether the thread has any checkpoint in this namespace, or this one."""
         await self._settled()
         reading = await self._engine.backend.read(
-            self._key, self.namespace, _optional_id("id", id), chunks=False
+            self._key, self.namespace, optional_id("id", id), chunks=False
         )
         return reading.record is not None
 
@@ -151,7 +162,7 @@ class AsyncThread:
         await self._settled()
         when = None if at is None else micros(at)
         timeout_s = self._home._timeout(timeout_s)
-        return await self._engine.load(self._key, self.namespace, _optional_id("id", id), when, timeout_s)
+        return await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
 
     async def _settled(self) -> None:
         """Let delayed saves of this thread go first, and tell of those that failed."""
@@ -173,13 +184,16 @@ class AsyncThread:
         `before` is the id of a checkpoint to start behind, `filter` compares metadata by equality, and `limit`
         counts what passes it.
         """
-        return _History(
-            self,
-            check_limit(limit),
-            _optional_id("before", before),
-            check_filter(filter),
-            _optional_id("run", run),
-            None if all_namespaces else self.namespace,
+        return History(
+            self._engine,
+            self._key,
+            self.namespace,
+            settle=self._home._settle,
+            limit=check_limit(limit),
+            before=optional_id("before", before),
+            filter=check_filter(filter),
+            run=optional_id("run", run),
+            all_namespaces=all_namespaces,
         )
 
     async def lineage(self, id: str | None = None) -> list[Checkpoint]:
@@ -203,7 +217,7 @@ class AsyncThread:
     async def diff(self, old: str, new: str | None = None) -> list[Change]:
         """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
         states = []
-        for id in (check_id("old", old), _optional_id("new", new)):
+        for id in (check_id("old", old), optional_id("new", new)):
             found = await self._read(id, None, None)
             if found is None:
                 raise CheckpointMissing(self.id, id)
@@ -226,9 +240,9 @@ class AsyncThread:
         The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
         `__interrupt__`, `__resume__`) keep the last.
         """
-        pairs = _check_pairs(writes)
+        pairs = check_pairs(writes)
         await self._settled()
-        target = _optional_id("checkpoint", checkpoint) or await self._head_id()
+        target = optional_id("checkpoint", checkpoint) or await self._head_id()
         records, chunks = [], {}
         for position, (channel, value) in enumerate(pairs):
             index = CONTROL.get(check_text("channel", channel), position)
@@ -255,7 +269,7 @@ class AsyncThread:
     async def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
         """Return the pending writes of a checkpoint, by path, task and index."""
         await self._settled()
-        target = _optional_id("checkpoint", checkpoint) or await self._head_id()
+        target = optional_id("checkpoint", checkpoint) or await self._head_id()
         records, data = await self._read_writes(target)
         for _ in range(_TRIES):
             if all(name in data for record in records for name in record.chunks):
@@ -296,7 +310,7 @@ class AsyncThread:
         target = self._home.thread(id, namespace=self.namespace)
         for _ in range(_TRIES):
             reading = await self._engine.backend.read(
-                self._key, self.namespace, _optional_id("at", at), chunks=False
+                self._key, self.namespace, optional_id("at", at), chunks=False
             )
             if reading.record is None:
                 raise CheckpointMissing(self.id, at)
@@ -329,8 +343,8 @@ class AsyncThread:
         origin: tuple[str, str] | None,
     ) -> bool:
         """Copy into an empty thread; False when a deletion came in between and the records must be read again."""
-        metadata, forked_from = _open_info(self._engine, await self._row())
-        info = _pack_info(self._engine, metadata, origin or forked_from)
+        metadata, forked_from = open_info(self._engine, await self._row())
+        info = pack_info(self._engine, metadata, origin or forked_from)
         try:
             await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
         except (Corrupt, StaleBase):
@@ -349,17 +363,17 @@ class AsyncThread:
 
     async def metadata(self) -> dict[str, Any]:
         """Return the thread's own metadata (title, user, tags, ...)."""
-        return _open_info(self._engine, await self._row())[0]
+        return open_info(self._engine, await self._row())[0]
 
     async def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
         """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result."""
-        new = _check_metadata(metadata)
+        new = check_metadata(metadata)
         for _ in range(100):
             row = await self._row()
-            old, forked_from = _open_info(self._engine, row)
+            old, forked_from = open_info(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
-            body, text = _pack_info(self._engine, merged, forked_from)
+            body, text = pack_info(self._engine, merged, forked_from)
             version = row.info_version if row else 0
             try:
                 await self._engine.commit(
@@ -390,7 +404,7 @@ class AsyncThread:
             raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
         pairs = [(self.namespace, check_id("id", id)) for id in ([ids] if isinstance(ids, str) else ids)]
         return await prune.remove(
-            self._engine, self._key, ids=pairs, run=_optional_id("run", run), erase=erase
+            self._engine, self._key, ids=pairs, run=optional_id("run", run), erase=erase
         )
 
     async def prune(
@@ -433,186 +447,3 @@ class AsyncThread:
     async def flush(self) -> None:
         """Wait until delayed saves of this thread are stored; raise what went wrong."""
         await self._settled()
-
-
-class _History:
-    """Pages of history, one checkpoint at a time. Nothing is held between pages."""
-
-    def __init__(
-        self,
-        thread: AsyncThread,
-        limit: int | None,
-        before: str | None,
-        filter: dict[str, Any],
-        run: str | None,
-        namespace: str | None,
-    ) -> None:
-        self._thread = thread
-        self._left = limit
-        self._before = before
-        self._filter = filter
-        self._run = run
-        self._namespace = namespace
-        self._cursor: Cursor | None = None
-        self._page: list[CheckpointRecord] = []
-        self._started = self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[Checkpoint]:
-        return self
-
-    async def __anext__(self) -> Checkpoint:
-        while self._left is None or self._left > 0:
-            if not self._page and not await self._turn():
-                break
-            record = self._page.pop(0)
-            checkpoint = self._thread._engine.checkpoint(self._thread._key, record)
-            if all(checkpoint.metadata.get(key) == value for key, value in self._filter.items()):
-                self._left = None if self._left is None else self._left - 1
-                return checkpoint
-        raise StopAsyncIteration
-
-    async def _turn(self) -> bool:
-        """Read the next page."""
-        if self._ended:
-            return False
-        if not self._started:
-            await self._start()
-        limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
-        thread = self._thread
-        _, self._page = await thread._engine.backend.history(
-            thread._key, self._namespace, before=self._cursor, limit=limit, run=self._run
-        )
-        self._ended = len(self._page) < limit
-        self._cursor = self._page[-1].order if self._page else None
-        return bool(self._page)
-
-    async def _start(self) -> None:
-        self._started = True
-        await self._thread._settled()
-        if self._before is not None:
-            thread = self._thread
-            reading = await thread._engine.backend.read(
-                thread._key, thread.namespace, self._before, chunks=False
-            )
-            if reading.record is None:
-                raise CheckpointMissing(thread.id, self._before)
-            self._cursor = reading.record.order
-
-
-# Thread metadata ---------------------------------------------------------------------------------------
-
-
-def _pack_info(
-    engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
-) -> tuple[bytes, str | None]:
-    origin = list(forked_from) if forked_from else None
-    body = engine.codec.pack([1, dict(metadata), origin], "metadata")
-    return body, manifest.projection(metadata)
-
-
-def _open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
-    if row is None or row.info is None:
-        return {}, None
-    _, metadata, origin = engine.codec.unpack(row.info)
-    return metadata, tuple(origin) if origin else None
-
-
-def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:
-    """Return a listed thread as the user sees it."""
-    with Located(key, None):
-        metadata, forked_from = _open_info(engine, row)
-    return ThreadInfo(
-        id=row.id,
-        checkpoints=row.checkpoints,
-        stored_bytes=row.stored,
-        created_at=moment(row.created_at),
-        updated_at=moment(row.updated_at),
-        metadata=metadata,
-        forked_from=forked_from,
-        head=None if row.head is None else engine.checkpoint(key, row.head),
-    )
-
-
-# Arguments ---------------------------------------------------------------------------------------------
-
-
-def check_id(name: str, value: object) -> str:
-    """Return a valid id or raise BadArgument: any str of 1 to 1,000 characters."""
-    if not isinstance(value, str):
-        raise BadArgument(f"{name} must be a str, not {type(value).__name__} {value!r}")
-    if not 0 < len(value) <= MAX_ID:
-        raise BadArgument(f"{name} must have 1 to {MAX_ID:,} characters, not {len(value):,}")
-    return str(value)
-
-
-def _optional_id(name: str, value: object) -> str | None:
-    return None if value is None else check_id(name, value)
-
-
-def check_text(name: str, value: object) -> str:
-    """Return a str of up to 1,000 characters or raise BadArgument."""
-    if not isinstance(value, str) or len(value) > MAX_ID:
-        raise BadArgument(f"{name} must be a str of at most {MAX_ID:,} characters, not {value!r:.100}")
-    return value
-
-
-def check_namespace(value: object) -> str:
-    """Return a valid namespace: any str of up to 1,000 characters; "" is the root."""
-    return check_text("namespace", value)
-
-
-def _check_pairs(writes: object) -> list[tuple[str, Any]]:
-    pairs = list(writes) if isinstance(writes, Iterable) and not isinstance(writes, str | Mapping) else None
-    if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise BadArgument(f"writes must be pairs of (channel, value), not {writes!r:.100}")
-    return [(pair[0], pair[1]) for pair in pairs]
-
-
-def check_filter(value: object) -> dict[str, Any]:
-    """Return a filter by metadata, or raise BadArgument."""
-    if value is not None and not isinstance(value, Mapping):
-        raise BadArgument(f"filter must be a mapping of metadata, not {value!r:.100}")
-    return dict(value or {})
-
-
-def _check_step(value: object) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 62):
-        raise BadArgument(f"step must be an int, not {value!r}")
-    return value
-
-
-def _check_source(value: object) -> str:
-    if value not in SOURCES:
-        raise BadArgument(f"source must be one of {', '.join(sorted(SOURCES))}, not {value!r}")
-    return str(value)
-
-
-def _check_metadata(value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise BadArgument(f"metadata must be a mapping with str keys, not {value!r:.100}")
-    return dict(value)
-
-
-def _check_names(name: str, value: Sequence[str]) -> tuple[str, ...]:
-    if (
-        isinstance(value, str)
-        or not isinstance(value, Iterable)
-        or not all(isinstance(item, str) for item in value)
-    ):
-        raise BadArgument(f"{name} must be a sequence of str, not {value!r:.100}")
-    return tuple(value)
-
-
-def _check_interrupts(value: Sequence[Interrupt]) -> tuple[Interrupt, ...]:
-    if not isinstance(value, Iterable) or not all(isinstance(item, Interrupt) for item in value):
-        raise BadArgument("interrupts must be outlive.Interrupt(id, node, payload)")
-    return tuple(value)
-
-
-def check_limit(value: object) -> int | None:
-    """Return a valid limit or raise BadArgument."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise BadArgument(f"limit must be None or 0 and more, not {value!r}")
-    return value

@@ -382,7 +382,7 @@ class MachineContract(Contract):
                 cast(Any, lambda: StoreMachine(Opener.of(backend), driver)),
                 settings=settings(
                     profile,
-                    max_examples=max(8, profile.max_examples // 10),
+                    max_examples=max(6, profile.max_examples // 16),
                     stateful_step_count=25,
                     deadline=None,
                     report_multiple_bugs=False,

@@ -96,7 +96,7 @@ class EntryContract(Contract):
 
     async def test_a_lease_runs_by_the_clock_of_the_store(self, trial: Trial) -> None:
         waist = await trial.waist()
-        taken = (await waist.commit(entries=(Entry("lock", "l", b"a", fence=1, lease_s=0.15),))).entries[0]
+        taken = (await waist.commit(entries=(Entry("lock", "l", b"a", fence=1, lease_s=0.1),))).entries[0]
         assert (taken.lease_s, taken.until > 0, taken.clock != "") == (None, True, True)
         take = Entry("lock", "l", b"b", fence=2, expect=(0, 1, 0), expect_lapsed=True, lease_s=3600)
         with pytest.raises(EntryHeld) as held:
@@ -106,7 +106,7 @@ class EntryContract(Contract):
             ["l"],
             [],
         )
-        await trial.sleep(0.2)
+        await trial.sleep(0.12)
         assert (await _keys(waist, "lock", lapsed=False), await _keys(waist, "lock", lapsed=True)) == (
             [],
             ["l"],

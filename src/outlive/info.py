@@ -1,0 +1,44 @@
+"""What a thread says of itself: its metadata, and where it was forked from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import manifest
+from .backend import ThreadKey, ThreadRow
+from .checkpoint import ThreadInfo, moment
+from .engine import Engine, Located
+
+
+def pack_info(
+    engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
+) -> tuple[bytes, str | None]:
+    """Return what a thread says of itself as bytes, and its metadata as JSON for people."""
+    origin = list(forked_from) if forked_from else None
+    body = engine.codec.pack([1, dict(metadata), origin], "metadata")
+    return body, manifest.projection(metadata)
+
+
+def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """Return the metadata of a thread and the (thread, checkpoint) it was forked from."""
+    if row is None or row.info is None:
+        return {}, None
+    _, metadata, origin = engine.codec.unpack(row.info)
+    return metadata, tuple(origin) if origin else None
+
+
+def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:
+    """Return a listed thread as the user sees it."""
+    with Located(key, None):
+        metadata, forked_from = open_info(engine, row)
+    return ThreadInfo(
+        id=row.id,
+        checkpoints=row.checkpoints,
+        stored_bytes=row.stored,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        metadata=metadata,
+        forked_from=forked_from,
+        head=None if row.head is None else engine.checkpoint(key, row.head),
+    )
