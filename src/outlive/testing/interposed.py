@@ -20,6 +20,7 @@ class Interposed:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._before: dict[str, list[Hook]] = defaultdict(list)
         self._after: dict[str, list[Hook]] = defaultdict(list)
+        self._at_call: tuple[int, Hook] | None = None
 
     def before(self, method: str, hook: Hook) -> None:
         """Let `hook(*args)` act before the next call of a method."""
@@ -29,6 +30,16 @@ class Interposed:
         """Let `hook(result)` act after the next call of a method; what it returns, if anything, is the answer."""
         self._after[method].append(hook)
 
+    def before_call(self, number: int, hook: Hook) -> None:
+        """Let `hook()` act before one of the next calls, whatever that is: 0 is the very next."""
+        self._at_call = (len(self.calls) + number, hook)
+
+    async def act_now(self) -> None:
+        """Let the hook of `before_call` act that has not yet."""
+        if self._at_call is not None:
+            (_, hook), self._at_call = self._at_call, None
+            await hook()
+
     def counted(self, method: str) -> int:
         return sum(name == method for name, _, _ in self.calls)
 
@@ -36,6 +47,8 @@ class Interposed:
         method = getattr(self.inner, name)
 
         async def call(*args: Any, **options: Any) -> Any:
+            if self._at_call is not None and self._at_call[0] == len(self.calls):
+                await self.act_now()
             self.calls.append((name, args, options))
             if self._before[name]:
                 await self._before[name].pop(0)(*args)

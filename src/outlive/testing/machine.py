@@ -33,7 +33,7 @@ from .trial import COLOURS, Driver, Opener, Trial
 T = TypeVar("T")
 _numbers = itertools.count()
 
-THREADS = ("a", "b", "c")
+THREADS = ("a", "b")
 NAMESPACES = ("", "sub")
 
 
@@ -46,6 +46,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tenant = f"example {next(_numbers)}"
         self.model = {id: ModelThread() for id in THREADS}
         self.count = 0
+        self.past: list[State] = [State()]  # every state that was ever saved: it may come back
         self.touched: set[str] = set()
         self.sweep: tuple[str, Inventory, tuple[bytes, ...]] | None = None
         self.backends: list[Interposed] = []
@@ -76,9 +77,11 @@ class StoreMachine(RuleBasedStateMachine):
             "drop": (*old.messages[: number % 9], *old.messages[number % 9 + 3 :]),
             "turn": (*old.messages[number % 5 :], *old.messages[: number % 5]),
             "keep": old.messages,
+            "back": self.past[-1 - number % len(self.past)].messages,
             "anew": fresh * 3,
         }[edit]
-        return State(messages[-40:], self.count)
+        self.past.append(State(messages[-40:], self.count))
+        return self.past[-1]
 
     def start(self, thread: str, namespace: str, edit: str, number: int) -> State:
         model = self.model[thread]
@@ -89,9 +92,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     who = st.integers(0, 1)
     threads = st.sampled_from(THREADS)
-    namespaces = st.sampled_from(NAMESPACES)
+    namespaces = st.sampled_from(["", "", "", *NAMESPACES])
     numbers = st.integers(0, 50)
-    edits = st.sampled_from(["append", "append", "append", "slide", "edit", "drop", "turn", "keep", "anew"])
+    edits = st.sampled_from(
+        ["append", "append", "slide", "edit", "drop", "turn", "keep", "back", "back", "anew"]
+    )
 
     @rule(who=who, thread=threads, namespace=namespaces, edit=edits, number=numbers)
     def save(self, who: int, thread: str, namespace: str, edit: str, number: int) -> None:
@@ -302,6 +307,17 @@ class StoreMachine(RuleBasedStateMachine):
         assert (done.checkpoints, done.erased) == (len(doomed), erase)
         for pair in doomed:
             model.remove(pair)
+        self.touched.add(thread)
+
+    @rule(thread=threads, namespace=namespaces, number=numbers)
+    def remove_and_die(self, thread: str, namespace: str, number: int) -> None:
+        """The first half of a deletion by a process that ended there: chunks are left that nobody reads."""
+        model = self.model[thread]
+        doomed = [id for index, id in enumerate(model.line(namespace)) if (index + number) % 2 == 0]
+        removal = Removal(checkpoints=tuple((namespace, id) for id in doomed))
+        self.run(self.waist(thread).commit(removal=removal))
+        for id in doomed:
+            model.remove((namespace, id))
         self.touched.add(thread)
 
     @rule(thread=threads)

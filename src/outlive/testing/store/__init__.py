@@ -7,6 +7,7 @@ from .delayed import DelayedContract
 from .diffs import DiffContract
 from .heads import HeadContract
 from .history import HistoryContract
+from .interleavings import InterleavingContract
 from .listing import ListingContract
 from .pending import PendingContract
 from .pruning import PruningContract
@@ -25,6 +26,7 @@ class StoreContract(
     CopyContract,
     PruningContract,
     RaceContract,
+    InterleavingContract,
     SharingContract,
     TypedContract,
     DiffContract,
