@@ -81,16 +81,12 @@ def _check(name, before, after):
         pytest.fail(f"{name} left processes behind: {left}")
 
 
-_seen = {}  # children that a test before was blamed for
-
-
 @pytest.fixture(autouse=True)
 def _leaves_no_child(request):
     """Fail a test that leaves a process behind: the next one would share the machine with it."""
+    before = _children()  # servers that a whole module shares are running already
     yield
-    before, after = dict(_seen), _children()
-    _seen.update(after)
-    _check(request.node.name, before, after)
+    _check(request.node.name, before, _children())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,7 +16,7 @@ from outlive.backends.file import FileBackend
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
 from outlive.errors import HeadMoved, OutcomeUnknown, OutliveError, StoreBusy
-from outlive.testing import BackendContract, Opener, Trial, WaistContract
+from outlive.testing import BackendContract, MachineContract, Opener, Trial, WaistContract
 from outlive.testing.trial import AsyncDriver, SyncDriver
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -51,7 +51,11 @@ class TestSQLite(BackendContract):
         return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
 
 
-class TestSQLiteInMemory(BackendContract):
+class _InShort(WaistContract, MachineContract):
+    """The rules themselves, and any sequence of calls. What a user sees is looked at on a file."""
+
+
+class TestSQLiteInMemory(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self):
         return SQLiteBackend(":memory:")
@@ -227,7 +231,6 @@ BROKEN = {
     OrdersByClock: "test_commits_of_a_moment_long_ago_are_still_newest",
 }
 ARGUMENTS = {
-    "test_no_save_between_the_steps_of_a_deletion_loses_a_chunk": {"how": "sends it again"},
     "test_a_place_is_not_used_again_after_a_deletion": {"everything": True},
 }
 

@@ -186,12 +186,12 @@ class Trial:
         engine = Engine(backend, codec, Namer(key), Cache(cache_bytes), self.driver.runtime)
         return self.driver.store(AsyncStore(engine, Settings("testing:", tenant, durability)))
 
-    async def other_store(self) -> AsyncStore:
+    async def other_store(self, tenant: str = "") -> AsyncStore:
         """Open another store, in memory, with a naming key of its own."""
         backend = await self.driver.open(Opener.of(MemoryBackend()))
         self._open.append(backend)
         await backend.identity(b"\x02" * 32)
-        return await self.store(backend=backend)
+        return await self.store(backend=backend, tenant=tenant)
 
     async def interposed(self, **options: Any) -> tuple[Interposed, AsyncStore]:
         """Open a store whose calls a test can meddle with."""

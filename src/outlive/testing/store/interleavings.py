@@ -20,7 +20,7 @@ from .pruning import noise
 
 Operation = Callable[[AsyncStore, str], Awaitable[Any]]
 POINTS = 9  # no operation here makes more calls before its last one matters
-SAMPLE = 29  # one of so many meetings in the short mode
+SAMPLE = 97  # one of so many meetings in the short mode
 EXPECTED = (HeadMoved, CheckpointMissing, CheckpointExists, ThreadNotEmpty)
 
 
@@ -107,7 +107,7 @@ class InterleavingContract(Contract):
     async def test_any_operation_in_the_middle_of_any_other_loses_nothing(self, trial: Trial) -> None:
         backend, one = await trial.interposed()
         two, looker = await trial.store(), await trial.store(cache_bytes=0)
-        offset = 3 if isinstance(trial.driver, SyncDriver) else 17
+        offset = 3 if isinstance(trial.driver, SyncDriver) else 41
         for number, (first, second, point) in enumerate(_meetings()):
             if ROUNDS > 1 or number % SAMPLE == offset:
                 id = f"{first}, {second} before call {point}"
