@@ -41,7 +41,7 @@ from typing import Protocol
 
 import ormsgpack
 
-from .errors import Corrupt, OutliveError
+from .errors import Corrupt, OutcomeUnknown, OutliveError
 
 FORMAT = 1  # of records; a newer one is refused
 
@@ -385,6 +385,12 @@ async def commit(backend: Backend, one: Commit) -> Receipt:
     if isinstance(result, Receipt):
         return result
     raise result
+
+
+def unknown(commit: Commit) -> OutcomeUnknown:
+    """Say that nobody knows whether a commit was done."""
+    ids = [draft.id for draft in commit.checkpoints]
+    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s)
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from ..backend import Commit, Receipt
-from ..errors import OutcomeUnknown, OutliveError, StoreBusy, StoreClosed
+from ..backend import Commit, Receipt, unknown
+from ..errors import OutliveError, StoreBusy, StoreClosed
 
 T = TypeVar("T")
 _READS = frozenset(
@@ -79,7 +79,7 @@ class Inline:
                 self.local.lock._is_owned()
             ):  # asked, not remembered: an interrupt may come before it is noted down
                 self.local.lock.release()
-        return [waiting.result or _unknown(waiting.commit) for waiting in mine]
+        return [waiting.result or unknown(waiting.commit) for waiting in mine]
 
     def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
         """Leave the queue. What somebody is committing already has an outcome that nobody waits for."""
@@ -133,11 +133,6 @@ class Inline:
 def _shortest(commits: Sequence[Commit]) -> float | None:
     """How long a group may take: as long as its least patient member."""
     return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
-
-
-def _unknown(commit: Commit) -> OutliveError:
-    ids = [draft.id for draft in commit.checkpoints]
-    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s)
 
 
 def _busy(timeout_s: float | None) -> StoreBusy:
@@ -199,7 +194,7 @@ class Threaded:
         except OutliveError as error:
             return error
         except TimeoutError:
-            return _busy(commit.timeout_s) if self._withdraw(item) else _unknown(commit)
+            return _busy(commit.timeout_s) if self._withdraw(item) else unknown(commit)
         except asyncio.CancelledError:
             self._withdraw(item)
             raise

@@ -231,13 +231,14 @@ def _finds_chunks(commit: Commit, view: View) -> bool:
     if commit.generation is not None:
         return False
     brought = {name for name, _ in commit.chunks}
-    named = _named(commit) - brought
-    if any(view.chunk(name) is None for name in named):
+    missing = named(commit) - brought
+    if any(view.chunk(name) is None for name in missing):
         raise StaleBase(commit.thread.id)
-    return bool(named)
+    return bool(missing)
 
 
-def _named(commit: Commit) -> set[bytes]:
+def named(commit: Commit) -> set[bytes]:
+    """Return the chunks that the records of a commit refer to."""
     rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)
     return {name for row in rows for name in row.chunks}
 

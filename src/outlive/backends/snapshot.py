@@ -1,0 +1,121 @@
+"""What `decide` may ask about a thread, fetched beforehand: how a server's thread is looked at.
+
+An ordinary save is decided by the server itself, in one round trip (`is_plain`). All other commits (replacing,
+merging, rewriting, removing, metadata) are rare and many-sided: the backend reads what `Wanted` lists, in a
+transaction or at a known revision, lets `decide` judge it here, and applies the effect if nothing moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ..backend import CheckpointRecord, Commit, Entry, WriteRecord
+from .rules import Pair, Row, named
+
+T = TypeVar("T")
+WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
+
+
+def is_plain(commit: Commit) -> bool:
+    """Tell whether a commit only adds: at most one new checkpoint, its chunks, writes, entries and expectations."""
+    if (
+        commit.replace
+        or commit.merge
+        or commit.removal is not None
+        or commit.rewrites
+        or commit.info is not None
+        or commit.info_version is not None
+        or commit.expect_empty
+        or len(commit.checkpoints) > 1
+        or (commit.checkpoints and commit.checkpoints[0].seq)
+    ):
+        return False
+    return commit.generation is not None or not unbrought(commit)
+
+
+def unbrought(commit: Commit) -> set[bytes]:
+    """Return the chunks that a commit names without carrying them."""
+    return named(commit) - {name for name, _ in commit.chunks}
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What must be fetched before a commit can be judged."""
+
+    checkpoints: list[Pair]
+    namespaces: list[str]  # whose heads, as whole records
+    writes: list[WriteKey]
+    pairs: list[Pair]  # of which to know whether they have writes
+    entries: list[tuple[str, str]]  # (kind, key)
+    chunks: list[bytes]  # of which to know size and revision
+
+    @classmethod
+    def of(cls, commit: Commit) -> Wanted:
+        removal = commit.removal
+        pairs = list(removal.checkpoints) if removal is not None else []
+        records = (*commit.checkpoints, *commit.rewrites)
+        entries = [(entry.kind, entry.key) for entry in commit.entries]
+        if commit.fence is not None:
+            entries.append(commit.fence[:2])
+        chunks = set(removal.chunks) if removal is not None else set()
+        if commit.generation is None:
+            chunks |= unbrought(commit)
+        namespaces = [record.namespace for record in commit.checkpoints]
+        if commit.expect_head is not None:
+            namespaces.append(commit.expect_head[0])
+        return cls(
+            checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
+            namespaces=_once(namespaces),
+            writes=_once(write.key for write in commit.writes),
+            pairs=_once(pairs),
+            entries=_once(entries),
+            chunks=list(chunks),
+        )
+
+
+def _once(items: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(items))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A thread as it was at one revision, as far as one commit looks at it: a `View`."""
+
+    row: Row | None
+    is_listed: bool = False
+    checkpoints: int = 0
+    records: dict[Pair, CheckpointRecord] = field(default_factory=dict)
+    heads: dict[str, CheckpointRecord] = field(default_factory=dict)
+    written: dict[WriteKey, WriteRecord] = field(default_factory=dict)
+    pairs: set[Pair] = field(default_factory=set)
+    notes: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    chunks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    metadata: bytes | None = None
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        head = self.heads.get(namespace)
+        return head if head is not None and head.id == id else self.records.get((namespace, id))
+
+    def head(self, namespace: str) -> str | None:
+        head = self.heads.get(namespace)
+        return None if head is None else head.id
+
+    def count(self) -> int:
+        return self.checkpoints
+
+    def write(self, key: WriteKey) -> WriteRecord | None:
+        return self.written.get(key)
+
+    def has_writes(self, pair: Pair) -> bool:
+        return pair in self.pairs
+
+    def entry(self, kind: str, key: str) -> Entry | None:
+        return self.notes.get((kind, key))
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        return self.chunks.get(name)
+
+    def info(self) -> bytes | None:
+        return self.metadata
