@@ -12,12 +12,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, unknown
-from ..errors import OutcomeUnknown, StoreUnavailable
+from ..errors import BadURL, OutcomeUnknown, StoreBusy, StoreUnavailable
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
@@ -55,12 +56,16 @@ class Deadline:
 
 
 class Lost(Exception):
-    """The server could not be reached or answered nothing. `sent`: it may have done what it was asked."""
+    """The server could not be reached or cannot do it now.
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way.
+    """
+
+    def __init__(self, reason: str, *, sent: bool, busy: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.sent = sent
+        self.busy = busy
 
 
 class Attempts:
@@ -96,15 +101,78 @@ class Attempts:
     def _failure(self, lost: Lost, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
         if commit is not None and self.sent:
             return unknown(commit)
+        if lost.busy:
+            return StoreBusy(f"{self.place} was busy for {self.deadline.timeout_s} s: {lost.reason}")
         times = "once" if self.count == 1 else f"{self.count} times within {self.deadline.timeout_s} s"
         return StoreUnavailable(
             f"{self.place} could not be reached, tried {times}: {lost.reason}; is it running and reachable?"
         )
 
 
-def hide_secrets(text: str, secrets: tuple[str, ...] = ()) -> str:
+# URLs and options ---------------------------------------------------------------------------------------------
+
+
+def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     """Take user, password and query out of every URL in a text, and the given words wherever they stand."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = re.sub(r"(\w+://)[^\s/@]*@", r"\1", text)
+    text = re.sub(r"(\w+://)[^\s/]*@", r"\1", text)
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
+
+
+def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """Move what stands in the query of a URL under a known name to the options beside it."""
+    rest, mark, query = url.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    known = set(known)
+    ours = {name: value for name, value in pairs if name in known}
+    if twice := ours.keys() & options.keys():
+        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+    others = urlencode([pair for pair in pairs if pair[0] not in known], quote_via=quote)
+    return rest + (mark + others if others else ""), {**ours, **options}
+
+
+class Options:
+    """The options of a scheme, each read once under its name; a value from a URL is text."""
+
+    def __init__(self, scheme: str, given: dict[str, Any]) -> None:
+        self._scheme = scheme
+        self._given = given
+
+    def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
+        """Return a whole number."""
+        value = self._given.get(name, default)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be a whole number, {least} or more, not {value!r:.100}")
+
+    def seconds(self, name: str, default: float | None) -> float | None:
+        """Return a duration."""
+        value = self._given.get(name, default)
+        try:
+            found = None if value is None or isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            found = None
+        if value is None or (found is not None and 0 < found < 1e9):
+            return found
+        raise BadURL(f"{self._scheme}: {name} must be a number of seconds, more than 0, not {value!r:.100}")
+
+    def switch(self, name: str, default: bool) -> bool:
+        """Return yes or no."""
+        value = self._given.get(name, default)
+        if isinstance(value, str):
+            value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
+                value.lower()
+            )
+        if isinstance(value, bool):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be True or False, not {self._given[name]!r:.100}")
+
+    def word(self, name: str, default: str) -> str:
+        """Return a text."""
+        value = self._given.get(name, default)
+        if isinstance(value, str):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be a str, not {type(value).__name__}")
