@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import ThreadKey
+from outlive.backends import postgres_url
 from outlive.backends.file import FileBackend
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
@@ -49,6 +50,13 @@ class TestSQLite(BackendContract):
     @pytest.fixture
     def backend(self, folder):
         return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
+
+
+class TestPostgres(BackendContract):
+    @pytest.fixture
+    def backend(self, empty_postgres):
+        served = postgres_url.serve(empty_postgres, {"pool_size": 4})
+        return Opener(served.sync, served.asynchronous)
 
 
 class _InShort(WaistContract, MachineContract):

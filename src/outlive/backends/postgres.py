@@ -133,6 +133,8 @@ class PostgresBackend:
         try:
             found = await self._ask(self._sql.identity)
         except MissingSchema:
+            found = []
+        if not found:
             await self._call(self._migrate(offered), _DEFAULT_TIMEOUT_S)
             found = await self._ask(self._sql.identity)
         ((version, key),) = found
@@ -153,8 +155,7 @@ class PostgresBackend:
                     await link.run(f"create schema {self._schema}", deadline)
                 if not await _is_there(link, f"{self._schema}.store", "to_regclass", deadline):
                     await link.run(schema_script(self._schema), deadline)
-                    insert = f"insert into {self._schema}.store (version, naming_key) values ({VERSION}, $1)"
-                    await link.query(insert, (offered,), deadline)
+                await link.query(self._sql.adopt, (offered,), deadline)
             except BaseException:
                 if link.is_in_transaction:
                     await link.run("rollback", deadline)

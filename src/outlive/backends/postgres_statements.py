@@ -98,6 +98,7 @@ class Statements:
     inventory: str
     fetch: str
     identity: str
+    adopt: str
 
 
 @functools.cache
@@ -131,6 +132,7 @@ def statements(schema: str) -> Statements:
             f"select k.name, k.data from {schema}.thread t join {schema}.chunk k on k.thread = t.key "
             "and k.name = any($2::bytea[]) where t.digest = $1"
         ),
+        adopt=f"insert into {schema}.store (version, naming_key) values ({VERSION}, $1) on conflict do nothing",
         identity=f"select version::bigint, naming_key from {schema}.store",
     )
 
