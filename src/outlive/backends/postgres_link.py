@@ -90,6 +90,18 @@ class Link:
             and self._connection.transaction_status == pq.TransactionStatus.IDLE
         )
 
+    def has_ended(self) -> bool:
+        """Tell whether the server hung up while nobody used the link. Costs no round trip."""
+        poller = select.poll()
+        poller.register(self._connection.socket, select.POLLIN)
+        if not poller.poll(0):
+            return False
+        try:
+            self._connection.consume_input()  # a notice, or the goodbye
+        except OperationalError:
+            return True
+        return not self.is_usable
+
     @property
     def is_in_transaction(self) -> bool:
         """Tell whether a transaction waits to be ended, on a connection that can still be used."""

