@@ -54,8 +54,8 @@ class TestSQLite(BackendContract):
 
 class TestPostgres(BackendContract):
     @pytest.fixture
-    def backend(self, empty_postgres):
-        served = postgres_url.serve(empty_postgres, {"pool_size": 4})
+    def backend(self, postgres_store):
+        served = postgres_url.serve(postgres_store, {"pool_size": 4})
         return Opener(served.sync, served.asynchronous)
 
 

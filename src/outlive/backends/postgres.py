@@ -147,8 +147,7 @@ class PostgresBackend:
 
         async def work(link: Link, deadline: Deadline, again: bool) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            wait_ms = max(1, int(deadline.left_s() * 1000))
-            await link.run(f"begin; set local lock_timeout = {wait_ms}", deadline)
+            await link.run(f"begin; set local lock_timeout = {deadline.lock_ms()}", deadline)
             try:
                 await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(link, self._schema, "to_regnamespace", deadline):
@@ -233,7 +232,7 @@ class PostgresBackend:
             result = await link.query(
                 self._sql.share,
                 (
-                    _wait(deadline),
+                    b"%d" % deadline.lock_ms(),
                     source.digest,
                     *_thread_parameters(target),
                     number(new_token()),
@@ -423,13 +422,6 @@ def _check_size(commit: Commit) -> None:
         )
 
 
-def _wait(deadline: Deadline) -> bytes:
-    """Return how long the server may wait for a lock; it stops when nobody listens any more."""
-    return (
-        b"%d" % max(1, min(int(deadline.left_s() * 1000), 2_000_000_000)) if deadline.left_s() < 1e6 else b"0"
-    )
-
-
 def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
     return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
 
@@ -437,7 +429,7 @@ def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
 def _parameters(commit: Commit, deadline: Deadline) -> list[Parameter]:
     """Return the parameters of save_1, in its order."""
     return [
-        _wait(deadline),
+        b"%d" % deadline.lock_ms(),
         *_thread_parameters(commit.thread),
         number(new_token()),
         number(commit.generation),

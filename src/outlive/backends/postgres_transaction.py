@@ -51,8 +51,7 @@ class Transaction:
 
     async def run(self, *, again: bool) -> Receipt:
         """Do the commit or raise why not. `again`: an attempt before may have done it."""
-        wait_ms = max(1, int(min(self._deadline.left_s(), 1e6) * 1000))
-        await self._link.run(f"begin; set local lock_timeout = {wait_ms}", self._deadline)
+        await self._link.run(f"begin; set local lock_timeout = {self._deadline.lock_ms()}", self._deadline)
         try:
             receipt = await self._decide(again)
         except BaseException:

@@ -77,6 +77,8 @@ def _parameters(url: str) -> dict[str, Any]:
 
     if url.startswith("postgres:"):
         url = "postgresql" + url[len("postgres") :]
+    if "@" in url.partition("://")[2].partition("/")[2].partition("?")[0]:
+        raise BadURL(f"{_EXAMPLE}: a '/' or '@' inside the password is written %2F or %40")
     try:
         found = conninfo.conninfo_to_dict(url)
     except (ProgrammingError, UnicodeError) as error:
@@ -86,6 +88,8 @@ def _parameters(url: str) -> dict[str, Any]:
         ):  # libpq quotes what it does not understand, which may be the password
             reason = reason.partition('"')[0].strip(' :"')
         raise BadURL(f"libpq does not understand the URL ({reason}); write {_EXAMPLE}") from None
+    if not str(found.get("port") or "0").replace(",", "").isdigit():
+        raise BadURL(f"the port must be a number; write {_EXAMPLE}, with %3A for a ':' inside the password")
     return {**_DEFAULTS, **found, "client_encoding": "utf8"}
 
 

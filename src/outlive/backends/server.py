@@ -49,6 +49,10 @@ class Deadline:
         """Return the time that is left, 0 when it is over."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
+    def lock_ms(self) -> int:
+        """Return how long the server may wait for a lock: it gives up a little before nobody listens any more."""
+        return max(1, int(min(self.left_s(), _PATIENCE_S) * 0.85 * 1000))
+
     def attempt(self) -> Deadline:
         """Return the deadline of one attempt: half of what is left, or all when that is little."""
         left_s = self.left_s()
@@ -116,7 +120,7 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     """Take user, password and query out of every URL in a text, and the given words wherever they stand."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = re.sub(r"(\w+://)[^\s/]*@", r"\1", text)
+    text = re.sub(r"(\w+://)\S*@", r"\1", text)
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
 
 
