@@ -56,7 +56,7 @@ class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
         served = postgres_url.serve(postgres_store, {"pool_size": 4})
-        return Opener(served.sync, served.asynchronous)
+        return Opener(lambda: served.sync(30), lambda: served.asynchronous(30))
 
 
 class _InShort(WaistContract, MachineContract):

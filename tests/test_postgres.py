@@ -19,6 +19,7 @@ import pytest
 import outlive
 from crash import ForkServer
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
+from outlive.runtime import Deadline, run_now
 from outlive.testing.servers import PostgresServer
 
 SECRET = "hush-%40-hush"  # hush-@-hush in a URL
@@ -274,13 +275,9 @@ def test_without_prepared_statements_nothing_stays_behind_on_a_connection(postgr
         store.thread("t").prune(keep_last=2)
         pool = store._store._engine.backend._pool
         link = pool._idle[0]
-        import outlive.backends.server as server
-
-        found = outlive.runtime.run_now(
-            link.query("select count(*) from pg_prepared_statements", (), server.Deadline(5))
-        )
+        found = run_now(link.query("select count(*) from pg_prepared_statements", (), Deadline(5)))
         assert int.from_bytes(found.get_value(0, 0), "big") == 0
-        found = outlive.runtime.run_now(link.query("show lock_timeout", (), server.Deadline(5)))
+        found = run_now(link.query("show lock_timeout", (), Deadline(5)))
         assert found.get_value(0, 0) == b"0"
 
 

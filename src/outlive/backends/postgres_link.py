@@ -17,7 +17,8 @@ from typing import Any, Protocol, TypeVar
 from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
-from .server import Deadline, Lost
+from ..runtime import Deadline
+from .server import Lost
 
 T = TypeVar("T")
 Parameter = bytes | None
