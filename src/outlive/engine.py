@@ -79,7 +79,7 @@ class Engine:
             prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
             prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
             try:
-                receipt = await self.commit(prepared.commit)
+                receipt = await self._commit_on(prepared)
             except StaleBase:
                 self.cache.drop(key.digest)
                 continue
@@ -94,6 +94,17 @@ class Engine:
             if stored is not None:  # else it was deleted meanwhile
                 return stored
         raise StaleBase(key.id)
+
+    async def _commit_on(self, prepared: Prepared) -> Receipt:
+        """Commit, also on the head of a newer generation when that has all that the save shares."""
+        commit = prepared.commit
+        try:
+            return await commit_one(self.backend, commit)
+        except StaleBase as stale:
+            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+                raise
+            commit.generation = stale.generation
+        return await commit_one(self.backend, commit)
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""

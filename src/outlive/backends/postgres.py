@@ -67,6 +67,7 @@ from .postgres_rows import (
     to_checkpoint,
     to_entry,
     to_maybe_text,
+    to_names,
     to_number,
     to_numbers,
     to_text,
@@ -224,7 +225,7 @@ class PostgresBackend:
             entry = commit.entries[found]
             held = await self._entry(commit.thread, entry)
             return EntryHeld(thread, entry.kind, entry.key, held)
-        return StaleBase(thread)
+        return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: Entry) -> Entry | None:
         """Return the entry that stands in the way."""
