@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import serving
+
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
 # The short mode does the same every time; the long one looks further each time, and can be repeated by its seed.
@@ -26,6 +28,7 @@ def pytest_report_header():
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Let one seed repeat everything: Hypothesis takes it as if it stood on the command line."""
+    config.pluginmanager.register(serving)  # its fixtures
     if LONG and config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 
@@ -56,6 +59,7 @@ def _look(pid):
 def _children():
     """Return pid → command of our children; cheap enough for every test."""
     pids = {pid for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
+    pids -= serving.shared_pids()  # a test may be the first to ask for one of these, or restart it
     return {pid: found[2] for pid in pids if (found := _look(pid))}
 
 

@@ -14,31 +14,44 @@ tested in both colours as it is, or an `Opener`, which tells how to open it, mor
 themselves, `StoreContract` at what a user sees, and `MachineContract` compares any sequence of
 calls with a simple model. Contract tests cannot be overridden. They need pytest and Hypothesis; typed states are
 tested as far as pydantic and msgspec are installed.
+
+`outlive.testing.servers` has real servers to test against, `outlive.testing.proxy` a network that fails on demand. These two
+need neither pytest nor Hypothesis.
 """
 
-import pytest
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
 
-pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in ("waist", "store", "machine")))
+if TYPE_CHECKING:
+    from .contract import Contract as Contract
+    from .interposed import Interposed as Interposed
+    from .machine import MachineContract as MachineContract
+    from .store import StoreContract as StoreContract
+    from .suite import BackendContract as BackendContract
+    from .trial import Opener as Opener
+    from .trial import Trial as Trial
+    from .waist import WaistContract as WaistContract
 
-from .contract import Contract  # noqa: E402
-from .interposed import Interposed  # noqa: E402
-from .machine import MachineContract  # noqa: E402
-from .store import StoreContract  # noqa: E402
-from .trial import Opener, Trial  # noqa: E402
-from .waist import WaistContract  # noqa: E402
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite(
+        *(f"{__name__}.{part}" for part in ("waist", "store", "machine"))
+    )
+
+_HOMES = {
+    "BackendContract": "suite",
+    "Contract": "contract",
+    "Interposed": "interposed",
+    "MachineContract": "machine",
+    "Opener": "trial",
+    "StoreContract": "store",
+    "Trial": "trial",
+    "WaistContract": "waist",
+}
 
 
-class BackendContract(WaistContract, StoreContract, MachineContract):
-    """Everything that a backend promises."""
-
-
-__all__ = [
-    "BackendContract",
-    "Contract",
-    "Interposed",
-    "MachineContract",
-    "Opener",
-    "StoreContract",
-    "Trial",
-    "WaistContract",
-]
+def __getattr__(name: str) -> Any:
+    """Import the suite when it is asked for: a benchmark that wants a server has no pytest."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
