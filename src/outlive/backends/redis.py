@@ -95,7 +95,10 @@ class RedisBackend:
     # Calling
 
     async def attempt(
-        self, work: Callable[[Deadline], Awaitable[T]], timeout_s: float | None = _PATIENCE_S, commit: Commit | None = None
+        self,
+        work: Callable[[Deadline], Awaitable[T]],
+        timeout_s: float | None = _PATIENCE_S,
+        commit: Commit | None = None,
     ) -> T:
         """Try until it works or the time is over."""
         if self._is_closed:
@@ -194,7 +197,9 @@ class RedisBackend:
         """One script decides and does it."""
         thread = commit.thread
         draft = commit.checkpoints[0] if commit.checkpoints else None
-        blob = b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
+        blob = (
+            b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
+        )
         extras = Extras(len(commit.chunks))
         header = (
             str(new_token()),
@@ -297,7 +302,9 @@ class RedisBackend:
                 snapshot.chunks[name] = (size, int(stamp.split()[0]))
         return snapshot, raw, now
 
-    def _readable(self, thread: ThreadKey, commit: Commit, pair: Pair, field: bytes, value: bytes) -> CheckpointRecord:
+    def _readable(
+        self, thread: ThreadKey, commit: Commit, pair: Pair, field: bytes, value: bytes
+    ) -> CheckpointRecord:
         """Return a record. A damaged one can still be removed: then only that it is there counts."""
         try:
             return rows.record_of(thread, field, value)
@@ -405,7 +412,10 @@ class RedisBackend:
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[tuple[ThreadKey, Entry]]:
-        asked = [False if statuses is None else [text(status) for status in statuses], "any" if lapsed is None else lapsed]
+        asked = [
+            False if statuses is None else [text(status) for status in statuses],
+            "any" if lapsed is None else lapsed,
+        ]
         if thread is None:
             return await self._listing.entries(tenant, kind, asked, prefix, after, limit, timeout_s)
         if thread.tenant != tenant:
@@ -432,7 +442,9 @@ class RedisBackend:
     ) -> list[ThreadRow]:
         if only is not None:
             thread = ThreadKey.of(tenant, only)
-            row = self._listing.row(thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads)
+            row = self._listing.row(
+                thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads
+            )
             return [] if row is None else [row]
         return await self._listing.threads(tenant, prefix, after, limit, heads, timeout_s)
 
@@ -442,7 +454,8 @@ class RedisBackend:
         if stored is None:
             return Inventory(0, 0, {})
         chunks = {
-            name: (size, int(stamp.split()[0]) if stamp else 0) for name, size, stamp in zip(*reply[1:], strict=True)
+            name: (size, int(stamp.split()[0]) if stamp else 0)
+            for name, size, stamp in zip(*reply[1:], strict=True)
         }
         return Inventory(stored.row.generation, stored.row.revision, chunks)
 
@@ -595,7 +608,12 @@ def _offered(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[Any, ...]
 
 def _written(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[Any, ...]:
     field = rows.write_field(write.key)
-    return field, write.index < 0, rows.rank_hex(write.rank), extras.add(rows.write_blob(thread, field, write))
+    return (
+        field,
+        write.index < 0,
+        rows.rank_hex(write.rank),
+        extras.add(rows.write_blob(thread, field, write)),
+    )
 
 
 def _chunks(commit: Commit | Effect) -> list[bytes]:
@@ -684,7 +702,9 @@ def _settled(thread: ThreadKey, entry: Entry, stored: bytes | None, revision: in
     """Return an entry as the script stored it."""
     body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
     if body is None:
-        kept = None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
+        kept = (
+            None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
+        )
         body = b"" if kept is None else kept.body
         status = status or ("" if kept is None else kept.status)
     if entry.lease_s is not None:

@@ -38,7 +38,9 @@ class Call:
     tail: Command | None = None
 
     @classmethod
-    def of(cls, slot: int, script: Script, keys: Sequence[str], *args: Any, tail: Command | None = None) -> Call:
+    def of(
+        cls, slot: int, script: Script, keys: Sequence[str], *args: Any, tail: Command | None = None
+    ) -> Call:
         return cls(slot, ("EVALSHA", script.sha, len(keys), *keys, *args), script, tail)
 
     def in_full(self) -> Call:

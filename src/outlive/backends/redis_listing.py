@@ -131,7 +131,9 @@ class Listing:
             if reply[5] != stored.checkpoints:
                 if reply[6] >= 0:  # it is just ending
                     return None
-                raise Corrupt(f"it has {reply[5]} checkpoints instead of {stored.checkpoints}", thread=thread.id)
+                raise Corrupt(
+                    f"it has {reply[5]} checkpoints instead of {stored.checkpoints}", thread=thread.id
+                )
             if reply[3] is not None:
                 head = rows.record_of(thread, b"\0" + reply[3], reply[4] or b"")
         return rows.summary(thread, stored, reply, head)
@@ -168,7 +170,9 @@ class Listing:
         merge = await self._merge(ask, low, limit, timeout_s)
         found: list[tuple[ThreadKey, Entry]] = []
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            found += await self._values(tenant, text(kind), [member for member, _ in lines], len(start), timeout_s)
+            found += await self._values(
+                tenant, text(kind), [member for member, _ in lines], len(start), timeout_s
+            )
         return found
 
     async def _values(
@@ -261,7 +265,9 @@ class Listing:
                 found.append(Corrupt("a line of the index of threads is damaged"))
         for thread in keys:
             if self._backend.keys(thread).bucket != bucket:
-                found.append(Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id))
+                found.append(
+                    Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id)
+                )
         calls = [self._backend.call(self._backend.keys(key), "summary", pack((False, False))) for key in keys]
         for thread, reply in zip(keys, await self._backend.ask_all(calls), strict=True):
             try:

@@ -14,11 +14,13 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from ..errors import StoreBusy, StoreUnavailable
-from .server import Deadline, Lost
 from .redis_wires import Colour, Command, Gate, Limits, Reply, Wire
+from .server import Deadline, Lost
 
 Address = tuple[str, int]
-_left_behind: list[object] = []  # connections of a parent process or an ended loop: closing them could hurt those
+_left_behind: list[
+    object
+] = []  # connections of a parent process or an ended loop: closing them could hurt those
 
 
 @dataclass(slots=True)
@@ -279,4 +281,4 @@ class Cluster(_Several):
 
 def slot_of(key: str) -> int:
     """Return the slot of a key."""
-    return key_slot(key.encode())  # type: ignore[no-any-return]
+    return key_slot(key.encode())

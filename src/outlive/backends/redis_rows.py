@@ -227,10 +227,10 @@ def write_of(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRecor
         raise Corrupt("the name of a write is damaged", thread=thread.id) from error
     try:
         if value is None:
-            raise ValueError("gone")  # noqa: TRY301
+            raise ValueError("gone")
         blob = value[56:]
         if value[48:56] != _sum(value[:48] + blob[-8:]) or blob[-8:] != _seal(thread, field, blob[:-8]):
-            raise ValueError("checksum")  # noqa: TRY301
+            raise ValueError("checksum")
         (n_names,) = struct.unpack_from(">I", blob)
         channel, path, body = ormsgpack.unpackb(blob[4 + n_names : -8])
         names = unpack_names(blob[4 : 4 + n_names])
@@ -271,19 +271,17 @@ def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> Entry:
     kind, key = _ids(thread, field)
     try:
         if value is None:
-            raise ValueError("gone")  # noqa: TRY301
+            raise ValueError("gone")
         n_status, n_clock = struct.unpack_from(">II", value, 72)
         start = 80 + n_status + n_clock
         tail, payload = value[72:start], value[start:]
         if value[64:72] != _sum(value[:64] + tail + payload[-8:]) or payload[-8:] != _seal(
             thread, field, payload[:-8]
         ):
-            raise ValueError("checksum")  # noqa: TRY301
+            raise ValueError("checksum")
         epoch, fence, revision = _rank(value)
         status, clock = plain(value[80 : 80 + n_status]), plain(value[80 + n_status : start])
-        return Entry(
-            kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock
-        )
+        return Entry(kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock)
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise Corrupt(f"an entry of kind {kind!r} is damaged", thread=thread.id) from error
 

@@ -79,9 +79,14 @@ def _target(scheme: str, url: str, options: dict[str, Any]) -> Target:
         target.connection.update({name: options[name] for name in _TLS if name in options})
         _check_requirement(target.connection.get("ssl_cert_reqs", "required"))
     elif given := [name for name in _TLS if name in options]:
-        raise BadURL(f"option {given[0]!r} needs an encrypted connection; write rediss://, or tls=true for others")
+        raise BadURL(
+            f"option {given[0]!r} needs an encrypted connection; write rediss://, or tls=true for others"
+        )
     asker = {name.removeprefix("sentinel_"): options[name] for name in _SENTINEL if name in options}
-    target.asking = {**{name: value for name, value in target.connection.items() if name.startswith("ssl")}, **asker}
+    target.asking = {
+        **{name: value for name, value in target.connection.items() if name.startswith("ssl")},
+        **asker,
+    }
     secrets = (unquote(password), password, str(asker.get("password") or ""))
     target.secrets = tuple(secret for secret in secrets if secret)
     return target
@@ -119,7 +124,9 @@ def _check_requirement(value: object) -> None:
 
 def _shown(target: Target) -> str:
     """Where it is, without who asks."""
-    hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in target.addresses)
+    hosts = ",".join(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in target.addresses
+    )
     service = f"/{target.service}" if target.service else ""
     return f"{hosts}{service}/{target.connection['db']}"
 
@@ -158,7 +165,9 @@ def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Cho
         "idle": counts["min_idle_conns"] or 0,
         "allow_eviction": switches["allow_eviction"],
     }
-    limits = {name: seconds[f"{name.removesuffix('_s')}_timeout_s"] for name in ("dial_s", "read_s", "write_s")}
+    limits = {
+        name: seconds[f"{name.removesuffix('_s')}_timeout_s"] for name in ("dial_s", "read_s", "write_s")
+    }
     return Chosen(records, counts["pool_size"] or DEFAULT_POOL_SIZE, limits)
 
 
@@ -166,7 +175,9 @@ def _seconds(name: str, value: object) -> float | None:
     if value is None:
         return None
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+        number = (
+            float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
+        )
     except ValueError:
         number = -1.0
     if not 0 < number <= 1e9:
@@ -184,7 +195,9 @@ def _count(name: str, value: object) -> int | None:
     elif isinstance(value, str) and value.isascii() and value.isdigit():
         number = int(value)
     if not least <= number <= 10_000:
-        raise BadURL(f"{name} must be a whole number from {least} to 10,000, like {name}=3, not {value!r:.50}")
+        raise BadURL(
+            f"{name} must be a whole number from {least} to 10,000, like {name}=3, not {value!r:.50}"
+        )
     return number
 
 
@@ -340,7 +353,13 @@ def _names(base: type) -> list[str]:
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Leave out what belongs to the client: callbacks, notifications, parsers."""
-    own = ("parser_class", "redis_connect_func", "event_dispatcher", "command_packer", "oss_cluster_maint_notifications_handler")
+    own = (
+        "parser_class",
+        "redis_connect_func",
+        "event_dispatcher",
+        "command_packer",
+        "oss_cluster_maint_notifications_handler",
+    )
     return {
         name: value
         for name, value in options.items()

@@ -19,7 +19,13 @@ from typing import Any, Protocol, TypeVar
 
 import redis.asyncio.connection
 import redis.connection
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -115,7 +121,9 @@ def own_options(family: type, options: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _parameters(family: type) -> frozenset[str]:
     return frozenset(
-        name for base in family.__mro__ for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        name
+        for base in family.__mro__
+        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
     )
 
 
