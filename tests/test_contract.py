@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import ThreadKey
-from outlive.backends import postgres_url
+from outlive.backends import postgres_url, redis_url
 from outlive.backends.file import FileBackend
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
@@ -55,8 +55,7 @@ class TestSQLite(BackendContract):
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
-        served = postgres_url.serve(postgres_store, {"pool_size": 4})
-        return Opener(lambda: served.sync(30), lambda: served.asynchronous(30))
+        return served(postgres_url.serve(postgres_store, {"pool_size": 4}))
 
 
 class _InShort(WaistContract, MachineContract):
@@ -67,6 +66,22 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self):
         return SQLiteBackend(":memory:")
+
+
+class TestRedis(BackendContract):
+    @pytest.fixture
+    def backend(self, valkey_url):
+        return served(redis_url.serve(valkey_url, {}))
+
+
+class TestRedisCluster(BackendContract if LONG else WaistContract):
+    @pytest.fixture
+    def backend(self, cluster):
+        return served(redis_url.serve(cluster.url, {}))
+
+
+def served(found):
+    return Opener(lambda: found.sync(30), lambda: found.asynchronous(30))
 
 
 # Joining -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
-from ..errors import ThreadNotEmpty
+from ..errors import StaleBase, ThreadNotEmpty
 from ..runtime import Deadline
 from .memory import new_token
 from .postgres_link import Link, Parameter
@@ -34,7 +34,7 @@ from .postgres_rows import (
 )
 from .rules import Clock, Effect, Pair, decide
 from .server import lock_ms
-from .snapshot import Snapshot, Wanted
+from .snapshot import Snapshot, Wanted, what_was_done
 
 _BATCH_BYTES = 64 << 20  # of chunks in one statement
 
@@ -67,9 +67,9 @@ class Transaction:
         clock = Clock(self._now, self._now, CLOCK)
         try:
             effect, receipt = decide(self._commit, seen, clock, new_token())
-        except ThreadNotEmpty:
-            if again and is_done(self._commit, seen):
-                return Receipt(seen.row.generation, seen.row.revision, self._commit.checkpoints)  # type: ignore[union-attr]
+        except (ThreadNotEmpty, StaleBase):
+            if again and (done := what_was_done(self._commit, seen)) is not None:
+                return done
             raise
         if effect is None:
             return receipt
@@ -260,15 +260,6 @@ class Transaction:
                 "(select count(*) from {schema}.write where thread = $1) w where key = $1",
                 self._key,
             )
-
-
-def is_done(commit: Commit, seen: Snapshot) -> bool:
-    """Tell whether a commit into an empty thread is what fills it."""
-    found = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
-    return seen.checkpoints == len(found) and all(
-        held is not None and (held.seq, held.body, held.chunks) == (draft.seq, draft.body, draft.chunks)
-        for held, draft in zip(found, commit.checkpoints, strict=True)
-    )
 
 
 def _digests(pairs: Iterable[Pair]) -> bytes:
