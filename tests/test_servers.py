@@ -124,6 +124,17 @@ def test_postgres_ends_fast_immediately_or_when_its_clients_have_left():
         until(lambda: not server.is_running)
 
 
+def test_a_paused_postgres_answers_nobody_until_it_is_resumed(postgres_server):
+    with psycopg.connect(postgres_server.url) as client:
+        postgres_server.pause()
+        timer = threading.Timer(0.2, postgres_server.resume)
+        timer.start()
+        start = time.monotonic()
+        assert client.execute("select 1").fetchone() == (1,)
+        assert time.monotonic() - start > 0.15
+        timer.join()
+
+
 def test_postgres_takes_settings_and_asks_for_a_password():
     password = "it's a %secret%/@"
     with PostgresServer(ram=True, password=password, fsync=True, settings={"max_connections": "7"}) as server:
@@ -164,6 +175,8 @@ def test_postgres_runs_as_nobody_where_there_are_no_user_namespaces(monkeypatch)
         assert fetch(server.database("mine"), "select 1") == [(1,)]
         server.kill()
         server.start()
+    makers = [line.split()[4] for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    assert str(server.pid) not in makers
 
 
 # Valkey ---------------------------------------------------------------------------------------------------------
