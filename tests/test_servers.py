@@ -318,10 +318,21 @@ def test_a_slot_can_be_held_in_the_middle_of_its_move(cluster, cluster_client):
     assert ask(old, "{y}1").startswith(f"MOVED {slot} ")
 
 
+def test_a_slot_that_was_left_on_the_move_stays_where_it_is(cluster):
+    slot = cluster.slot_of("{y}")
+    old = cluster.master_of(slot)
+    new = next(server for server in cluster.masters() if server is not old)
+    old.call("CLUSTER", "SETSLOT", slot, "MIGRATING", new.call("CLUSTER", "MYID"))
+    assert ask(old, "{y}").startswith("ASK")
+    cluster.abandon_moves()
+    assert ask(old, "{y}") == "None"
+
+
 def ask(server, key):
     """Return the value that one node has, or its error."""
     try:
-        return server.call("GET", key).decode()
+        value = server.call("GET", key)
+        return str(value and value.decode())
     except RuntimeError as error:
         return str(error)
 
