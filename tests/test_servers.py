@@ -205,6 +205,14 @@ def test_a_paused_valkey_answers_when_it_is_resumed(valkey_server):
         assert client.get("a") == b"1"
 
 
+@pytest.mark.parametrize("fixture", ["postgres_server", "valkey_server"])
+def test_a_paused_server_can_be_stopped(fixture, request):
+    server = request.getfixturevalue(fixture)
+    server.pause()
+    server.stop(timeout_s=10)
+    assert not server.is_running
+
+
 def test_valkey_takes_settings_and_asks_for_a_password():
     settings = {"maxmemory": "10mb"}
     with ValkeyServer(
@@ -430,8 +438,19 @@ if child == 0:
     print(ValkeyServer().start().call("PING").decode(), flush=True)
     sys.exit(3)  # with all that is registered to run at exit
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), server.call("PING").decode())
+print(server.folder.exists())
 """
-    assert run(script, short_path) == (0, ["PONG", "3", "PONG"])
+    assert run(script, short_path) == (0, ["PONG", "3", "PONG", "True"])
+
+
+def test_the_folder_of_a_living_process_is_not_tidied_up(short_path):
+    script = """
+from outlive.testing.servers import folder
+server = ValkeyServer()
+folder._sweep(os.environ["TMPDIR"])
+print(server.folder.exists())
+"""
+    assert run(script, short_path) == (0, ["True"])
 
 
 def test_a_server_outlives_the_thread_that_started_it():
