@@ -169,7 +169,7 @@ class PostgresServer(Server):
         if self._primary is not None:
             self._copy_primary(self._primary)
         else:
-            shutil.copytree(_template(self.binaries, self.ram), self.data, copy_function=shutil.copyfile)
+            shutil.copytree(_template(self.binaries), self.data, copy_function=shutil.copyfile)
         (self.data / "pg_hba.conf").write_text(self._access())
         _give(self.folder, self._way())
 
@@ -232,9 +232,9 @@ class PostgresServer(Server):
 
 
 @functools.cache
-def _template(binaries: Path, ram: bool) -> Path:
+def _template(binaries: Path) -> Path:
     """Return a data folder as initdb makes it: copying one is ten times as fast as making another."""
-    folder = new_folder("template", ram=ram)
+    folder = new_folder("template", ram=True)
     _give(folder, unprivileged_way())
     data = folder / "data"
     options = ["-U", USER, "-A", "trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
