@@ -105,6 +105,7 @@ def _cluster():
 @pytest.fixture
 def cluster(_cluster):
     """An empty cluster; which slot is where may differ from test to test."""
-    for master in _cluster.start().masters():
+    _cluster.start().abandon_moves()
+    for master in _cluster.masters():
         master.call("FLUSHALL")
     return _cluster
