@@ -379,39 +379,28 @@ class PostgresBackend:
         return {name or b"": data or b"" for name, data in found}
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        """Compare the counts of a thread's row with its rows, and every row with its checksum."""
+        """Compare the counts of a thread's row with its rows, and every record with its checksum."""
         if thread is None:
             return []
-        return await _audit(self, thread)
+        problems: list[Corrupt] = []
+        for cells in await self._ask(self._sql.counts, thread.digest):
+            said, found = ([to_number(cell) for cell in part] for part in (cells[:3], cells[3:]))
+            if said != found:
+                what = "it should have {} checkpoints, {} writes and {} bytes".format(*said)
+                problems.append(Corrupt(what + ", and has {}, {} and {}".format(*found), thread=thread.id))
+        before: Cursor | None = None
+        try:
+            while page := (await self.history(thread, None, before=before, limit=500))[1]:
+                before = page[-1].order
+        except Corrupt as error:
+            problems.append(error)
+        return problems
 
 
 def first_statements(schema: str) -> tuple[str, ...]:
     """Return what every link prepares at once: a save and a load are one round trip from the first."""
     sql = statements(quoted(schema))
     return sql.save, sql.read_head
-
-
-async def _audit(backend: PostgresBackend, thread: ThreadKey) -> list[Corrupt]:
-    problems: list[Corrupt] = []
-    counted = stored = 0
-    before: Cursor | None = None
-    while True:
-        try:
-            _, page = await backend.history(thread, None, before=before, limit=500)
-        except Corrupt as error:
-            return [*problems, error]
-        counted += len(page)
-        stored += sum(len(record.body) for record in page)
-        if len(page) < 500:
-            break
-        before = page[-1].order
-    inventory = await backend.inventory(thread)
-    stored += sum(size for size, _ in inventory.chunks.values())
-    for row in await backend.threads(thread.tenant, only=thread.id, heads=False):
-        if row.revision == inventory.revision and (row.checkpoints, row.stored) != (counted, stored):
-            said = f"it should have {row.checkpoints} checkpoints and {row.stored} bytes"
-            problems = [*problems, Corrupt(f"{said}, and has {counted} and {stored}", thread=thread.id)]
-    return problems
 
 
 # Parameters and answers of a save -----------------------------------------------------------------------------

@@ -97,6 +97,7 @@ class Statements:
     entries: str
     inventory: str
     fetch: str
+    counts: str
     identity: str
     adopt: str
 
@@ -131,6 +132,14 @@ def statements(schema: str) -> Statements:
         fetch=(
             f"select k.name, k.data from {schema}.thread t join {schema}.chunk k on k.thread = t.key "
             "and k.name = any($2::bytea[]) where t.digest = $1"
+        ),
+        counts=(
+            "select t.checkpoints, t.writes, t.stored, "
+            f"(select count(*) from {schema}.checkpoint c where c.thread = t.key), "
+            f"(select count(*) from {schema}.write w where w.thread = t.key), "
+            f"(select coalesce(sum(octet_length(c.body)), 0) from {schema}.checkpoint c where c.thread = t.key)::bigint + "
+            f"(select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = t.key)::bigint "
+            f"from {schema}.thread t where t.digest = $1"
         ),
         adopt=f"insert into {schema}.store (version, naming_key) values ({VERSION}, $1) on conflict do nothing",
         identity=f"select version::bigint, naming_key from {schema}.store",
