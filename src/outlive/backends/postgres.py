@@ -152,7 +152,7 @@ class PostgresBackend:
 
         async def work(link: Link, deadline: Deadline, again: bool) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            await link.run(f"begin; set local lock_timeout = {lock_ms(deadline)}", deadline)
+            await link.begin(deadline)
             try:
                 await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(link, self._schema, "to_regnamespace", deadline):

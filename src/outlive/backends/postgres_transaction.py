@@ -33,7 +33,6 @@ from .postgres_rows import (
     to_write,
 )
 from .rules import Clock, Effect, Pair, decide
-from .server import lock_ms
 from .snapshot import Snapshot, Wanted, what_was_done
 
 _BATCH_BYTES = 64 << 20  # of chunks in one statement
@@ -52,7 +51,7 @@ class Transaction:
 
     async def run(self, *, again: bool) -> Receipt:
         """Do the commit or raise why not. `again`: an attempt before may have done it."""
-        await self._link.run(f"begin; set local lock_timeout = {lock_ms(self._deadline)}", self._deadline)
+        await self._link.begin(self._deadline)
         try:
             receipt = await self._decide(again)
         except BaseException:
