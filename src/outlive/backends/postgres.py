@@ -289,7 +289,8 @@ class PostgresBackend:
             parameters.append(space(namespace))
         found = await self._ask(statement, *parameters, timeout_s=timeout_s)
         records = [to_checkpoint(cells[1:], thread.id) for cells in found if cells[1] is not None]
-        return (to_number(found[0][0]) if found else 0), records
+        records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+        return (to_number(found[0][0]) if found else 0), records[:limit]
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

@@ -118,9 +118,10 @@ class Transaction:
                 seen.records[record.namespace, record.id] = record
         if wanted.namespaces:
             found = await self._query(
-                f"select {CHECKPOINT} from unnest($2::bytea[]) s(space) cross join lateral (select x.* from "
-                "{schema}.checkpoint x where x.thread = $1 and x.space = s.space "
-                "order by x.epoch desc, x.seq desc, x.id desc limit 1) c",
+                f"select {CHECKPOINT} from unnest($2::bytea[]) s(space) cross join lateral ("
+                "select x.* from {schema}.checkpoint x where x.thread = $1 and x.space = s.space "
+                "and (x.epoch, x.seq) = (select y.epoch, y.seq from {schema}.checkpoint y where y.thread = $1 "
+                "and y.space = s.space order by y.epoch desc, y.seq desc limit 1) order by x.id desc limit 1) c",
                 self._key, blobs([space(namespace) for namespace in wanted.namespaces]),
             )  # fmt: skip
             for record in (to_checkpoint(cells, id) for cells in found):
