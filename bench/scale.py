@@ -14,6 +14,8 @@ class Scale:
     samples: int  # checkpoints read back and compared after a workload
     savers: int
     saves_each: int
+    server_savers: int  # of a store on a server
+    pool: int  # connections that these share
     threads: int  # threads in the store that is listed
     megabytes: int  # the large state
     cached_threads: int  # threads of some 100 KB that fill the default cache, and then some
@@ -28,6 +30,8 @@ FULL = Scale(
     samples=50,
     savers=64,
     saves_each=50,
+    server_savers=32,
+    pool=8,
     threads=100_000,
     megabytes=64,
     cached_threads=1_000,
@@ -42,6 +46,8 @@ QUICK = Scale(
     samples=20,
     savers=64,
     saves_each=10,
+    server_savers=32,
+    pool=8,
     threads=5_000,
     megabytes=16,
     cached_threads=200,
