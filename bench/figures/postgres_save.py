@@ -26,7 +26,9 @@ from workloads import State, conversation
 def run(scale: Scale, room: Path) -> Iterator[Row]:
     states = conversation(scale.steps)
     with servers.postgres() as server:
-        races = [_round(states, scale.tail, server.database(f"round_{n}"), n) for n in range(scale.rounds)]
+        races = [
+            _round(states, scale.tail, server.database(f"round_{n}"), n) for n in range(scale.server_rounds)
+        ]
     step = f"at step {scale.steps:,}"
     yield _against_bare(races, step)
     yield _against_put(races, step)

@@ -25,7 +25,7 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     talks = [conversation(scale.saves_each, seed=SEED + 100 + n) for n in range(scale.server_savers)]
     race = CrowdRace(talks, warm_ups=2 * scale.pool)
     with servers.postgres() as server:
-        for n in range(scale.rounds):
+        for n in range(scale.server_rounds):
             url = server.database(f"round_{n}")
             race.round(
                 partial(ours.open_async, url, pool_size=scale.pool),

@@ -46,7 +46,7 @@ def _row(
     url: str,
     client: Callable[[], redis.Redis | redis.RedisCluster],
 ) -> Row:
-    races = [_round(states, scale.tail, url, client(), n) for n in range(scale.rounds)]
+    races = [_round(states, scale.tail, url, client(), n) for n in range(scale.server_rounds)]
     save, bare = (median(race.wall(lane) for race in races) for lane in ("save", "bare"))
     ratio = median(race.ratio("save", "bare") for race in races)
     note = f"{milliseconds(save)} / {milliseconds(bare)}"
