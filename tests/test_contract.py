@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import ThreadKey
-from outlive.backends import postgres_url
+from outlive.backends import postgres_url, redis_url
 from outlive.backends.file import FileBackend
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
@@ -67,6 +67,23 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self):
         return SQLiteBackend(":memory:")
+
+
+class TestRedis(BackendContract):
+    @pytest.fixture
+    def backend(self, valkey_url):
+        return served(valkey_url)
+
+
+class TestRedisCluster(BackendContract if LONG else WaistContract):
+    @pytest.fixture
+    def backend(self, cluster):
+        return served(cluster.url)
+
+
+def served(url):
+    found = redis_url.serve(url, {})
+    return Opener(found.sync, found.asynchronous)
 
 
 # Joining -------------------------------------------------------------------------------------------------

@@ -209,6 +209,25 @@ class OutcomeUnknown(StoreError):
         self.timeout_s = timeout_s
 
 
+class NotReplicated(OutcomeUnknown):
+    """The primary has stored it, but too few replicas confirmed that in time: a failover may still lose it.
+
+    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more.
+    """
+
+    def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
+        StoreError.__init__(
+            self,
+            f"the primary has stored checkpoint {checkpoint_id!r} of thread {thread!r}, but only {confirmed} of "
+            f"{wanted} replicas confirmed it in time; retry with save(state, id={checkpoint_id!r})",
+        )
+        self.thread = thread
+        self.checkpoint_id = checkpoint_id
+        self.timeout_s = None
+        self.confirmed = confirmed
+        self.wanted = wanted
+
+
 class StaleBase(StoreError):
     """Something was deleted since this process read the thread. The core re-bases once and tries again."""
 

@@ -1,0 +1,123 @@
+-- An effect that `rules.decide` made of what was gathered: done if the thread is still just that. Removals come
+-- first, also because a full server then lets the rest pass.
+local expected, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 13)
+local doomed = split(ARGV[2])
+local raw, row = load_row()
+if row == false then return { 'damaged', raw } end
+if (raw or '') ~= expected then return { 'moved' } end
+local is_new = not row
+if is_new then
+  row = { checkpoints = 0, writes = 0, entries = 0, stored = 0, info = 0 }
+end
+row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.info_version = unpack(new, 1, 7)
+local was_listed = is_listed(row)
+if is_new then
+  redis.call('HSET', M, 'row', row_text(row))
+  redis.call('UNLINK', R, O, C, W, E)
+end
+
+local function unindex(name, value)
+  local one, two = index_member(tenant, name .. '\0' .. WHO, value)
+  redis.call('ZREM', ENTRIES, one .. two)
+end
+
+if everything then
+  local all = redis.call('HGETALL', E)
+  for i = 1, #all, 2 do unindex(all[i], all[i + 1]) end
+  redis.call('UNLINK', R, O, C, W, E)
+  redis.call('HDEL', M, 'info', 'projection')
+  row.checkpoints, row.writes, row.entries, row.stored, row.info = 0, 0, 0, 0, 0
+end
+
+local function forget_order(field, value)
+  local at = string.find(field, '\0', 1, true)
+  local one, all = members(sub(field, 1, at - 1), sub(field, at + 1), sub(value, 1, 16))
+  redis.call('ZREM', O, one, all)
+end
+
+for i = 1, #removed do
+  local field = removed[i]
+  local old = redis.call('HGET', R, field)
+  if old then
+    forget_order(field, old)
+    redis.call('HDEL', R, field)
+    row.checkpoints = row.checkpoints - 1
+    row.stored = row.stored - body_bytes(old)
+  end
+  local names = redis.call('ZRANGEBYLEX', O, '[w' .. field .. '\0', '(w' .. field .. '\1')
+  for j = 1, #names do
+    redis.call('ZREM', O, names[j])
+    row.writes = row.writes - redis.call('HDEL', W, sub(names[j], 2))
+  end
+end
+for i = 1, #doomed do
+  row.stored = row.stored - redis.call('HSTRLEN', C, 'd' .. doomed[i])
+  redis.call('HDEL', C, 'd' .. doomed[i], 's' .. doomed[i])
+end
+
+for i = 3, 3 * chunks, 3 do
+  local name, crc, data = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
+    row.stored = row.stored + #data
+  else
+    crc = string.match(redis.call('HGET', C, 's' .. name) or '', ' (%x+)$') or crc
+  end
+  redis.call('HSET', C, 's' .. name, int(row.revision) .. ' ' .. crc)
+end
+
+for i = 1, #records do
+  local namespace, name, value = records[i][1], records[i][2], ARGV[records[i][3]]
+  local field = namespace .. '\0' .. name
+  local old = redis.call('HGET', R, field)
+  if old then
+    if sub(old, 1, 16) ~= sub(value, 1, 16) then forget_order(field, old) end
+    row.stored = row.stored - body_bytes(old)
+  else
+    row.checkpoints = row.checkpoints + 1
+  end
+  redis.call('HSET', R, field, value)
+  local one, all = members(namespace, name, sub(value, 1, 16))
+  redis.call('ZADD', O, 0, one, 0, all)
+  row.stored = row.stored + body_bytes(value)
+end
+for i = 1, #writes do
+  if redis.call('HSET', W, writes[i][1], ARGV[writes[i][2]]) == 1 then
+    redis.call('ZADD', O, 0, 'w' .. writes[i][1])
+    row.writes = row.writes + 1
+  end
+end
+for i = 1, #entries do
+  local name, value = entries[i][1], entries[i][2] and ARGV[entries[i][2]]
+  local old = redis.call('HGET', E, name)
+  if old then unindex(name, old) end
+  if value then
+    redis.call('HSET', E, name, value)
+    redis.call('ZADD', O, 0, 'e' .. name)
+    local one, two = index_member(tenant, name .. '\0' .. WHO, value)
+    redis.call('ZADD', ENTRIES, 0, one .. two)
+  elseif old then
+    redis.call('HDEL', E, name)
+    redis.call('ZREM', O, 'e' .. name)
+  end
+  row.entries = row.entries + (value and 1 or 0) - (old and 1 or 0)
+end
+if info then
+  redis.call('HSET', M, 'info', ARGV[info])
+  if projection then redis.call('HSET', M, 'projection', projection) else redis.call('HDEL', M, 'projection') end
+  row.info = 1
+end
+
+if is_listed(row) then
+  redis.call('ZADD', THREADS, 0, tenant .. '\0' .. id)
+elseif was_listed then
+  redis.call('ZREM', THREADS, tenant .. '\0' .. id)
+end
+if is_listed(row) or row.entries > 0 then
+  redis.call('HSET', M, 'tenant', tenant, 'id', id)
+else
+  redis.call('HDEL', M, 'tenant', 'id')
+end
+redis.call('HSET', M, 'row', row_text(row))
+keep_alive(ttl_ms)
+return { 'ok' }

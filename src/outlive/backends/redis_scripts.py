@@ -1,0 +1,31 @@
+"""The Lua scripts: each is the common part and its own file, named by the digest of its text."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as a server knows it."""
+
+    text: str
+    sha: str
+
+
+@functools.cache
+def script(name: str) -> Script:
+    """Return a script by the middle of its file's name."""
+    folder = resources.files(__package__)
+    own = (folder / f"redis_{name}.lua").read_text(encoding="ascii")
+    common = "" if name == "index" else (folder / "redis_thread.lua").read_text(encoding="ascii")
+    whole = _without_comments(common + own)
+    return Script(whole, hashlib.sha1(whole.encode()).hexdigest())  # noqa: S324  # how Redis names scripts
+
+
+def _without_comments(text: str) -> str:
+    """Drop whole lines of comment: a server keeps the text of every script."""
+    return "\n".join(line for line in text.splitlines() if line and not line.lstrip().startswith("--"))

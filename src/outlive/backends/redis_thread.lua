@@ -1,0 +1,121 @@
+-- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries, and of the bucket: the
+-- index of threads, the index of entries. Numbers in a row are below 2^53; a generation is 63 bits, so it is text.
+local M, R, O, C, W, E, THREADS, ENTRIES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local WHO = M and string.sub(M, -34, -3) -- the digest, in hex
+local NONE = 4294967295 -- in place of the length of a text that is not there
+local sub, format = string.sub, string.format
+
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+
+local function int(number) return format('%.0f', number) end
+local function hex(number) return format('%016x', number) end
+local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
+
+-- The row of the thread: twelve numbers and a checksum.
+local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+local function load_row()
+  local raw = redis.call('HGET', M, 'row')
+  if not raw then return nil, nil end
+  local text = sub(raw, 1, -10)
+  local g, v, e, s, c, u, n, w, k, b, x, i = string.match(text, ROW)
+  if not g or sum(WHO .. text) ~= sub(raw, -8) then return raw, false end
+  return raw, {
+    generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
+    checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
+    info_version = tonumber(x), info = tonumber(i),
+  }
+end
+
+local function row_text(row)
+  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f', row.generation, row.revision, row.epoch,
+    row.seq, row.created, row.updated, row.checkpoints, row.writes, row.entries, row.stored, row.info_version, row.info)
+  return text .. ' ' .. sum(WHO .. text)
+end
+
+local function is_listed(row) return row.checkpoints > 0 or row.writes > 0 or row.info > 0 end
+
+-- Commands take some thousand arguments at most: pages.
+local function hmget(key, fields)
+  local found, count = {}, 0
+  for start = 1, #fields, 1000 do
+    local page = redis.call('HMGET', key, unpack(fields, start, math.min(start + 999, #fields)))
+    for i = 1, #page do found[count + i] = page[i] end
+    count = count + #page
+  end
+  return found, count
+end
+
+local function prefixed(letter, names)
+  local fields = {}
+  for i = 1, #names do fields[i] = letter .. names[i] end
+  return fields
+end
+
+-- The order: 'n' namespace NUL epoch seq id, 'a' epoch seq id NUL namespace, 'w' write, 'e' entry.
+local function head_of(namespace)
+  local start = 'n' .. namespace .. '\0'
+  local found = redis.call('ZREVRANGEBYLEX', O, '(n' .. namespace .. '\1', '[' .. start, 'LIMIT', 0, 1)[1]
+  return found and sub(found, #start + 17)
+end
+
+local function members(namespace, id, order)
+  return 'n' .. namespace .. '\0' .. order .. id, 'a' .. order .. id .. '\0' .. namespace
+end
+
+-- Names of chunks, each behind its length. (cmsgpack knows no binary strings.)
+local function split(names)
+  local list, at = {}, 1
+  while at <= #names do
+    local length = string.byte(names, at)
+    list[#list + 1] = sub(names, at + 1, at + length)
+    at = at + length + 1
+  end
+  return list
+end
+
+-- A record: epoch, seq, created_at, length of the parent, checksum, parent; then what the client packed:
+-- lengths of names, body, run; names, run, rest.
+local function body_bytes(value)
+  local parent = struct.unpack('>I4', value, 25)
+  if parent == NONE then parent = 0 end
+  return (struct.unpack('>I4', value, 41 + parent))
+end
+
+local function names_and_run(value)
+  local parent = struct.unpack('>I4', value, 25)
+  if parent == NONE then parent = 0 end
+  local names, _, run = struct.unpack('>I4I4I4', value, 37 + parent)
+  local at = 49 + parent
+  return sub(value, at, at + names - 1), run ~= NONE and sub(value, at + names, at + names + run - 1)
+end
+
+-- An entry: rank (epoch, fence, revision), until, checksum, lengths of status and clock, status, clock, payload.
+local function status_clock(value)
+  local status, clock = struct.unpack('>I4I4', value, 73)
+  return sub(value, 81, 80 + status), sub(value, 81 + status, 80 + status + clock), sub(value, 81 + status + clock)
+end
+
+local function entry_value(rank, lapses, status, clock, payload)
+  local head = rank .. lapses
+  local tail = struct.pack('>I4I4', #status, #clock) .. status .. clock
+  return head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
+end
+
+local function index_member(who, field, value)
+  local status, clock = status_clock(value)
+  return who .. '\0' .. field, sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status
+end
+
+local function keep_alive(ttl_ms)
+  if ttl_ms > 0 then
+    redis.call('PEXPIRE', M, ttl_ms)
+  else
+    ttl_ms = redis.call('PTTL', M)
+    if ttl_ms <= 0 then return end
+  end
+  for i = 2, 6 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+end

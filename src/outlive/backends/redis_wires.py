@@ -1,0 +1,328 @@
+"""Connections to a Redis server in two colours, each call with a deadline of its own.
+
+redis-py makes the connection (TLS, credentials, handshake) and speaks the protocol. Its clients are not used: they
+know one timeout per client, not one per call, they retry on their own, and discovery of a Cluster or a Sentinel
+has no deadline at all. A wire whose call failed or was cancelled is dropped, so that nobody reads its late reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import redis.asyncio.connection
+import redis.connection
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import StoreUnavailable
+from .server import Deadline, Lost
+
+T = TypeVar("T")
+Command = Sequence[Any]
+Reply = Any  # bytes, int, list, None, or a ResponseError
+_SHORTEST_S = 0.001
+
+
+class Wire(Protocol):
+    """One connection."""
+
+    async def open(self, deadline: Deadline) -> None: ...
+    async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]: ...
+    async def drop(self) -> None: ...
+
+
+class Gate(Protocol):
+    """Lets so many in at a time."""
+
+    async def enter(self, deadline: Deadline) -> bool: ...
+    def leave(self) -> None: ...
+
+
+class Colour(Protocol):
+    """What differs between blocking and awaiting."""
+
+    def place(self) -> object:
+        """Return where this runs: connections and locks belong to one process and one event loop."""
+        ...
+
+    def gate(self, size: int) -> Gate: ...
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire: ...
+    async def pause(self, seconds: float) -> None: ...
+    async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]: ...
+
+
+class Limits:
+    """How long the parts of a call may take, at most."""
+
+    def __init__(
+        self, dial_s: float | None = None, read_s: float | None = None, write_s: float | None = None
+    ) -> None:
+        self.dial_s = _or_endless(dial_s)
+        self.read_s = _or_endless(read_s)
+        self.write_s = _or_endless(write_s)
+
+
+def _or_endless(seconds: float | None) -> float:
+    return float("inf") if seconds is None else seconds
+
+
+@contextmanager
+def lost(*, sent: bool) -> Iterator[None]:
+    """Make one kind of error of all that can happen to a connection; a refused password is final."""
+    try:
+        yield
+    except (AuthenticationError, NoPermissionError) as error:
+        raise StoreUnavailable(f"the server refused the credentials: {error}") from error
+    except (RedisTimeoutError, TimeoutError) as error:
+        raise Lost("no answer in time", sent=sent) from error
+    except BusyLoadingError as error:
+        raise Lost("it is loading its data", sent=False) from error
+    except (RedisConnectionError, OSError) as error:
+        raise Lost(str(error) or type(error).__name__, sent=sent) from error
+    except RedisError as error:
+        raise Lost(f"{type(error).__name__}: {error}", sent=sent) from error
+
+
+def own_options(family: type, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a connection, without timeouts and retries of its own and without small talk."""
+    fixed: dict[str, Any] = {
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "retry": None,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_keepalive": True,
+    }
+    if "path" in options:
+        del fixed["socket_keepalive"]
+    known = _parameters(family)
+    quiet = {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
+    return {**options, **fixed, **quiet}
+
+
+@functools.cache
+def _parameters(family: type) -> frozenset[str]:
+    return frozenset(
+        name
+        for base in family.__mro__
+        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
+    )
+
+
+# Blocking -------------------------------------------------------------------------------------------------
+
+
+class _Punctual:
+    """A socket whose every operation ends with the deadline of the call that uses it."""
+
+    def __init__(self, sock: Any, deadline: Deadline, limits: Limits) -> None:
+        self._sock = sock
+        self._limits = limits
+        self.deadline = deadline
+
+    def settimeout(self, value: float | None) -> None:
+        """Nobody but the deadline decides."""
+
+    def recv_into(self, *args: Any) -> int:
+        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
+        return self._sock.recv_into(*args)  # type: ignore[no-any-return]
+
+    def recv(self, *args: Any) -> bytes:
+        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
+        return self._sock.recv(*args)  # type: ignore[no-any-return]
+
+    def sendall(self, data: Any) -> None:
+        self._sock.settimeout(_bounded(self.deadline, self._limits.write_s))
+        self._sock.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _bounded(deadline: Deadline, limit_s: float) -> float | None:
+    seconds = min(deadline.left_s(), limit_s)
+    return None if seconds == float("inf") else max(seconds, _SHORTEST_S)
+
+
+@functools.cache
+def _punctual(family: type) -> type:
+    """Return a family of connections with punctual sockets."""
+
+    def connect(self: Any) -> _Punctual:
+        return _Punctual(family._connect(self), self.deadline, self.limits)  # type: ignore[attr-defined]
+
+    return type(f"Punctual{family.__name__}", (family,), {"_connect": connect})
+
+
+class BlockingWire:
+    """A connection for calls that block. Nothing here suspends."""
+
+    def __init__(self, family: type, options: dict[str, Any], limits: Limits) -> None:
+        self._limits = limits
+        self._connection: Any = _punctual(family)(**own_options(family, options))
+        self._connection.limits = limits
+
+    async def open(self, deadline: Deadline) -> None:
+        connection = self._connection
+        connection.deadline = deadline
+        dial_s = _bounded(deadline, self._limits.dial_s)
+        connection.socket_connect_timeout = dial_s
+        connection.socket_timeout = dial_s  # of a TLS handshake
+        with lost(sent=False):
+            connection.connect()
+
+    async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        connection = self._connection
+        packed = [part for command in commands for part in connection.pack_command(*command)]
+        with lost(sent=True):
+            connection._sock.deadline = deadline
+            connection.send_packed_command(packed if len(packed) == 1 else [b"".join(packed)])
+            return [self._read() for _ in commands]
+
+    def _read(self) -> Reply:
+        try:
+            return self._connection.read_response(disconnect_on_error=True)
+        except ResponseError as error:
+            return error
+
+    async def drop(self) -> None:
+        self._connection.disconnect()
+
+
+class _ThreadGate:
+    def __init__(self, size: int) -> None:
+        self._semaphore = threading.Semaphore(size)
+
+    async def enter(self, deadline: Deadline) -> bool:
+        if self._semaphore.acquire(blocking=False):
+            return True
+        left_s = deadline.left_s()
+        return self._semaphore.acquire(timeout=None if left_s == float("inf") else left_s)
+
+    def leave(self) -> None:
+        self._semaphore.release()
+
+
+class Blocking:
+    """The sync colour."""
+
+    families = redis.connection
+
+    def place(self) -> object:
+        return os.getpid()
+
+    def gate(self, size: int) -> Gate:
+        return _ThreadGate(size)
+
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire:
+        return BlockingWire(family, options, limits)
+
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Do one after the other; when one fails, the rest is not begun."""
+        try:
+            return [await work for work in works]
+        finally:
+            for work in works:
+                work.close()
+
+
+# Awaiting ---------------------------------------------------------------------------------------------------
+
+
+class AwaitingWire:
+    """A connection of an event loop."""
+
+    def __init__(self, family: type, options: dict[str, Any], limits: Limits) -> None:
+        self._limits = limits
+        self._connection: Any = family(**own_options(family, options))
+
+    async def open(self, deadline: Deadline) -> None:
+        try:
+            with lost(sent=False):
+                async with asyncio.timeout(_bounded(deadline, self._limits.dial_s)):
+                    await self._connection.connect()
+        except BaseException:
+            await self.drop()
+            raise
+
+    async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
+        connection = self._connection
+        packed = [part for command in commands for part in connection.pack_command(*command)]
+        try:
+            with lost(sent=True):
+                async with asyncio.timeout(_bounded(deadline, self._limits.read_s)):
+                    await connection.send_packed_command(packed)
+                    return [await self._read() for _ in commands]
+        except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
+            await self.drop()
+            raise
+
+    async def _read(self) -> Reply:
+        try:
+            return await self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+    async def drop(self) -> None:
+        await self._connection.disconnect(nowait=True)
+
+
+class _TaskGate:
+    def __init__(self, size: int) -> None:
+        self._semaphore = asyncio.Semaphore(size)
+
+    async def enter(self, deadline: Deadline) -> bool:
+        if not self._semaphore.locked():
+            return await self._semaphore.acquire()
+        try:
+            async with asyncio.timeout(_bounded(deadline, float("inf"))):
+                return await self._semaphore.acquire()
+        except TimeoutError:
+            return False
+
+    def leave(self) -> None:
+        self._semaphore.release()
+
+
+class Awaiting:
+    """The async colour."""
+
+    families = redis.asyncio.connection
+
+    def place(self) -> object:
+        return (os.getpid(), asyncio.get_running_loop())
+
+    def gate(self, size: int) -> Gate:
+        return _TaskGate(size)
+
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire:
+        return AwaitingWire(family, options, limits)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        if len(works) == 1:
+            return [await works[0]]
+        return list(await asyncio.gather(*works))
