@@ -74,7 +74,7 @@ class BarePostgres:
 
 
 class BareRedis:
-    """One SET under a new key each."""
+    """One SET under a new key each; in a cluster all in one slot, as a thread is."""
 
     def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
         self._client = client
@@ -88,4 +88,4 @@ class BareRedis:
 
     def insert(self, data: bytes) -> None:
         self._count += 1
-        self._client.set(b"piece:%d" % self._count, data)
+        self._client.set(b"{piece}:%d" % self._count, data)
