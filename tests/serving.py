@@ -50,25 +50,22 @@ def postgres_url(postgres_server):
 
 
 @pytest.fixture(scope="session")
-def postgres_store(postgres_server):
-    """A database whose store is emptied for every test: making one takes ten times as long."""
-    return postgres_server.start().database("shared")
+def _postgres_store(_postgres):
+    return _postgres.start().database("shared")
 
 
 @pytest.fixture
-def empty_postgres(postgres_store):
-    """The URL of a store without anything in it, not even a naming key."""
-    with psycopg.connect(postgres_store, autocommit=True) as connection:
+def postgres_store(_postgres_store, postgres_server):
+    """The URL of a store that was emptied, also of its naming key: making a database takes ten times as long."""
+    with psycopg.connect(_postgres_store, autocommit=True) as connection:
         there = connection.execute("select to_regclass('outlive.store') is not null").fetchone()[0]
         if there:
             for table in ("thread", "checkpoint", "chunk", "write", "entry", "store"):
                 connection.execute(f"delete from outlive.{table}")
-    return postgres_store
+    return _postgres_store
 
 
 @pytest.fixture(scope="session")
-def valkey_server():
-    yield from _share(ValkeyServer(ram=True))
 def _valkey():
     server = ValkeyServer(ram=True)
     yield from _share(server, [server])

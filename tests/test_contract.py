@@ -54,9 +54,9 @@ class TestSQLite(BackendContract):
 
 class TestPostgres(BackendContract):
     @pytest.fixture
-    def backend(self, empty_postgres):
-        served = postgres_url.serve(empty_postgres, {"pool_size": 4})
-        return Opener(served.sync, served.asynchronous)
+    def backend(self, postgres_store):
+        served = postgres_url.serve(postgres_store, {"pool_size": 4})
+        return Opener(lambda: served.sync(30), lambda: served.asynchronous(30))
 
 
 class _InShort(WaistContract, MachineContract):

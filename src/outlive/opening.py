@@ -90,14 +90,16 @@ async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(_parse(url, {"tenant": tenant}))
 
-    return await _build(target.served.sync(), target, SyncRuntime(), another)
+    return await _build(target.served.sync(target.settings.timeout_s), target, SyncRuntime(), another)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant}))
 
-    return await _build(await target.served.asynchronous(), target, AsyncRuntime(), another)
+    return await _build(
+        await target.served.asynchronous(target.settings.timeout_s), target, AsyncRuntime(), another
+    )
 
 
 async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
@@ -159,10 +161,10 @@ def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = 
 
 
 def _local(shown: str, make: Callable[[], Local]) -> Served:
-    async def asynchronous() -> Backend:
+    async def asynchronous(timeout_s: float | None) -> Backend:
         return cast(Backend, Threaded(await in_thread(make)))
 
-    return Served(shown, lambda: cast(Backend, Inline(make())), asynchronous)
+    return Served(shown, lambda _: cast(Backend, Inline(make())), asynchronous)
 
 
 def _parts(url: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> tuple[str, str, dict[str, Any]]:

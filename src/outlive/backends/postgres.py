@@ -45,6 +45,7 @@ from ..errors import (
     OutliveError,
     StaleBase,
 )
+from ..runtime import Deadline
 from .memory import new_token, write_order
 from .postgres_link import Link, MissingSchema, Parameter
 from .postgres_pool import Pool
@@ -66,6 +67,7 @@ from .postgres_rows import (
     to_checkpoint,
     to_entry,
     to_maybe_text,
+    to_names,
     to_number,
     to_numbers,
     to_text,
@@ -75,11 +77,10 @@ from .postgres_rows import (
 )
 from .postgres_statements import VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
-from .server import Attempts, Deadline
+from .server import Attempts, lock_ms
 from .snapshot import is_plain
 
 T = TypeVar("T")
-_DEFAULT_TIMEOUT_S = 30.0
 _MOST_BYTES = 1_000_000_000  # of one message to the server
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
@@ -89,8 +90,11 @@ class PostgresBackend:
 
     name = "postgresql"
 
-    def __init__(self, pool: Pool, *, schema: str, place: str, max_retries: int | None) -> None:
+    def __init__(
+        self, pool: Pool, *, schema: str, place: str, max_retries: int | None, timeout_s: float | None
+    ) -> None:
         self._pool = pool
+        self._timeout_s = timeout_s
         self._schema = quoted(schema)
         self._sql = statements(self._schema)
         self._place = place
@@ -101,11 +105,12 @@ class PostgresBackend:
     async def _call(
         self,
         work: Callable[[Link, Deadline, bool], Awaitable[T]],
-        timeout_s: float | None,
+        timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
         """Do work on a link, again on another when the server was lost."""
-        attempts = Attempts(self._place, Deadline(timeout_s), self._max_retries, self._pool.pause)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
 
         async def attempt(deadline: Deadline) -> T:
             link = await self._pool.take(deadline)
@@ -117,7 +122,7 @@ class PostgresBackend:
         return await attempts.run(attempt, commit)
 
     async def _ask(
-        self, statement: str, *parameters: Parameter, timeout_s: float | None = _DEFAULT_TIMEOUT_S
+        self, statement: str, *parameters: Parameter, timeout_s: float | None = None
     ) -> list[list[bytes | None]]:
         async def work(link: Link, deadline: Deadline, again: bool) -> list[list[bytes | None]]:
             return list(rows(await link.query(statement, parameters, deadline)))
@@ -135,7 +140,7 @@ class PostgresBackend:
         except MissingSchema:
             found = []
         if not found:
-            await self._call(self._migrate(offered), _DEFAULT_TIMEOUT_S)
+            await self._call(self._migrate(offered))
             found = await self._ask(self._sql.identity)
         ((version, key),) = found
         if to_number(version) > VERSION:
@@ -147,8 +152,7 @@ class PostgresBackend:
 
         async def work(link: Link, deadline: Deadline, again: bool) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            wait_ms = max(1, int(deadline.left_s() * 1000))
-            await link.run(f"begin; set local lock_timeout = {wait_ms}", deadline)
+            await link.run(f"begin; set local lock_timeout = {lock_ms(deadline)}", deadline)
             try:
                 await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(link, self._schema, "to_regnamespace", deadline):
@@ -221,7 +225,7 @@ class PostgresBackend:
             entry = commit.entries[found]
             held = await self._entry(commit.thread, entry)
             return EntryHeld(thread, entry.kind, entry.key, held)
-        return StaleBase(thread)
+        return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: Entry) -> Entry | None:
         """Return the entry that stands in the way."""
@@ -233,7 +237,7 @@ class PostgresBackend:
             result = await link.query(
                 self._sql.share,
                 (
-                    _wait(deadline),
+                    b"%d" % lock_ms(deadline),
                     source.digest,
                     *_thread_parameters(target),
                     number(new_token()),
@@ -243,7 +247,7 @@ class PostgresBackend:
             )
             return to_number(result.get_value(0, 0))
 
-        return await self._call(work, _DEFAULT_TIMEOUT_S)
+        return await self._call(work)
 
     # Reading
 
@@ -423,13 +427,6 @@ def _check_size(commit: Commit) -> None:
         )
 
 
-def _wait(deadline: Deadline) -> bytes:
-    """Return how long the server may wait for a lock; it stops when nobody listens any more."""
-    return (
-        b"%d" % max(1, min(int(deadline.left_s() * 1000), 2_000_000_000)) if deadline.left_s() < 1e6 else b"0"
-    )
-
-
 def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
     return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
 
@@ -437,7 +434,7 @@ def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
 def _parameters(commit: Commit, deadline: Deadline) -> list[Parameter]:
     """Return the parameters of save_1, in its order."""
     return [
-        _wait(deadline),
+        b"%d" % lock_ms(deadline),
         *_thread_parameters(commit.thread),
         number(new_token()),
         number(commit.generation),

@@ -8,7 +8,7 @@ A link that missed a deadline or was cancelled has an answer on the way to nobod
 from __future__ import annotations
 
 import asyncio
-import itertools
+import hashlib
 import select
 import socket
 from collections.abc import Callable, Generator, Sequence
@@ -17,7 +17,8 @@ from typing import Any, Protocol, TypeVar
 from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
-from .server import Deadline, Lost
+from ..runtime import Deadline
+from .server import Lost
 
 T = TypeVar("T")
 Parameter = bytes | None
@@ -78,7 +79,6 @@ class Link:
         self._wait = wait
         self._prepares = prepares
         self._names: dict[str, bytes] = {}
-        self._numbers = itertools.count(1)
         self._is_broken = False
 
     @property
@@ -123,7 +123,8 @@ class Link:
     async def prepare(self, statement: str, deadline: Deadline) -> None:
         """Let the server parse a statement once for this connection."""
         if self._prepares and statement not in self._names:
-            name = b"outlive_%d" % next(self._numbers)
+            # By content: a pooler that hands connections around could only confuse it with itself.
+            name = b"outlive_" + hashlib.blake2b(statement.encode(), digest_size=8).hexdigest().encode()
             await self._ask(lambda: self._connection.send_prepare(name, statement.encode()), deadline)
             self._names[statement] = name
 
@@ -309,6 +310,10 @@ def _final(code: str, text: str) -> OutliveError:
     if code == "42501":
         return StoreUnavailable(
             f"PostgreSQL: {text}; grant the role CREATE on the database or USAGE on the schema"
+        )
+    if code in ("42P05", "26000"):
+        return StoreUnavailable(
+            f"PostgreSQL: {text}; behind a pooler in transaction mode open the store with prepared_statements=False"
         )
     if code in ("42P01", "42883", "3F000"):
         return MissingSchema(f"outlive's tables are not in the database: {text}; open the store again")

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ..errors import StoreClosed
+from ..runtime import Deadline
 from .postgres_link import Link
-from .server import Deadline, Lost
+from .server import Lost
 
 Connect = Callable[[Deadline], Awaitable[Link]]
 

@@ -240,7 +240,7 @@ create function {schema}.save_1(
     p_entries jsonb, p_entry_bodies bytea[],
     out verdict text, out generation bigint, out revision bigint, out epoch bigint, out seq bigint,
     out created_at bigint, out parent text, out head text, out number bigint,
-    out accepted bigint[], out settled jsonb, out settled_bodies bytea[]
+    out accepted bigint[], out settled jsonb, out settled_bodies bytea[], out chunks bytea
 ) language plpgsql as $outlive$
 declare
     t {schema}.thread;
@@ -282,7 +282,10 @@ begin
             return;
         end if;
         if p_generation is not null and p_generation is distinct from t.generation then
-            verdict := 'generation';
+            verdict := 'generation';  -- and what the client needs to try again without reading the thread first
+            select c.chunks into chunks from {schema}.checkpoint c
+                where c.thread = t.key and c.space = p_space
+                order by c.epoch desc, c.seq desc, c.id desc limit 1;
             return;
         end if;
         if p_follows then

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
 from ..errors import ThreadNotEmpty
+from ..runtime import Deadline
 from .memory import new_token
 from .postgres_link import Link, Parameter
 from .postgres_rows import (
@@ -32,7 +33,7 @@ from .postgres_rows import (
     to_write,
 )
 from .rules import Clock, Effect, Pair, decide
-from .server import Deadline
+from .server import lock_ms
 from .snapshot import Snapshot, Wanted
 
 _BATCH_BYTES = 64 << 20  # of chunks in one statement
@@ -51,8 +52,7 @@ class Transaction:
 
     async def run(self, *, again: bool) -> Receipt:
         """Do the commit or raise why not. `again`: an attempt before may have done it."""
-        wait_ms = max(1, int(min(self._deadline.left_s(), 1e6) * 1000))
-        await self._link.run(f"begin; set local lock_timeout = {wait_ms}", self._deadline)
+        await self._link.run(f"begin; set local lock_timeout = {lock_ms(self._deadline)}", self._deadline)
         try:
             receipt = await self._decide(again)
         except BaseException:

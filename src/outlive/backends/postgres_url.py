@@ -6,7 +6,8 @@ from typing import Any
 
 from ..backend import Backend
 from ..errors import BadURL, MissingExtra
-from .server import Deadline, Options, Served, hide_secrets, take_options
+from ..runtime import Deadline
+from .server import Options, Served, hide_secrets, take_options
 
 OPTIONS = ("schema", "pool_size", "max_retries", "dial_timeout_s", "prepared_statements")
 # An agent may think for minutes between two saves: a connection that a firewall dropped meanwhile should be known dead.
@@ -51,14 +52,18 @@ def serve(url: str, options: dict[str, Any]) -> Served:
 
         return one
 
-    def backend(pool: postgres_pool.Pool) -> Backend:
-        return postgres.PostgresBackend(pool, schema=schema, place=shown, max_retries=max_retries)
+    def backend(pool: postgres_pool.Pool, timeout_s: float | None) -> Backend:
+        return postgres.PostgresBackend(
+            pool, schema=schema, place=shown, max_retries=max_retries, timeout_s=timeout_s
+        )
 
-    def sync() -> Backend:
-        return backend(postgres_pool.BlockingPool(connect(postgres_link.wait_blocking), pool_size))
+    def sync(timeout_s: float | None) -> Backend:
+        return backend(postgres_pool.BlockingPool(connect(postgres_link.wait_blocking), pool_size), timeout_s)
 
-    async def asynchronous() -> Backend:
-        return backend(postgres_pool.SuspendingPool(connect(postgres_link.wait_suspended), pool_size))
+    async def asynchronous(timeout_s: float | None) -> Backend:
+        return backend(
+            postgres_pool.SuspendingPool(connect(postgres_link.wait_suspended), pool_size), timeout_s
+        )
 
     return Served(shown, sync, asynchronous)
 
@@ -77,6 +82,8 @@ def _parameters(url: str) -> dict[str, Any]:
 
     if url.startswith("postgres:"):
         url = "postgresql" + url[len("postgres") :]
+    if "@" in url.partition("://")[2].partition("/")[2].partition("?")[0]:
+        raise BadURL(f"{_EXAMPLE}: a '/' or '@' inside the password is written %2F or %40")
     try:
         found = conninfo.conninfo_to_dict(url)
     except (ProgrammingError, UnicodeError) as error:
@@ -86,6 +93,8 @@ def _parameters(url: str) -> dict[str, Any]:
         ):  # libpq quotes what it does not understand, which may be the password
             reason = reason.partition('"')[0].strip(' :"')
         raise BadURL(f"libpq does not understand the URL ({reason}); write {_EXAMPLE}") from None
+    if not str(found.get("port") or "0").replace(",", "").isdigit():
+        raise BadURL(f"the port must be a number; write {_EXAMPLE}, with %3A for a ':' inside the password")
     return {**_DEFAULTS, **found, "client_encoding": "utf8"}
 
 

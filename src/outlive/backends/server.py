@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, unknown
 from ..errors import BadURL, OutcomeUnknown, StoreBusy, StoreUnavailable
+from ..runtime import Deadline
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
@@ -29,30 +29,25 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How to reach a server, in each colour. `shown` is its URL without anything secret."""
+    """How to open a backend, in each colour, with the time that a call has when it does not say.
+
+    `shown` is the URL without anything secret.
+    """
 
     shown: str
-    sync: Callable[[], Backend]
-    asynchronous: Callable[[], Awaitable[Backend]]
+    sync: Callable[[float | None], Backend]
+    asynchronous: Callable[[float | None], Awaitable[Backend]]
 
 
-class Deadline:
-    """The moment at which a call has to have returned."""
+def attempt_deadline(deadline: Deadline) -> Deadline:
+    """Return the deadline of one attempt: half of what is left, or all when that is little."""
+    left_s = deadline.left_s()
+    return Deadline(min(left_s / 2 if left_s > _LITTLE_S else left_s, _PATIENCE_S))
 
-    __slots__ = ("_end", "timeout_s")
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        """Return the time that is left, 0 when it is over."""
-        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
-
-    def attempt(self) -> Deadline:
-        """Return the deadline of one attempt: half of what is left, or all when that is little."""
-        left_s = self.left_s()
-        return Deadline(min(left_s / 2 if left_s > _LITTLE_S else left_s, _PATIENCE_S))
+def lock_ms(deadline: Deadline) -> int:
+    """Return how long the server may wait for a lock: it gives up a little before nobody listens any more."""
+    return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
 
 
 class Lost(Exception):
@@ -83,7 +78,7 @@ class Attempts:
         """Try until it works or there is no time left."""
         while True:
             try:
-                return await attempt(self.deadline.attempt())
+                return await attempt(attempt_deadline(self.deadline))
             except Lost as lost:
                 await self._go_on(lost, commit)
 
@@ -116,7 +111,7 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     """Take user, password and query out of every URL in a text, and the given words wherever they stand."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = re.sub(r"(\w+://)[^\s/]*@", r"\1", text)
+    text = re.sub(r"(\w+://)\S*@", r"\1", text)
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
 
 
