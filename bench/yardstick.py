@@ -11,6 +11,7 @@ import ormsgpack
 import psycopg
 import redis
 
+from measure import Race
 from workloads import State
 
 if sys.version_info >= (3, 14):
@@ -30,6 +31,11 @@ def packed_size(state: State) -> int:
 def zstd_ratio(state: State) -> float:
     packed = pack(state)
     return len(packed) / len(zstd.compress(packed, 1))
+
+
+def least(race: Race) -> float:
+    """Seconds that a save cannot do without: the bare engine, and two `packb`."""
+    return race.wall("bare") + 2 * race.wall("packb")
 
 
 class BareSQLite:
