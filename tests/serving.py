@@ -11,6 +11,7 @@ import itertools
 import psycopg
 import pytest
 
+from crash import url_of
 from outlive.testing.servers import ClusterServers, PostgresServer, Sentinels, ValkeyServer
 
 _number = itertools.count(1)
@@ -105,6 +106,21 @@ def _cluster():
 @pytest.fixture
 def cluster(_cluster):
     """An empty cluster; which slot is where may differ from test to test."""
-    for master in _cluster.start().masters():
+    _cluster.start().abandon_moves()
+    for master in _cluster.masters():
         master.call("FLUSHALL")
     return _cluster
+
+
+@pytest.fixture
+def url_for(request):
+    """A function that returns the URL of a store of its own, in a folder or on a server."""
+
+    def find(backend, folder):
+        if backend == "postgresql":
+            return f"{request.getfixturevalue('postgres_url')}?schema=s{next(_number)}"
+        if backend == "redis":
+            return f"{request.getfixturevalue('valkey_url')}?prefix=p{next(_number)}:"
+        return url_of(backend, folder)
+
+    return find

@@ -55,8 +55,7 @@ class TestSQLite(BackendContract):
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
-        served = postgres_url.serve(postgres_store, {"pool_size": 4})
-        return Opener(lambda: served.sync(30), lambda: served.asynchronous(30))
+        return served(postgres_url.serve(postgres_store, {"pool_size": 4}))
 
 
 class _InShort(WaistContract, MachineContract):
@@ -72,18 +71,17 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):
-        return served(valkey_url)
+        return served(redis_url.serve(valkey_url, {}))
 
 
 class TestRedisCluster(BackendContract if LONG else WaistContract):
     @pytest.fixture
     def backend(self, cluster):
-        return served(cluster.url)
+        return served(redis_url.serve(cluster.url, {}))
 
 
-def served(url):
-    found = redis_url.serve(url, {})
-    return Opener(found.sync, found.asynchronous)
+def served(found):
+    return Opener(lambda: found.sync(30), lambda: found.asynchronous(30))
 
 
 # Joining -------------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from .backend import Backend
-from .backends import postgres_url
+from .backends import postgres_url, redis_url
 from .backends.local import Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
 from .backends.server import Served, hide_secrets, take_options
@@ -24,9 +24,18 @@ from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
 
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+    RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
+
 DEFAULT_CACHE_BYTES = 64 << 20
 _COMMON = ("tenant", "durability", "cache_bytes", "timeout_s")
-_EXAMPLES = "memory:  file:///folder  sqlite:///agent.db  postgresql://host/database  null:"
+_EXAMPLES = (
+    "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
+    "redis+cluster://host  memory:  null:"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +47,20 @@ class _Target:
     cache_bytes: int
 
 
-def open(url: str, **options: Any) -> Store:
+def open(url: str | RedisClient, **options: Any) -> Store:
     """Open a store.
 
-    URLs: `memory:`, `file:///folder`, `sqlite:///path.db` (four slashes for an absolute path), `null:`.
+    URLs: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`, `postgresql://user@host/database`,
+    `redis://host`, `rediss://`, `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`.
+    In place of a URL a client of redis-py will do.
     Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30.
-    For file and SQLite: fsync="full" | "normal".
+    For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
     return Store(run_now(_open_inline(_parse(url, options))))
 
 
-def open_async(url: str, **options: Any) -> Opening:
+def open_async(url: str | RedisClient, **options: Any) -> Opening:
     """Open a store whose methods are awaited: `async with outlive.open_async(url) as store`, or `await` it."""
     return Opening(_parse(url, options))
 
@@ -112,18 +123,27 @@ async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener
     return AsyncStore(engine, target.settings, opener)
 
 
-def _parse(url: str, options: dict[str, Any]) -> _Target:
+def _parse(where: Any, options: dict[str, Any]) -> _Target:
+    """Read a URL or a client, and the options in it and beside it."""
+    serve: Callable[[Any, dict[str, Any]], Served]
+    if type(where).__module__.partition(".")[0] == "redis":
+        serve = redis_url.serve_client
+    else:
+        serve = _SCHEMES[_scheme(where)]
+        where, options = take_options(where, options, _COMMON)
+    common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
+    served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
+    return _Target(served, _settings(served.shown, common), _cache_bytes(common))
+
+
+def _scheme(url: Any) -> str:
     if not isinstance(url, str):
         hint = f"; for a path write 'sqlite:///{os.fspath(url)}'" if isinstance(url, os.PathLike) else ""
         raise BadURL(f"a store is opened by a URL, not by {type(url).__name__}{hint}")
     scheme, colon, _ = url.partition(":")
-    serve = _SCHEMES.get(scheme) if colon else None
-    if serve is None:
+    if not colon or scheme not in _SCHEMES:
         raise BadURL(f"{hide_secrets(url)[:200]!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
-    url, options = take_options(url, options, _COMMON)
-    common = {name: _from_text(name, options.pop(name)) for name in _COMMON if name in options}
-    served = serve(url, options)
-    return _Target(served, _settings(served.shown, common), _cache_bytes(common))
+    return scheme
 
 
 def _from_text(name: str, value: Any) -> Any:
@@ -235,4 +255,8 @@ _SCHEMES: dict[str, Callable[[str, dict[str, Any]], Served]] = {
     "file": _file,
     "postgresql": postgres_url.serve,
     "postgres": postgres_url.serve,
+    "redis": redis_url.serve,
+    "rediss": redis_url.serve,
+    "redis+sentinel": redis_url.serve,
+    "redis+cluster": redis_url.serve,
 }

@@ -152,7 +152,7 @@ class PostgresBackend:
 
         async def work(link: Link, deadline: Deadline, again: bool) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            await link.run(f"begin; set local lock_timeout = {lock_ms(deadline)}", deadline)
+            await link.begin(deadline)
             try:
                 await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(link, self._schema, "to_regnamespace", deadline):
@@ -289,7 +289,8 @@ class PostgresBackend:
             parameters.append(space(namespace))
         found = await self._ask(statement, *parameters, timeout_s=timeout_s)
         records = [to_checkpoint(cells[1:], thread.id) for cells in found if cells[1] is not None]
-        return (to_number(found[0][0]) if found else 0), records
+        records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+        return (to_number(found[0][0]) if found else 0), records[:limit]
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -379,39 +380,28 @@ class PostgresBackend:
         return {name or b"": data or b"" for name, data in found}
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        """Compare the counts of a thread's row with its rows, and every row with its checksum."""
+        """Compare the counts of a thread's row with its rows, and every record with its checksum."""
         if thread is None:
             return []
-        return await _audit(self, thread)
+        problems: list[Corrupt] = []
+        for cells in await self._ask(self._sql.counts, thread.digest):
+            said, found = ([to_number(cell) for cell in part] for part in (cells[:3], cells[3:]))
+            if said != found:
+                what = "it should have {} checkpoints, {} writes and {} bytes".format(*said)
+                problems.append(Corrupt(what + ", and has {}, {} and {}".format(*found), thread=thread.id))
+        before: Cursor | None = None
+        try:
+            while page := (await self.history(thread, None, before=before, limit=500))[1]:
+                before = page[-1].order
+        except Corrupt as error:
+            problems.append(error)
+        return problems
 
 
 def first_statements(schema: str) -> tuple[str, ...]:
     """Return what every link prepares at once: a save and a load are one round trip from the first."""
     sql = statements(quoted(schema))
     return sql.save, sql.read_head
-
-
-async def _audit(backend: PostgresBackend, thread: ThreadKey) -> list[Corrupt]:
-    problems: list[Corrupt] = []
-    counted = stored = 0
-    before: Cursor | None = None
-    while True:
-        try:
-            _, page = await backend.history(thread, None, before=before, limit=500)
-        except Corrupt as error:
-            return [*problems, error]
-        counted += len(page)
-        stored += sum(len(record.body) for record in page)
-        if len(page) < 500:
-            break
-        before = page[-1].order
-    inventory = await backend.inventory(thread)
-    stored += sum(size for size, _ in inventory.chunks.values())
-    for row in await backend.threads(thread.tenant, only=thread.id, heads=False):
-        if row.revision == inventory.revision and (row.checkpoints, row.stored) != (counted, stored):
-            said = f"it should have {row.checkpoints} checkpoints and {row.stored} bytes"
-            problems = [*problems, Corrupt(f"{said}, and has {counted} and {stored}", thread=thread.id)]
-    return problems
 
 
 # Parameters and answers of a save -----------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
-from .server import Lost
+from .server import Lost, lock_ms
 
 T = TypeVar("T")
 Parameter = bytes | None
 _READ, _WRITE = 1, 2  # as psycopg's Wait and Ready count
+_IDLE_MS = 20_000  # between two statements of a transaction; longer means that its client is gone
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -154,6 +155,11 @@ class Link:
             deadline,
         )
 
+    async def begin(self, deadline: Deadline) -> None:
+        """Start a transaction that the server ends by itself when nobody goes on with it."""
+        limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
+        await self.run(f"begin; {limits}", deadline)
+
     async def run(self, script: str, deadline: Deadline) -> None:
         """Do a text of several statements."""
         await self._ask(lambda: self._connection.send_query(script.encode()), deadline)
@@ -282,6 +288,7 @@ def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
 
 _LATER = {
     "57P01", "57P02", "57P03",  # it stops, crashed, starts
+    "25P03",  # a transaction took too long between two statements, and was rolled back
     "25006",  # it is read-only: a standby, or demoted
     "53300",  # too many connections
     "40001", "40P01",  # serialization, deadlock: nothing was done

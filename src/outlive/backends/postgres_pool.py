@@ -11,7 +11,6 @@ import collections
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from ..errors import StoreClosed
 from ..runtime import Deadline
@@ -21,17 +20,8 @@ from .server import Lost
 Connect = Callable[[Deadline], Awaitable[Link]]
 
 
-class Pool(Protocol):
-    """Where a call gets its link."""
-
-    async def pause(self, seconds: float) -> None: ...
-    async def take(self, deadline: Deadline) -> Link: ...
-    def give_back(self, link: Link) -> None: ...
-    async def close(self) -> None: ...
-
-
-class BlockingPool:
-    """The sync colour: for any number of threads, and for children after a fork."""
+class Pool:
+    """Where a call gets its link. In a child after a fork it starts anew: what is idle belongs to the parent."""
 
     def __init__(self, connect: Connect, size: int) -> None:
         self._connect = connect
@@ -42,23 +32,28 @@ class BlockingPool:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._idle: list[Link] = []
-        self._free = threading.BoundedSemaphore(self._size)
 
     async def pause(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
+        raise NotImplementedError
+
+    async def _acquire(self, deadline: Deadline) -> None:
+        """Wait for one of the places."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        raise NotImplementedError
 
     async def take(self, deadline: Deadline) -> Link:
+        """Return a link for one call; every one taken is given back."""
         if self._closed:
             raise StoreClosed
         if self._pid != os.getpid():
-            self._begin()  # the links of the parent stay the parent's: nothing is sent on them, not even a goodbye
-        left_s = deadline.left_s()
-        if not self._free.acquire(timeout=None if left_s == float("inf") else left_s):
-            raise _all_taken(self._size)
+            self._begin()  # nothing is sent on the parent's links, not even a goodbye
+        await self._acquire(deadline)
         try:
             return _pop(self._idle) or await self._connect(deadline)
         except BaseException:
-            self._free.release()
+            self._release()
             raise
 
     def give_back(self, link: Link) -> None:
@@ -68,7 +63,7 @@ class BlockingPool:
             if link.is_broken:
                 _close_all(self._idle)
             link.close()
-        self._free.release()
+        self._release()
 
     async def close(self) -> None:
         self._closed = True
@@ -76,32 +71,41 @@ class BlockingPool:
             _close_all(self._idle)
 
 
-class SuspendingPool:
+class BlockingPool(Pool):
+    """The sync colour: for any number of threads."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._free = threading.BoundedSemaphore(self._size)
+
+    async def pause(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    async def _acquire(self, deadline: Deadline) -> None:
+        left_s = deadline.left_s()
+        if not self._free.acquire(timeout=None if left_s == float("inf") else left_s):
+            raise _all_taken(self._size)
+
+    def _release(self) -> None:
+        self._free.release()
+
+
+class SuspendingPool(Pool):
     """The async colour: for the tasks of one event loop."""
 
-    def __init__(self, connect: Connect, size: int) -> None:
-        self._connect = connect
-        self._size = size
-        self._free = size
-        self._idle: list[Link] = []
+    def _begin(self) -> None:
+        super()._begin()
+        self._free = self._size
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
-        self._closed = False
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def take(self, deadline: Deadline) -> Link:
-        if self._closed:
-            raise StoreClosed
+    async def _acquire(self, deadline: Deadline) -> None:
         if self._free > 0:
             self._free -= 1
         else:
             await self._wait_for_one(deadline)
-        try:
-            return _pop(self._idle) or await self._connect(deadline)
-        except BaseException:
-            self._release()
-            raise
 
     async def _wait_for_one(self, deadline: Deadline) -> None:
         """Stand in the queue. Whoever gives a link back hands its place on."""
@@ -124,15 +128,6 @@ class SuspendingPool:
         if not future.done():
             future.set_exception(_all_taken(self._size))
 
-    def give_back(self, link: Link) -> None:
-        if link.is_usable and not self._closed:
-            self._idle.append(link)
-        else:
-            if link.is_broken:
-                _close_all(self._idle)
-            link.close()
-        self._release()
-
     def _release(self) -> None:
         while self._waiting:
             future = self._waiting.popleft()
@@ -140,10 +135,6 @@ class SuspendingPool:
                 future.set_result(None)
                 return
         self._free += 1
-
-    async def close(self) -> None:
-        self._closed = True
-        _close_all(self._idle)
 
 
 def _pop(links: list[Link]) -> Link | None:

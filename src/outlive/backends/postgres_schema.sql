@@ -207,7 +207,10 @@ $outlive$;
 
 -- Store chunks; stamp those that are there already. Return the bytes that are new.
 create function {schema}.chunks_1(p_thread bigint, p_names bytea, p_data bytea[], p_revision bigint) returns bigint
-language sql as $outlive$
+language plpgsql as $outlive$
+declare
+    v_bytes bigint;
+begin
     with put as (
         insert into {schema}.chunk as x (thread, name, revision, data)
             select p_thread, substr(p_names, (16 * u.n - 15)::int, 16), p_revision, u.data
@@ -215,13 +218,9 @@ language sql as $outlive$
             on conflict (thread, name) do update set revision = excluded.revision
             returning case when x.xmax = 0 then octet_length(x.data) else 0 end as bytes
     )
-    select coalesce(sum(put.bytes), 0)::bigint from put
-$outlive$;
-
-create function {schema}.head_1(p_thread bigint, p_space bytea) returns text
-language sql stable as $outlive$
-    select c.id from {schema}.checkpoint c where c.thread = p_thread and c.space = p_space
-        order by c.epoch desc, c.seq desc, c.id desc limit 1
+    select coalesce(sum(put.bytes), 0) into v_bytes from put;
+    return v_bytes;
+end
 $outlive$;
 
 -- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement under one lock, that
@@ -284,16 +283,28 @@ begin
         if p_generation is not null and p_generation is distinct from t.generation then
             verdict := 'generation';  -- and what the client needs to try again without reading the thread first
             select c.chunks into chunks from {schema}.checkpoint c
-                where c.thread = t.key and c.space = p_space
-                order by c.epoch desc, c.seq desc, c.id desc limit 1;
+                where c.thread = t.key and c.space = p_space order by c.epoch desc, c.seq desc limit 1;
             return;
         end if;
         if p_follows then
-            parent := {schema}.head_1(t.key, p_space);
+            select c.id into parent from {schema}.checkpoint c
+                where c.thread = t.key and c.space = p_space and (c.epoch, c.seq) = (
+                    select y.epoch, y.seq from {schema}.checkpoint y
+                    where y.thread = t.key and y.space = p_space order by y.epoch desc, y.seq desc limit 1
+                )
+                order by c.id desc limit 1;
         end if;
         if p_expects then
-            head := case when p_follows and p_expect_space = p_space then parent
-                    else {schema}.head_1(t.key, p_expect_space) end;
+            if p_follows and p_expect_space = p_space then
+                head := parent;
+            else
+                select c.id into head from {schema}.checkpoint c
+                    where c.thread = t.key and c.space = p_expect_space and (c.epoch, c.seq) = (
+                        select y.epoch, y.seq from {schema}.checkpoint y
+                        where y.thread = t.key and y.space = p_expect_space order by y.epoch desc, y.seq desc limit 1
+                    )
+                    order by c.id desc limit 1;
+            end if;
             if head is distinct from p_expect_head then
                 verdict := 'head';
                 return;

@@ -11,7 +11,16 @@ from .postgres_rows import CHECKPOINT, ENTRY, THREAD, WRITE
 VERSION = 1  # of the tables and functions
 
 _ARGUMENTS = ", ".join(f"${place}" for place in range(1, 40))  # of save_1
-_NEWEST = "order by x.epoch desc, x.seq desc, x.id desc limit 1"
+# The newest record of a namespace: its place by the index alone, whatever the planner knows of the table; then, of
+# records that have the same place because stores were merged, the one with the greatest id.
+_NEWEST = """
+        select x.* from {schema}.checkpoint x
+        where x.thread = t.key and x.space = {space} {condition} and (x.epoch, x.seq) = (
+            select y.epoch, y.seq from {schema}.checkpoint y
+            where y.thread = t.key and y.space = {space} {inner} order by y.epoch desc, y.seq desc limit 1
+        )
+        order by x.id desc limit 1
+"""
 _LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info is not null)"
 
 # One reading: kind 0 the checkpoint, kind 1 its chunks and those of its writes, kind 2 its writes. All in one
@@ -19,9 +28,7 @@ _LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info is not null)"
 _READ = f"""
 with t as materialized (select key, generation from {{schema}}.thread where digest = $1),
 c as materialized (
-    select x.* from t cross join lateral (
-        select x.* from {{schema}}.checkpoint x where x.thread = t.key and {{condition}} {_NEWEST}
-    ) x
+    select x.* from t cross join lateral ({{record}}) x
 ),
 w as materialized (select w.* from c join {{schema}}.write w on w.thread = c.thread and w.pair = c.name)
 select 0::bigint, t.generation, {CHECKPOINT} from t left join c on true
@@ -31,7 +38,9 @@ from c
 cross join generate_series(
     1, case when not $5::boolean or (c.id = $3::text and c.chunks = $4::bytea) then 0 else octet_length(c.chunks) end, 16
 ) n
-join {{schema}}.chunk k on k.thread = c.thread and k.name = substr(c.chunks, n, 16)
+cross join lateral (
+    select k.name, k.data from {{schema}}.chunk k where k.thread = c.thread and k.name = substr(c.chunks, n, 16) limit 1
+) k
 union all
 select 2, null, w.namespace, w.checkpoint, w.task, w.channel, w.path, null,
     w.idx, w.epoch, w.fence, w.revision, null, null, null, null, w.chunks, w.body, null from w
@@ -39,23 +48,23 @@ union all
 select 1, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, k.name, k.data, null
 from w
 cross join generate_series(1, case when $5::boolean then octet_length(w.chunks) else 0 end, 16) n
-join {{schema}}.chunk k on k.thread = w.thread and k.name = substr(w.chunks, n, 16)
+cross join lateral (
+    select k.name, k.data from {{schema}}.chunk k where k.thread = w.thread and k.name = substr(w.chunks, n, 16) limit 1
+) k
 """
 
 _HISTORY = f"""
 select t.generation, {CHECKPOINT} from {{schema}}.thread t left join lateral (
     select x.* from {{schema}}.checkpoint x
-    where x.thread = t.key and (x.epoch, x.seq, x.id) < ($2::bigint, $3::bigint, $4::text)
-        and ($5::text is null or x.run = $5::text) {{condition}}
-    order by x.epoch desc, x.seq desc, x.id desc limit $6::bigint
+    where x.thread = t.key {{condition}} and (x.epoch, x.seq) <= ($2::bigint, $3::bigint)
+        and (x.epoch, x.seq, x.id) < ($2::bigint, $3::bigint, $4::text) and ($5::text is null or x.run = $5::text)
+    order by x.epoch desc, x.seq desc fetch first ($6::bigint) rows with ties
 ) c on true
 where t.digest = $1::bytea
 """
 
 _THREADS = f"""
-select {THREAD}, {CHECKPOINT} from {{schema}}.thread t left join lateral (
-    select x.* from {{schema}}.checkpoint x where x.thread = t.key and x.space = ''::bytea {_NEWEST}
-) c on $1::boolean
+select {THREAD}, {CHECKPOINT} from {{schema}}.thread t left join lateral ({{record}}) c on $1::boolean
 where {_LISTED} and {{condition}}
 """
 
@@ -97,6 +106,7 @@ class Statements:
     entries: str
     inventory: str
     fetch: str
+    counts: str
     identity: str
     adopt: str
 
@@ -105,8 +115,13 @@ class Statements:
 def statements(schema: str) -> Statements:
     """Return the statements for a schema, given as a quoted name."""
 
-    def of(template: str, condition: str = "") -> str:
-        return template.replace("{condition}", condition).replace("{schema}", schema)
+    def newest(space: str, condition: str = "") -> str:
+        text = _NEWEST.replace("{inner}", condition.replace("x.", "y.")).replace("{condition}", condition)
+        return text.replace("{space}", space)
+
+    def of(template: str, condition: str = "", record: str = "") -> str:
+        text = template.replace("{condition}", condition).replace("{record}", record)
+        return text.replace("{schema}", schema)
 
     writes = (
         f"select {WRITE} from {schema}.thread t join {schema}.write w on w.thread = t.key where t.digest = $1"
@@ -114,15 +129,18 @@ def statements(schema: str) -> Statements:
     return Statements(
         save=f"select * from {schema}.save_1({_ARGUMENTS})",
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",
-        read_head=of(_READ, "x.space = $2::bytea"),
-        read_id=of(_READ, "x.name = $2::bytea"),
-        read_at=of(_READ, "x.space = $2::bytea and x.created_at <= $6::bigint"),
+        read_head=of(_READ, record=newest("$2::bytea")),
+        read_id=of(
+            _READ,
+            record="select x.* from {schema}.checkpoint x where x.thread = t.key and x.name = $2::bytea",
+        ),
+        read_at=of(_READ, record=newest("$2::bytea", "and x.created_at <= $6::bigint")),
         history=of(_HISTORY, "and x.space = $7::bytea"),
         history_of_all=of(_HISTORY),
         writes=f"{writes} and w.pair = any($2::bytea[])",
         writes_of_all=writes,
-        thread=of(_THREADS, "t.digest = $2::bytea"),
-        threads=of(_THREADS, _LISTING),
+        thread=of(_THREADS, "t.digest = $2::bytea", newest("''::bytea")),
+        threads=of(_THREADS, _LISTING, newest("''::bytea")),
         entries=of(_ENTRIES),
         inventory=(
             f"select t.generation, t.revision, k.name, octet_length(k.data)::bigint, k.revision from {schema}.thread t "
@@ -131,6 +149,14 @@ def statements(schema: str) -> Statements:
         fetch=(
             f"select k.name, k.data from {schema}.thread t join {schema}.chunk k on k.thread = t.key "
             "and k.name = any($2::bytea[]) where t.digest = $1"
+        ),
+        counts=(
+            "select t.checkpoints, t.writes, t.stored, "
+            f"(select count(*) from {schema}.checkpoint c where c.thread = t.key), "
+            f"(select count(*) from {schema}.write w where w.thread = t.key), "
+            f"(select coalesce(sum(octet_length(c.body)), 0) from {schema}.checkpoint c where c.thread = t.key)::bigint + "
+            f"(select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = t.key)::bigint "
+            f"from {schema}.thread t where t.digest = $1"
         ),
         adopt=f"insert into {schema}.store (version, naming_key) values ({VERSION}, $1) on conflict do nothing",
         identity=f"select version::bigint, naming_key from {schema}.store",

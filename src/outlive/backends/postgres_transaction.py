@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
-from ..errors import ThreadNotEmpty
+from ..errors import StaleBase, ThreadNotEmpty
 from ..runtime import Deadline
 from .memory import new_token
 from .postgres_link import Link, Parameter
@@ -33,8 +33,7 @@ from .postgres_rows import (
     to_write,
 )
 from .rules import Clock, Effect, Pair, decide
-from .server import lock_ms
-from .snapshot import Snapshot, Wanted
+from .snapshot import Snapshot, Wanted, what_was_done
 
 _BATCH_BYTES = 64 << 20  # of chunks in one statement
 
@@ -52,7 +51,7 @@ class Transaction:
 
     async def run(self, *, again: bool) -> Receipt:
         """Do the commit or raise why not. `again`: an attempt before may have done it."""
-        await self._link.run(f"begin; set local lock_timeout = {lock_ms(self._deadline)}", self._deadline)
+        await self._link.begin(self._deadline)
         try:
             receipt = await self._decide(again)
         except BaseException:
@@ -67,9 +66,9 @@ class Transaction:
         clock = Clock(self._now, self._now, CLOCK)
         try:
             effect, receipt = decide(self._commit, seen, clock, new_token())
-        except ThreadNotEmpty:
-            if again and is_done(self._commit, seen):
-                return Receipt(seen.row.generation, seen.row.revision, self._commit.checkpoints)  # type: ignore[union-attr]
+        except (ThreadNotEmpty, StaleBase):
+            if again and (done := what_was_done(self._commit, seen)) is not None:
+                return done
             raise
         if effect is None:
             return receipt
@@ -119,9 +118,10 @@ class Transaction:
                 seen.records[record.namespace, record.id] = record
         if wanted.namespaces:
             found = await self._query(
-                f"select {CHECKPOINT} from unnest($2::bytea[]) s(space) cross join lateral (select x.* from "
-                "{schema}.checkpoint x where x.thread = $1 and x.space = s.space "
-                "order by x.epoch desc, x.seq desc, x.id desc limit 1) c",
+                f"select {CHECKPOINT} from unnest($2::bytea[]) s(space) cross join lateral ("
+                "select x.* from {schema}.checkpoint x where x.thread = $1 and x.space = s.space "
+                "and (x.epoch, x.seq) = (select y.epoch, y.seq from {schema}.checkpoint y where y.thread = $1 "
+                "and y.space = s.space order by y.epoch desc, y.seq desc limit 1) order by x.id desc limit 1) c",
                 self._key, blobs([space(namespace) for namespace in wanted.namespaces]),
             )  # fmt: skip
             for record in (to_checkpoint(cells, id) for cells in found):
@@ -260,15 +260,6 @@ class Transaction:
                 "(select count(*) from {schema}.write where thread = $1) w where key = $1",
                 self._key,
             )
-
-
-def is_done(commit: Commit, seen: Snapshot) -> bool:
-    """Tell whether a commit into an empty thread is what fills it."""
-    found = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
-    return seen.checkpoints == len(found) and all(
-        held is not None and (held.seq, held.body, held.chunks) == (draft.seq, draft.body, draft.chunks)
-        for held, draft in zip(found, commit.checkpoints, strict=True)
-    )
 
 
 def _digests(pairs: Iterable[Pair]) -> bytes:

@@ -9,6 +9,7 @@ settings, not here (docs/backends.md).
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from ..errors import (
     StaleBase,
     StoreBusy,
     StoreClosed,
+    ThreadNotEmpty,
 )
 from . import redis_rows as rows
 from .memory import new_token, write_order
@@ -52,7 +54,7 @@ from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .rules import Clock, Effect, Pair, decide
 from .server import Attempts, Deadline
-from .snapshot import Snapshot, Wanted, is_plain
+from .snapshot import Snapshot, Wanted, is_plain, what_was_done
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # of calls that have no deadline of their own
@@ -70,6 +72,7 @@ class Choices:
     max_retries: int | None = None
     idle: int = 0
     allow_eviction: bool = False
+    timeout_s: float | None = 30.0  # of a call that does not say
 
 
 class RedisBackend:
@@ -97,15 +100,18 @@ class RedisBackend:
     async def attempt(
         self,
         work: Callable[[Deadline], Awaitable[T]],
-        timeout_s: float | None = _PATIENCE_S,
+        timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
         """Try until it works or the time is over."""
         if self._is_closed:
             raise StoreClosed
-        deadline = Deadline(timeout_s)
+        deadline = self.deadline(timeout_s)
         attempts = Attempts(self._shown, deadline, self._choices.max_retries, self._link.colour.pause)
         return await attempts.run(work, commit)
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._choices.timeout_s if timeout_s is None else timeout_s)
 
     def call(self, keys: Keys, name: str, *args: Any) -> Call:
         return Call.of(self.slot(keys.bucket), script(name), keys.all, *args)
@@ -119,7 +125,7 @@ class RedisBackend:
         return Keys.of(self._choices.prefix, thread.digest)
 
     async def ask(
-        self, thread: ThreadKey, name: str, said: Any, timeout_s: float | None = _PATIENCE_S, *args: bytes
+        self, thread: ThreadKey, name: str, said: Any, timeout_s: float | None = None, *args: bytes
     ) -> Any:
         """Run a script on one thread."""
         call = self.call(self.keys(thread), name, pack(said), *args)
@@ -128,7 +134,7 @@ class RedisBackend:
         except Corrupt as error:
             raise Corrupt(error.what, thread=thread.id) from error
 
-    async def ask_all(self, calls: Sequence[Call], timeout_s: float | None = _PATIENCE_S) -> list[Any]:
+    async def ask_all(self, calls: Sequence[Call], timeout_s: float | None = None) -> list[Any]:
         """Run many calls, by one exchange with each node."""
         if not calls:
             return []
@@ -170,22 +176,36 @@ class RedisBackend:
 
     async def _commit(self, commit: Commit) -> Receipt:
         keys = self.keys(commit.thread)
-        deadline = Deadline(commit.timeout_s)
-        await self._listing.register(keys.bucket, deadline)
+        deadline = self.deadline(commit.timeout_s)
+        if self._link.nodes.is_sharded:
+            await self._listing.register(keys.bucket, deadline)
         if is_plain(commit) and not any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
             return await self._commit_plainly(commit, keys, deadline)
         return await self._commit_by_rules(commit, keys, deadline)
 
-    async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
-        """Send a commit, and wait for replicas when that is asked for."""
+    async def _send(
+        self, call: Call, commit: Commit, deadline: Deadline, tried: list[Call] | None = None
+    ) -> Any:
+        """Send a commit, and wait for replicas when that is asked for; note each attempt in `tried`."""
         wanted = self._choices.wait_replicas
 
-        async def work(attempt: Deadline) -> Any:
-            if not wanted:
+        first = self._listing.registration(self.keys(commit.thread).bucket)
+
+        async def send(call: Call, attempt: Deadline) -> Any:
+            if first is None:
                 return await self._link.one(call, attempt)
+            _, reply = await self._link.all([first, call], attempt)  # in this order, by one exchange
+            self._listing.note(self.keys(commit.thread).bucket)
+            return reply
+
+        async def work(attempt: Deadline) -> Any:
+            if tried is not None:
+                tried.append(call)
+            if not wanted:
+                return await send(call, attempt)
             wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 800))
             tailed = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
-            reply, reached = await self._link.one(tailed, attempt)
+            reply, reached = await send(tailed, attempt)
             if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
                 ids = [draft.id for draft in commit.checkpoints]
                 raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
@@ -222,22 +242,29 @@ class RedisBackend:
 
     async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
         """Gather, decide, apply; again when somebody else was faster."""
-        while True:
+        tried: list[Call] = []
+        for turn in itertools.count():
             snapshot, raw, now = await self._gather(commit, keys, deadline)
-            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
+            try:
+                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
+            except (ThreadNotEmpty, StaleBase):
+                if len(tried) > turn and (done := what_was_done(commit, snapshot)) is not None:
+                    return done
+                raise
             if effect is None:
                 return receipt
             extras = Extras(len(effect.chunks))
             said = self._said(effect, raw, extras)
             doomed = rows.pack_names(effect.removed_chunks)
             call = self.call(keys, "apply", said, doomed, *_chunks(effect), *extras.values)
-            reply = await self._send(call, commit, deadline)
+            reply = await self._send(call, commit, deadline, tried)
             _check_row(commit.thread, reply)
             if reply[0] == b"ok":
                 return receipt
             if deadline.left_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
             await self._link.colour.pause(random.uniform(0, 0.005))
+        raise AssertionError("never reached")
 
     def _said(self, effect: Effect, raw: bytes, extras: Extras) -> bytes:
         thread, row = effect.thread, effect.row
@@ -474,7 +501,7 @@ class RedisBackend:
         wanted = list(names)
         while True:
             found = await self.fetch(source, wanted[:_BATCH])
-            receipt = await self._commit(Commit(target, chunks=tuple(found.items()), timeout_s=_PATIENCE_S))
+            receipt = await self._commit(Commit(target, chunks=tuple(found.items())))
             wanted = wanted[_BATCH:]
             if not wanted:
                 return receipt.generation
@@ -671,7 +698,8 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
         field = rows.entry_field(entry.kind, entry.key)
         stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
-    return StaleBase(thread.id)
+    generation = None if reply[1] is None else int(reply[1])
+    return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:

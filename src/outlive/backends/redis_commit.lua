@@ -22,7 +22,12 @@ if fence then
   end
 end
 if epoch and row and epoch < row.epoch then return { 'epoch', row.epoch } end
-if generation and (not row or row.generation ~= generation) then return { 'generation' } end
+if generation and (not row or row.generation ~= generation) then
+  -- with what the client needs to try again without reading the thread first
+  local head = row and draft and head_of(draft[1])
+  local stored = head and redis.call('HGET', R, draft[1] .. '\0' .. head)
+  return { 'generation', row and row.generation or false, stored and (names_and_run(stored)) or '' }
+end
 if expect then
   local head = row and head_of(expect[1]) or false
   if head ~= expect[2] then return { 'head', head } end

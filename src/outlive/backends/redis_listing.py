@@ -68,13 +68,18 @@ class Listing:
     def _note(self, fields: Sequence[bytes]) -> None:
         self._buckets.update(int(field) for field in fields if field != b"key")
 
+    def registration(self, bucket: int) -> Call | None:
+        """Return the call that notes a bucket as used; None when it is noted."""
+        return None if bucket in self._buckets else Call(self._slot, ("HSET", self._key, str(bucket), "1"))
+
+    def note(self, bucket: int) -> None:
+        self._buckets.add(bucket)
+
     async def register(self, bucket: int, deadline: Deadline) -> None:
-        """Note that a bucket is in use, before it is."""
-        if bucket not in self._buckets:
-            call = Call(self._slot, ("HSET", self._key, str(bucket), "1"))
-            left_s = None if deadline.timeout_s is None else max(deadline.left_s(), 0.001)
-            await self._backend.ask_all([call], left_s)
-            self._buckets.add(bucket)
+        """Note that a bucket is in use, before it is. A single server is told in one exchange with the first commit."""
+        if (call := self.registration(bucket)) is not None:
+            await self._backend.ask_all([call], deadline.remaining_s())
+            self.note(bucket)
 
     async def check_eviction(self, *, allowed: bool, has_ttl: bool) -> None:
         """Refuse a server that throws records away when its memory is full. Who may not ask is not told."""
@@ -232,7 +237,7 @@ class Listing:
         self._note(fields)
         found = {number // 2 for number, is_there in enumerate(exist) if is_there}
         for bucket in found - self._buckets:
-            await self.register(bucket, Deadline(timeout_s))
+            await self.register(bucket, self._backend.deadline(timeout_s))
         self._is_complete = True
 
     async def audit(self) -> list[Corrupt]:
@@ -263,11 +268,11 @@ class Listing:
                 keys.append(ThreadKey.of(rows.plain(tenant), rows.plain(id)))
             except Corrupt:
                 found.append(Corrupt("a line of the index of threads is damaged"))
-        for thread in keys:
-            if self._backend.keys(thread).bucket != bucket:
-                found.append(
-                    Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id)
-                )
+        found += [
+            Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id)
+            for thread in keys
+            if self._backend.keys(thread).bucket != bucket
+        ]
         calls = [self._backend.call(self._backend.keys(key), "summary", pack((False, False))) for key in keys]
         for thread, reply in zip(keys, await self._backend.ask_all(calls), strict=True):
             try:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, unknown
 from ..errors import BadURL, OutcomeUnknown, StoreBusy, StoreUnavailable
-from ..runtime import Deadline
+from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
