@@ -53,7 +53,8 @@ create table {schema}.checkpoint (
     body bytea not null
 );
 create unique index checkpoint_name on {schema}.checkpoint (thread, name);
-create index checkpoint_order on {schema}.checkpoint (thread, space, epoch, seq);
+-- The space first, so that nobody takes this index to find a checkpoint by its name.
+create index checkpoint_order on {schema}.checkpoint (space, thread, epoch, seq);
 alter table {schema}.checkpoint alter body set storage external, alter chunks set storage external;
 
 create table {schema}.chunk (
@@ -260,31 +261,24 @@ begin
         v_now := {schema}.now_us();
         generation := t.generation;
         revision := t.revision;
-        if not v_is_new and p_id is not null then
-            perform 1 from {schema}.checkpoint c where c.thread = t.key and c.name = p_name;
-            if found then
-                verdict := 'existing';
-                return;
-            end if;
-        end if;
         if p_fence_name is not null then
             select y.* into e from {schema}.entry y where y.thread = t.key and y.name = p_fence_name;
             if not found or e.epoch <> p_fence_epoch or e.fence <> p_fence or e.status <> 'running' then
                 verdict := 'fence';
                 number := e.fence;
-                return;
+                exit;
             end if;
         end if;
         if p_epoch < t.epoch then
             verdict := 'epoch';
             number := t.epoch;
-            return;
+            exit;
         end if;
         if p_generation is not null and p_generation is distinct from t.generation then
             verdict := 'generation';  -- and what the client needs to try again without reading the thread first
             select c.chunks into chunks from {schema}.checkpoint c
                 where c.thread = t.key and c.space = p_space order by c.epoch desc, c.seq desc limit 1;
-            return;
+            exit;
         end if;
         if p_follows then
             select c.id into parent from {schema}.checkpoint c
@@ -307,7 +301,7 @@ begin
             end if;
             if head is distinct from p_expect_head then
                 verdict := 'head';
-                return;
+                exit;
             end if;
         end if;
         for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
@@ -317,10 +311,10 @@ begin
             if {schema}.is_held_1(e, x, p_entry_bodies[i], v_now) then
                 verdict := 'entry';
                 number := i - 1;
-                return;
+                exit;
             end if;
         end loop;
-        exit when not v_is_new;
+        exit when verdict is not null or not v_is_new;
         insert into {schema}.thread as y (digest, tenant_digest, tenant, id, generation, created_at, updated_at)
             values (p_digest, p_tenant_digest, p_tenant, p_thread, p_token, v_now, v_now)
             on conflict (digest) do nothing
@@ -328,18 +322,20 @@ begin
             into t.key, t.generation, t.revision, t.epoch, t.seq;
         exit when found;  -- else somebody made it meanwhile: look again
     end loop;
+    if verdict is not null then  -- a checkpoint that is there already is the answer, whatever else does not hold
+        perform 1 from {schema}.checkpoint c where c.thread = t.key and c.name = p_name;
+        if found then
+            verdict := 'existing';
+        end if;
+        return;
+    end if;
 
-    verdict := 'done';
-    generation := t.generation;
     revision := t.revision + 1;
     epoch := greatest(t.epoch, p_epoch);
     seq := t.seq;
-    if p_names is not null then
-        v_bytes := {schema}.chunks_1(t.key, p_names, p_data, revision);
-    end if;
     if p_id is not null then
         seq := seq + 1;
-        v_bytes := v_bytes + octet_length(p_body);
+        v_bytes := octet_length(p_body);
         created_at := case when p_created_at > 0 then p_created_at else v_now end;
         if not p_follows then
             parent := p_parent;
@@ -347,7 +343,17 @@ begin
         insert into {schema}.checkpoint values (
             t.key, p_name, p_space, epoch, seq, created_at, p_size, p_added, p_step, p_version, p_format,
             p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, p_chunks, p_body
-        );
+        ) on conflict (thread, name) do nothing;
+        if not found then  -- it is there already; first of all inserts, so that nothing else was changed
+            verdict := 'existing';
+            revision := t.revision;
+            return;
+        end if;
+    end if;
+    verdict := 'done';
+    generation := t.generation;
+    if p_names is not null then
+        v_bytes := v_bytes + {schema}.chunks_1(t.key, p_names, p_data, revision);
     end if;
     for i in 1 .. coalesce(jsonb_array_length(p_writes), 0) loop
         v_fresh := {schema}.write_1(
