@@ -41,6 +41,8 @@ class Alignment:
 
     def align(self, old: Part) -> Part:
         """Return the new part, with what it keeps of the old one."""
+        if self._start < 0:  # the old run was found before these bytes
+            return self._grown(old)
         head = self._common_prefix(old)
         if head == len(old.ends):
             return self._grown(old)

@@ -22,6 +22,7 @@ they are not stored, and no two processes need to agree on them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ LONG = 8  # elements from which a container is long
 BIG = 1024  # two elements from here on make even a short container worth splitting
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
+SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
 SHORT = 128  # a run up to this is stored anew when it changes
 
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
@@ -199,24 +201,45 @@ class _Splitter:
         return Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
-        """Pack a run in one call and find what it shares with the old one."""
+        """Pack a run and find what it shares with the old one."""
         old = run.part
-        data, start = self._pack_whole(elements, is_dict)
+        data, start = self._pack_along(elements, is_dict, old)
         if (
             old.holds_bytes
             and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
             is bytearray
         ):
             raise Odd
-        if len(data) - start == old.size and old.starts(data, start):
-            return run
         size = len(data) - start
+        if size == old.size and (start < 0 or old.starts(data, start)):
+            return run
         if 0 < size <= SHORT and not may_hold_bytes(
             data
         ):  # not worth a comparison: it costs less than a span
             return Run(Part(data[start:], [size], [len(elements)]), len(elements))
         part = Alignment(self, elements, is_dict, limit, data, start).align(old)
         return Run(part, len(elements))
+
+    def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
+        """Pack a run; return the bytes and where in them it starts.
+
+        A long one is packed in segments that are compared at once: they stay in the processor's cache, and
+        one buffer for all would be new memory for every save, which takes longer than packing. When all of the old
+        run is there, only what follows it is returned, and the start lies before the bytes.
+        """
+        if old.size <= SEGMENT:
+            return self._pack_whole(elements, is_dict)
+        at = cuts = done = 0
+        while cuts < len(old.ends):
+            cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
+            data, start = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
+            if not old.has(memoryview(data)[start:], at, old.ends[cuts - 1]):
+                break
+            at, done = old.ends[cuts - 1], old.marks[cuts - 1]
+        data, start = self._pack_whole(elements[done:], is_dict)
+        if at == old.size:
+            return data, start - at
+        return b"".join((old.cut(0, at), memoryview(data)[start:])), 0
 
     def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
         """Pack elements as one container; return the bytes and the length of the header before them."""
