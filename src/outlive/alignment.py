@@ -21,7 +21,7 @@ class Packer(Protocol):
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes: ...
     def cut(
-        self, elements: list[Any], is_dict: bool, limit: int, average: float
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
     ) -> tuple[list[bytes], list[int], bool]: ...
 
 
@@ -97,9 +97,10 @@ class Alignment:
     def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
         """Cut the new elements, looking for each piece among the old ones that are not kept; `after` bytes follow them."""
         average = self._size / max(1, len(self._elements))
-        pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average)
-        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
         at, mark = part.size, part.marks[-1] if part.marks else 0
+        packed = self._data[self._start + at : len(self._data) - after]
+        pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average, packed)
+        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
         for piece, count in zip(pieces, counts, strict=True):
             if (where := found.get(piece)) is not None:
                 part.kept.append((at, len(piece), old, where))

@@ -23,7 +23,6 @@ they are not stored, and no two processes need to agree on them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +86,7 @@ class Pieces:
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def weight(self) -> int:
-        return sum(part.weight() for part in self.parts)
+        return sum([part.weight() for part in self.parts])
 
 
 def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
@@ -109,8 +108,8 @@ class _Splitter:
         node = self._visit(value, self._old.root if self._old else None, SPLIT)
         if isinstance(node, bytes):
             return Pieces(None, [Part(node, [len(node)])], len(node))
-        parts = list(_flatten(node))
-        return Pieces(node, parts, sum(part.size for part in parts), self._leaves)
+        parts = _flatten(node)
+        return Pieces(node, parts, sum([part.size for part in parts]), self._leaves)
 
     def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
         """Return the packed bytes of a value that stays whole, or the node of one that is split."""
@@ -255,14 +254,14 @@ class _Splitter:
         return data[start:]
 
     def cut(
-        self, elements: list[Any], is_dict: bool, limit: int, average: float
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
     ) -> tuple[list[bytes], list[int], bool]:
-        """Pack elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
+        """Cut the bytes of elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
         step = GROUP if average < TINY and len(elements) > GROUP else 1
         pieces, counts, holds_bytes = [], [], False
         for at in range(0, len(elements), step):
             group = elements[at : at + step]
-            piece = self.pack_run(group, is_dict)
+            piece = packed if len(group) == len(elements) else self.pack_run(group, is_dict)
             if len(piece) >= limit and self._splits(group[0], is_dict, limit):
                 raise Odd
             if may_hold_bytes(piece):
@@ -380,21 +379,23 @@ def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
 _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
 
 
-def _flatten(node: Node) -> Iterator[Part]:
-    glue = bytearray()
-    for item in _emit(node):
+def _flatten(node: Node) -> list[Part]:
+    parts: list[Part] = []
+    glue: list[bytes] = []
+    for item in (*_emit(node), None):
         if isinstance(item, bytes):
-            glue += item
+            glue.append(item)
             continue
         if glue:
-            yield Part(bytes(glue), [len(glue)])
-            glue.clear()
-        yield item
-    if glue:
-        yield Part(bytes(glue), [len(glue)])
+            data = b"".join(glue)
+            parts.append(Part(data, [len(data)]))
+            glue = []
+        if item is not None:
+            parts.append(item)
+    return parts
 
 
-def _emit(node: Node, nested: int = 0) -> Iterable[bytes | Part]:
+def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
     if isinstance(node, Leaf):
         return [node.part]
     nested += len(node.wraps)
@@ -407,7 +408,7 @@ def _emit(node: Node, nested: int = 0) -> Iterable[bytes | Part]:
         else:
             out.append(item.lead)
             out.extend(_emit(item.node, nested))
-    size = sum(part.size if isinstance(part, Part) else len(part) for part in out)
+    size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
     for code, lead in reversed(node.wraps):
         size += len(lead)
         header = _ext_header(size, code)
