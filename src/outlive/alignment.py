@@ -50,7 +50,9 @@ class Alignment:
             shifted = self._shifted(old)
             if shifted is not None:
                 return shifted
-        return self._assemble(old, head, self._common_suffix(old, head))
+        # Of a few pieces each is looked for alone anyway.
+        tail = self._common_suffix(old, head) if len(old.ends) - head > _FEW else 0
+        return self._assemble(old, head, tail)
 
     def _grown(self, old: Part) -> Part:
         """The old run, and more at the end: by far the most common."""
@@ -141,6 +143,9 @@ class Alignment:
             else:
                 high = middle - 1
         return low
+
+
+_FEW = 4
 
 
 def _before_tail(old: Part, tail: int) -> tuple[int, int]:

@@ -93,13 +93,13 @@ def decode(data: bytes) -> bytes:
     size = int.from_bytes(data[2:6], "big")
     if data[0] != FORMAT or data[1] not in (_RAW, _ZSTD) or size > MAX_RAW:
         raise Corrupt("a chunk has no valid header")
-    raw = data[6:] if data[1] == _RAW else _expand(data[6:], size)
+    raw = data[6:] if data[1] == _RAW else _expand(memoryview(data)[6:], size)
     if len(raw) != size:
         raise Corrupt(f"a chunk holds {len(raw)} bytes instead of {size}")
     return raw
 
 
-def _expand(data: bytes, size: int) -> bytes:
+def _expand(data: memoryview, size: int) -> bytes:
     decompressor = zstd.ZstdDecompressor()
     try:
         raw: bytes = decompressor.decompress(data, max_length=size + 1)
@@ -338,7 +338,7 @@ def _has_neighbour(extents: list[_Extent], index: int) -> bool:
 
 def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
     """Cut new extents so that a large piece is alone and none is longer than a chunk may be."""
-    if not any([extent.chunk is None and extent.length >= LARGE for extent in extents]):
+    if not [extent for extent in extents if extent.length >= LARGE and extent.chunk is None]:
         return extents
     divided = []
     for extent in extents:
@@ -474,7 +474,7 @@ def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
 
 def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
     """Put a stream together from the raw bytes of its chunks."""
-    pieces = []
+    pieces: list[bytes | memoryview] = []
     for item in layout:
         if isinstance(item, bytes):
             pieces.append(item)
@@ -485,7 +485,7 @@ def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
         raw = raws[number]
         if offset < 0 or length < 0 or offset + length > len(raw):
             raise Corrupt("a span reaches beyond its chunk")
-        pieces.append(raw if length == len(raw) else raw[offset : offset + length])
+        pieces.append(raw if length == len(raw) else memoryview(raw)[offset : offset + length])
     stream = b"".join(pieces)
     if size is not None and len(stream) != size:
         raise Corrupt(f"the state has {len(stream)} bytes instead of {size}")

@@ -262,7 +262,7 @@ class _Placing:
         self.replaced: list[CheckpointRecord] = []
         for draft in commit.checkpoints:
             self._place(draft)
-        self.disturbs = bool(self.replaced) or any([draft.seq for draft in commit.checkpoints])
+        self.disturbs = bool(self.replaced) or any(draft.seq for draft in commit.checkpoints)
 
     def _place(self, draft: CheckpointRecord) -> None:
         may_be_here = self._commit.replace or draft.seq
