@@ -14,7 +14,7 @@ elements, several big ones, or something inside that is itself split. Elements o
 whole up to 32 KiB, so an ordinary message is one piece.
 
 The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
-(`old`) packs each run in one native call and compares bytes: an appended list costs one pack, one memcmp
+(`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
 and its new elements. A large leaf that is the very same object as before is not even packed. That is
 sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
 they are not stored, and no two processes need to agree on them.
