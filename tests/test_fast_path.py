@@ -129,6 +129,11 @@ def test_a_long_list_that_grew_is_never_packed_into_one_buffer():
     assert codec.longest <= piece.SEGMENT + 10
 
 
+def test_large_strings_side_by_side_have_nothing_between_them():
+    pieces = piece.split(CODEC, [f"{n}" * 100_000 for n in range(5)])
+    assert [part.size for part in pieces.parts] == [1] + 5 * [100_005]
+
+
 def calls_of_a_small_change(files):
     """Count the calls that it takes to save a small change beside many large files."""
     calls = 0
