@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -57,7 +58,8 @@ def edit(messages, what, *details):
 
 
 def stream_of(pieces):
-    return b"".join([part.cut(0, part.size) for part in pieces.parts])  # which leaves the parts as they are
+    """Put the stream together and leave the parts as they are."""
+    return b"".join([part.bytes_of(CODEC) if part.leaf else part.cut(0, part.size) for part in pieces.parts])
 
 
 @pytest.fixture(params=[32, 300, 2000])
@@ -125,6 +127,34 @@ def test_a_long_list_that_grew_is_never_packed_into_one_buffer():
     new = piece.split(codec, messages, old)
     assert new.size > 20 * piece.SEGMENT
     assert codec.longest <= piece.SEGMENT + 10
+
+
+def test_large_strings_side_by_side_have_nothing_between_them():
+    pieces = piece.split(CODEC, [f"{n}" * 100_000 for n in range(5)])
+    assert [part.size for part in pieces.parts] == [1] + 5 * [100_005]
+
+
+def calls_of_a_small_change(files):
+    """Count the calls that it takes to save a small change beside many large files."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    state = {f"file {n:03}": f"{n:03}" * 30_000 for n in range(files)}
+    old = checked_split({**state, "step": 1}, None, {})
+    sys.setprofile(count)
+    try:
+        pieces = piece.split(CODEC, {**state, "step": 2}, old)
+        chunk.plan(CODEC, NAMER, pieces, old)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_twice_as_many_large_files_take_about_twice_the_calls():
+    assert calls_of_a_small_change(100) < 2.5 * calls_of_a_small_change(50)
 
 
 @given(st.binary(min_size=200, max_size=210), st.binary(min_size=20, max_size=25), st.data())

@@ -176,16 +176,17 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
     """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
-    by_size: dict[int, list[Part]] = {}
-    for part in pieces.parts:
-        if part.spans is None and not part.kept and part.leaf is None:
-            if not by_size:
-                for other in old.parts:
-                    if other.spans is not None and other.leaf is None:
-                        by_size.setdefault(other.size, []).append(other)
-            for other in by_size.get(part.size, ()):
-                if part.cut(0, part.size) == other.cut(0, other.size):
-                    part.kept = [(0, part.size, other, 0)]
+    lost = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
+    sizes = {part.size for part in lost}
+    known = {
+        other.cut(0, other.size): other
+        for other in old.parts
+        if other.size in sizes and other.spans is not None and other.leaf is None
+    }
+    for part in lost:
+        other = known.get(part.cut(0, part.size))
+        if other is not None:
+            part.kept = [(0, part.size, other, 0)]
 
 
 def _extents(part: Part) -> list[_Extent]:

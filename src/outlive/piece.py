@@ -14,7 +14,7 @@ elements, several big ones, or something inside that is itself split. Elements o
 whole up to 32 KiB, so an ordinary message is one piece.
 
 The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
-(`old`) packs each run in one native call and compares bytes: an appended list costs one pack, one memcmp
+(`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
 and its new elements. A large leaf that is the very same object as before is not even packed. That is
 sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
 they are not stored, and no two processes need to agree on them.
@@ -147,10 +147,13 @@ class _Splitter:
             value = reduced[2]
 
     def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
+        if isinstance(old, Leaf) and old.part.leaf is value:  # the usual case: the very same object
+            self._leaves[id(value)] = old.part
+            return old
         known = self._old.leaves.get(id(value)) if self._old else None
         if known is None and isinstance(old, Leaf):
             known = old.part
-        # `is` first: comparing 20 MB takes milliseconds, and the usual case is the very same object.
+        # `is` first: comparing 20 MB takes milliseconds.
         if known is not None and (
             known.leaf is value or (type(known.leaf) is type(value) and known.leaf == value)
         ):
@@ -197,7 +200,7 @@ class _Splitter:
         node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
         if isinstance(node, bytes):
             raise Odd  # it became small
-        return Child(item.key, item.lead, node)
+        return item if node is item.node else Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
         """Pack a run and find what it shares with the old one."""
@@ -381,15 +384,14 @@ _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
 
 def _flatten(node: Node) -> list[Part]:
     parts: list[Part] = []
-    glue: list[bytes] = []
+    glue = b""
     for item in (*_emit(node), None):
         if isinstance(item, bytes):
-            glue.append(item)
+            glue += item
             continue
         if glue:
-            data = b"".join(glue)
-            parts.append(Part(data, [len(data)]))
-            glue = []
+            parts.append(Part(glue, [len(glue)]))
+            glue = b""
         if item is not None:
             parts.append(item)
     return parts

@@ -1,7 +1,7 @@
 """Records in one SQLite file, shared by any number of threads and processes.
 
 WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share one
-transaction and so one fsync; each is a savepoint of its own. A crash at any moment leaves the last
+transaction and so one fsync; one that is refused is taken back alone. A crash at any moment leaves the last
 committed transaction: SQLite rolls back the rest when the file is opened next.
 
 Every row carries a checksum over all of its columns. Rows that could vanish without a trace are counted
