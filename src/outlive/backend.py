@@ -27,6 +27,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
    version or rank (ties by bytes), so merging is commutative, associative and idempotent.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
+9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
+   and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
 
 Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
 one place.
@@ -35,6 +37,7 @@ one place.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -212,6 +215,9 @@ class Commit:
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
     merge: bool = False  # these are records of another store
     timeout_s: float | None = None
+    token: bytes = field(
+        default_factory=lambda: os.urandom(8)
+    )  # of this very commit, however often it is sent
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ crash or refusal before the commit leaves the store as it was; the base moves on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +80,7 @@ class Engine:
             prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
             prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
             try:
-                receipt = await self._commit_on(prepared)
+                receipt = await self._commit_on(prepared, deadline)
             except StaleBase:
                 self.cache.drop(key.digest)
                 continue
@@ -90,12 +91,13 @@ class Engine:
                 raise
             if receipt.existing is None:
                 return self.remember(key, prepared, receipt)
+            draft.timeout_s = deadline.remaining_s()
             stored = await self.compare(key, prepared, receipt.existing)
             if stored is not None:  # else it was deleted meanwhile
                 return stored
         raise StaleBase(key.id)
 
-    async def _commit_on(self, prepared: Prepared) -> Receipt:
+    async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:
         """Commit, also on the head of a newer generation when that has all that the save shares."""
         commit = prepared.commit
         try:
@@ -103,8 +105,10 @@ class Engine:
         except StaleBase as stale:
             if stale.generation is None or not prepared.plan.shared <= stale.chunks:
                 raise
-            commit.generation = stale.generation
-        return await commit_one(self.backend, commit)
+            again = replace(
+                commit, generation=stale.generation, timeout_s=deadline.remaining_s(), token=os.urandom(8)
+            )
+        return await commit_one(self.backend, again)
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""

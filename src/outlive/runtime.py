@@ -43,6 +43,13 @@ class Deadline:
         """Return the time that is left, 0 when it is over."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
+    def extend(self, seconds: float) -> None:
+        """Start to count anew."""
+        self._end = time.monotonic() + seconds
+
+    def moved(self) -> None:
+        """Take note of progress; a deadline that counts idle time only starts anew."""
+
     def remaining_s(self) -> float | None:
         """Return the timeout of what is still to be done; None for ever."""
         return None if self._end is None else max(0.001, round(self.left_s(), 3))

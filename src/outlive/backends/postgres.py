@@ -33,6 +33,7 @@ from ..backend import (
     ThreadRow,
     WriteRecord,
     stamped,
+    unknown,
 )
 from ..errors import (
     BadArgument,
@@ -42,8 +43,10 @@ from ..errors import (
     HeadMoved,
     LeaseLost,
     NewerFormat,
+    OutcomeUnknown,
     OutliveError,
     StaleBase,
+    StoreError,
 )
 from ..runtime import Deadline
 from .memory import new_token, write_order
@@ -55,7 +58,7 @@ from .postgres_rows import (
     checkpoint_checksum,
     digest,
     document,
-    entry_document,
+    entry_documents,
     flag,
     number,
     rows,
@@ -73,7 +76,7 @@ from .postgres_rows import (
     to_text,
     to_thread_row,
     to_write,
-    write_document,
+    write_documents,
 )
 from .postgres_statements import VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
@@ -81,6 +84,7 @@ from .server import Attempts, lock_ms
 from .snapshot import is_plain
 
 T = TypeVar("T")
+_MOST_GIVEN_UP = 4  # commits of one thread that are remembered as given up
 _MOST_BYTES = 1_000_000_000  # of one message to the server
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
@@ -99,12 +103,15 @@ class PostgresBackend:
         self._sql = statements(self._schema)
         self._place = place
         self._max_retries = max_retries
+        self._given_up: dict[
+            bytes, list[bytes]
+        ] = {}  # thread → tokens of commits that may still be on their way
 
     # Calling
 
     async def _call(
         self,
-        work: Callable[[Link, Deadline, bool], Awaitable[T]],
+        work: Callable[[Link, Deadline], Awaitable[T]],
         timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
@@ -115,7 +122,7 @@ class PostgresBackend:
         async def attempt(deadline: Deadline) -> T:
             link = await self._pool.take(deadline)
             try:
-                return await work(link, deadline, attempts.sent)
+                return await work(link, deadline)
             finally:
                 self._pool.give_back(link)
 
@@ -124,7 +131,7 @@ class PostgresBackend:
     async def _ask(
         self, statement: str, *parameters: Parameter, timeout_s: float | None = None
     ) -> list[list[bytes | None]]:
-        async def work(link: Link, deadline: Deadline, again: bool) -> list[list[bytes | None]]:
+        async def work(link: Link, deadline: Deadline) -> list[list[bytes | None]]:
             return list(rows(await link.query(statement, parameters, deadline)))
 
         return await self._call(work, timeout_s)
@@ -147,10 +154,10 @@ class PostgresBackend:
             raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
         return key or b""
 
-    def _migrate(self, offered: bytes) -> Callable[[Link, Deadline, bool], Awaitable[None]]:
+    def _migrate(self, offered: bytes) -> Callable[[Link, Deadline], Awaitable[None]]:
         """Make the tables; of many processes that try at once, one does."""
 
-        async def work(link: Link, deadline: Deadline, again: bool) -> None:
+        async def work(link: Link, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
             await link.begin(deadline)
             try:
@@ -180,37 +187,70 @@ class PostgresBackend:
         return results
 
     async def _commit(self, commit: Commit) -> Receipt:
+        """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
+        digest = commit.thread.digest
+        void = b"".join(self._given_up.get(digest, ())[-_MOST_GIVEN_UP:])
+        try:
+            receipt = await self._send(commit, void)
+        except OutcomeUnknown:
+            self._given_up.setdefault(digest, []).append(commit.token)
+            raise
+        except Exception:
+            raise
+        except BaseException:  # cancelled, or interrupted
+            self._given_up.setdefault(digest, []).append(commit.token)
+            raise
+        if void:
+            self._given_up.pop(digest, None)
+        return receipt
+
+    async def _send(self, commit: Commit, void: bytes) -> Receipt:
         _check_size(commit)
         if not is_plain(commit):
 
-            async def transact(link: Link, deadline: Deadline, again: bool) -> Receipt:
-                return await Transaction(link, self._schema, commit, deadline).run(again=again)
+            async def transact(link: Link, deadline: Deadline) -> Receipt:
+                return await Transaction(link, self._schema, commit, void, deadline).run()
 
             return await self._call(transact, commit.timeout_s, commit)
+        deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
 
-        async def save(link: Link, deadline: Deadline, again: bool) -> list[bytes | None]:
-            result = await link.query(self._sql.save, _parameters(commit, deadline), deadline)
+        async def save(link: Link, attempt: Deadline) -> list[bytes | None]:
+            result = await link.query(self._sql.save, _parameters(commit, void, attempt), attempt)
             return next(rows(result))
 
         cells = await self._call(save, commit.timeout_s, commit)
-        return await self._receipt(commit, cells)
+        try:
+            return await self._receipt(commit, cells, deadline)
+        except (StaleBase, Corrupt):
+            raise
+        except StoreError as error:  # the commit was done; what it stored could not be read back
+            raise unknown(commit) from error
 
-    async def _receipt(self, commit: Commit, cells: Cells) -> Receipt:
+    async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Read what the function answered: its verdict, and the fields that only the server knows."""
-        verdict, key = to_text(cells[0]), commit.thread
-        if verdict == "existing":
-            draft = commit.checkpoints[0]
-            reading = await self.read(
-                key, draft.namespace, draft.id, chunks=False, timeout_s=commit.timeout_s
-            )
-            if reading.record is None:  # deleted since: the next attempt saves it
-                return await self._commit(commit)
-            return Receipt(reading.generation, to_number(cells[2]), existing=reading.record)
+        verdict = to_text(cells[0])
+        if verdict in ("existing", "repeated"):
+            return await self._found(commit, cells, deadline)
         if verdict != "done":
-            raise await self._refusal(commit, verdict, cells)
+            raise await self._refusal(commit, verdict, cells, deadline)
         return _receipt(commit, cells)
 
-    async def _refusal(self, commit: Commit, verdict: str, cells: Cells) -> OutliveError:
+    async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
+        """Say what is there: the checkpoint was saved before, or this very commit was done before."""
+        key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
+        for draft in commit.checkpoints:
+            reading = await self.read(
+                key, draft.namespace, draft.id, chunks=False, timeout_s=deadline.remaining_s()
+            )
+            if reading.record is None:  # deleted since
+                raise StaleBase(key.id)
+            receipt.existing = reading.record
+        if receipt.existing is None:
+            held = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
+            receipt.entries, receipt.writes = tuple(held), commit.writes
+        return receipt
+
+    async def _refusal(self, commit: Commit, verdict: str, cells: Cells, deadline: Deadline) -> OutliveError:
         thread, found = commit.thread.id, to_number(cells[8])
         if verdict == "fence":
             assert commit.fence is not None
@@ -223,17 +263,24 @@ class PostgresBackend:
             return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
         if verdict == "entry":
             entry = commit.entries[found]
-            held = await self._entry(commit.thread, entry)
+            held = await self._entry(commit.thread, entry, deadline)
             return EntryHeld(thread, entry.kind, entry.key, held)
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
-    async def _entry(self, thread: ThreadKey, wanted: Entry) -> Entry | None:
-        """Return the entry that stands in the way."""
-        found = await self.entries(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1)
+    async def _entry(self, thread: ThreadKey, wanted: Entry, deadline: Deadline) -> Entry | None:
+        """Return the entry that is there."""
+        found = await self.entries(
+            thread.tenant,
+            wanted.kind,
+            thread=thread,
+            prefix=wanted.key,
+            limit=1,
+            timeout_s=deadline.remaining_s(),
+        )
         return next((entry for _, entry in found if entry.key == wanted.key), None)
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        async def work(link: Link, deadline: Deadline, again: bool) -> int:
+        async def work(link: Link, deadline: Deadline) -> int:
             result = await link.query(
                 self._sql.share,
                 (
@@ -300,7 +347,7 @@ class PostgresBackend:
         else:
             pairs = blobs([digest(*pair) for pair in checkpoints])
             found = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
-        return sorted(map(to_write, found), key=write_order)
+        return sorted((to_write(cells, thread.id) for cells in found), key=write_order)
 
     async def entries(
         self,
@@ -332,7 +379,8 @@ class PostgresBackend:
             timeout_s=timeout_s,
         )
         return [
-            (ThreadKey(tenant, to_text(id), place or b""), to_entry(cells)) for id, place, *cells in found
+            (ThreadKey(tenant, to_text(id), place or b""), to_entry(cells, to_text(id)))
+            for id, place, *cells in found
         ]
 
     async def threads(
@@ -421,12 +469,14 @@ def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
     return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
 
 
-def _parameters(commit: Commit, deadline: Deadline) -> list[Parameter]:
+def _parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Parameter]:
     """Return the parameters of save_1, in its order."""
     return [
         b"%d" % lock_ms(deadline),
         *_thread_parameters(commit.thread),
         number(new_token()),
+        commit.token,
+        void,
         number(commit.generation),
         number(commit.epoch),
         *_expectations(commit),
@@ -486,7 +536,7 @@ def _write_parameters(commit: Commit) -> list[Parameter]:
     if not commit.writes:
         return [None, None, None]
     return [
-        document(write_document(commit.writes)),
+        document(json.dumps(write_documents(commit.writes))),
         blobs([write.body for write in commit.writes]),
         blobs([b"".join(write.chunks) for write in commit.writes]),
     ]
@@ -495,7 +545,10 @@ def _write_parameters(commit: Commit) -> list[Parameter]:
 def _entry_parameters(commit: Commit) -> list[Parameter]:
     if not commit.entries:
         return [None, None]
-    return [document(entry_document(commit.entries)), blobs([entry.body for entry in commit.entries])]
+    return [
+        document(json.dumps(entry_documents(commit.entries))),
+        blobs([entry.body for entry in commit.entries]),
+    ]
 
 
 def _receipt(commit: Commit, cells: Cells) -> Receipt:
@@ -559,14 +612,14 @@ def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
             case 1:
                 reading.chunks[cells[14] or b""] = cells[15] or b""
             case _:
-                writes.append(to_write([*cells[:5], *cells[6:10], *cells[14:16]]))
+                writes.append(to_write([*cells[:5], *cells[6:10], *cells[14:]], thread.id))
     reading.writes = tuple(sorted(writes, key=write_order))
     return reading
 
 
 def _thread_row(cells: Cells) -> ThreadRow:
-    head = to_checkpoint(cells[12:], to_text(cells[0])) if cells[12] is not None else None
-    return to_thread_row(cells[:12], head)
+    head = to_checkpoint(cells[13:], to_text(cells[0])) if cells[13] is not None else None
+    return to_thread_row(cells[:13], head)
 
 
 async def _is_there(link: Link, name: str, function: str, deadline: Deadline) -> bool:

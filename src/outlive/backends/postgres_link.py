@@ -8,9 +8,13 @@ A link that missed a deadline or was cancelled has an answer on the way to nobod
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import ipaddress
+import re
 import select
 import socket
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +22,7 @@ from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
-from .server import Lost, lock_ms
+from .server import Lost, hide_secrets, lock_ms
 
 T = TypeVar("T")
 Parameter = bytes | None
@@ -92,16 +96,10 @@ class Link:
         )
 
     def has_ended(self) -> bool:
-        """Tell whether the server hung up while nobody used the link. Costs no round trip."""
+        """Tell whether the server spoke while nobody used the link: that is its goodbye. Costs no round trip."""
         poller = select.poll()
         poller.register(self._connection.socket, select.POLLIN)
-        if not poller.poll(0):
-            return False
-        try:
-            self._connection.consume_input()  # a notice, or the goodbye
-        except OperationalError:
-            return True
-        return not self.is_usable
+        return bool(poller.poll(0))
 
     @property
     def is_in_transaction(self) -> bool:
@@ -179,7 +177,9 @@ class Link:
             raise
         for result in results:
             if result.status not in _OK:
-                raise refusal(result)
+                refused = refusal(result)
+                self._is_broken = self._is_broken or (isinstance(refused, Lost) and refused.is_over)
+                raise refused
         return results[-1]
 
     async def _drive(self, steps: Generator[Any, Any, T], deadline: Deadline) -> T:
@@ -191,6 +191,7 @@ class Link:
                 ready = await self._wait(fileno, want, deadline)
                 if not ready:
                     raise Lost(f"no answer within {deadline.timeout_s:.3g} s", sent=True)
+                deadline.moved()
                 want = steps.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
@@ -207,21 +208,22 @@ async def connect(
     prepares: bool,
     secrets: tuple[str, ...],
 ) -> Link:
-    """Connect to the first host that will have us."""
+    """Connect to the first host that will have us, at any of its addresses."""
     reasons = []
     for place, host in enumerate(hosts):
         share = Deadline(deadline.left_s() / (len(hosts) - place))
         try:
-            resolved = await _resolve(host, share) if wait is wait_suspended else host
-            return Link(await _open(resolved, wait, share), wait, prepares=prepares)
+            addresses = await _resolve(host, wait, share)
+            for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+                try:
+                    connection = await _open(address, wait, Deadline(share.left_s() / left))
+                    return Link(connection, wait, prepares=prepares)
+                except OperationalError as error:
+                    reasons.append(_first_line(str(error)))
         except Lost as lost:
             reasons.append(lost.reason)
-        except OperationalError as error:
-            reasons.append(_first_line(str(error)))
-    text = "; ".join(dict.fromkeys(reasons))
-    for secret in filter(None, secrets):
-        text = text.replace(secret, "***")
-    if final := next((why for mark, why in _FINAL.items() if mark in text), None):
+    text = hide_secrets("; ".join(dict.fromkeys(reasons)), secrets)
+    if final := next((why for mark, why in _FINAL.items() if re.search(mark, text)), None):
         raise StoreUnavailable(f"PostgreSQL refused the connection: {text}; {final}")
     raise Lost(text, sent=False)
 
@@ -231,8 +233,8 @@ _FINAL = {
     "password authentication failed": "check user and password of the URL",
     "no password supplied": "give a password in the URL or in PGPASSWORD",
     "no pg_hba.conf entry": "allow this host in the server's pg_hba.conf",
-    'role "': "check the user of the URL",
-    'database "': "create it with createdb, or check the URL",
+    'role ".*" does not exist|is not permitted to log in': "check the user of the URL",
+    'database ".*" does not exist': "create it with createdb, or check the URL",
     "certificate": "check the sslmode and sslrootcert of the URL",
     "does not support SSL": "check the sslmode of the URL",
 }
@@ -245,7 +247,7 @@ async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.
         while True:
             ready = await wait(fileno, want, deadline)
             if not ready:
-                raise Lost(f"no connection within {deadline.timeout_s:.3g} s", sent=False)
+                raise OperationalError(f"no connection within {deadline.timeout_s:.3g} s")
             fileno, want = steps.send(ready)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
@@ -253,18 +255,33 @@ async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.
         steps.close()
 
 
-async def _resolve(host: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
-    """Look a name up without blocking the event loop; libpq would."""
+async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list[dict[str, Any]]:
+    """Return the host at each of its addresses. libpq would look names up without any deadline."""
     name = host.get("host") or ""
-    if not name or name.startswith(("/", "@")) or host.get("hostaddr"):
-        return host
+    if not name or name.startswith(("/", "@")) or host.get("hostaddr") or _is_address(name):
+        return [host]
+    ours, theirs = socket.socketpair()
+    found: list[str] = []
+
+    def look_up() -> None:  # in a thread that nobody waits for: it may be stuck for minutes
+        with theirs, contextlib.suppress(OSError):
+            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found.extend(dict.fromkeys(str(row[4][0]) for row in rows))
+
+    with ours:
+        threading.Thread(target=look_up, name="outlive-resolver", daemon=True).start()
+        await wait(ours.fileno(), _READ, deadline)  # the other end is closed when it is done
+    if not found:
+        raise Lost(f"host {name!r} cannot be found", sent=False)
+    return [{**host, "hostaddr": address} for address in list(found)]
+
+
+def _is_address(name: str) -> bool:
     try:
-        left_s = deadline.left_s()
-        async with asyncio.timeout(None if left_s == float("inf") else left_s):
-            found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
-        raise Lost(f"host {name!r} cannot be found: {error}", sent=False) from None
-    return {**host, "hostaddr": found[0][4][0]}
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
@@ -287,7 +304,7 @@ def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
 # What the server says ------------------------------------------------------------------------------------------
 
 _LATER = {
-    "57P01", "57P02", "57P03",  # it stops, crashed, starts
+    "57P01", "57P02", "57P03", "57P05",  # it stops, crashed, starts; we were idle for too long
     "25P03",  # a transaction took too long between two statements, and was rolled back
     "25006",  # it is read-only: a standby, or demoted
     "53300",  # too many connections
@@ -303,7 +320,10 @@ def refusal(result: pq.abc.PGresult) -> Exception:
         errors="replace"
     )
     if code in _LATER or code.startswith("08"):
-        return Lost(text, sent=code.startswith("57P0"))  # it may have stopped between commit and answer
+        again = code in ("40001", "40P01")  # the connection is as good as before
+        return Lost(
+            text, sent=code.startswith("57P0"), is_over=not again
+        )  # it may have stopped before it answered
     if code == "55P03":
         return Lost("others held the thread's lock", sent=False, busy=True)
     return _final(code, text)

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 
 from ..errors import StoreClosed
@@ -21,16 +22,17 @@ Connect = Callable[[Deadline], Awaitable[Link]]
 
 
 class Pool:
-    """Where a call gets its link. In a child after a fork it starts anew: what is idle belongs to the parent."""
+    """Where a call gets its link."""
 
     def __init__(self, connect: Connect, size: int) -> None:
         self._connect = connect
         self._size = size
         self._closed = False
-        self._begin()
+        self.begin()
+        _pools.add(self)
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
+    def begin(self) -> None:
+        """Start without any link. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
         self._idle: list[Link] = []
 
     async def pause(self, seconds: float) -> None:
@@ -47,8 +49,6 @@ class Pool:
         """Return a link for one call; every one taken is given back."""
         if self._closed:
             raise StoreClosed
-        if self._pid != os.getpid():
-            self._begin()  # nothing is sent on the parent's links, not even a goodbye
         await self._acquire(deadline)
         try:
             return _pop(self._idle) or await self._connect(deadline)
@@ -67,15 +67,25 @@ class Pool:
 
     async def close(self) -> None:
         self._closed = True
-        if self._pid == os.getpid():
-            _close_all(self._idle)
+        _close_all(self._idle)
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for pool in list(_pools):
+        pool.begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class BlockingPool(Pool):
     """The sync colour: for any number of threads."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def begin(self) -> None:
+        super().begin()
         self._free = threading.BoundedSemaphore(self._size)
 
     async def pause(self, seconds: float) -> None:
@@ -93,8 +103,8 @@ class BlockingPool(Pool):
 class SuspendingPool(Pool):
     """The async colour: for the tasks of one event loop."""
 
-    def _begin(self) -> None:
-        super()._begin()
+    def begin(self) -> None:
+        super().begin()
         self._free = self._size
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
 

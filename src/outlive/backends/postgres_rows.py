@@ -7,23 +7,24 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from psycopg import pq
 
 from ..backend import CheckpointRecord, Entry, ThreadRow, WriteRecord, checksum, escape, unescape
-from ..errors import Corrupt
+from ..errors import BadArgument, Corrupt
 from .rules import Row
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
 CHECKPOINT = (
     "c.namespace, c.id, c.parent, c.run, c.source, c.metadata::text, c.epoch, c.seq, c.step, c.created_at, c.size, "
-    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum"
+    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum || c.stamp"
 )
-WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body"
-ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body"
+WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum"
+ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum"
 THREAD = (
     "t.id, t.generation, t.revision, t.epoch, t.seq, t.checkpoints, t.stored, t.created_at, t.updated_at, t.info, "
-    "t.metadata::text, t.info_version"
+    "t.metadata::text, t.info_version, t.info_checksum"
 )
 _NAME = 16  # bytes of a chunk's name
 
@@ -50,7 +51,10 @@ def text(value: str | None) -> bytes | None:
 
 
 def number(value: int | None) -> bytes | None:
-    return None if value is None else value.to_bytes(8, "big", signed=True)
+    try:
+        return None if value is None else value.to_bytes(8, "big", signed=True)
+    except OverflowError:
+        raise BadArgument(f"PostgreSQL keeps whole numbers of 64 bits, and {value} has more") from None
 
 
 def flag(value: bool) -> bytes:
@@ -72,7 +76,7 @@ def texts(values: Sequence[str]) -> bytes:
     return _array(_TEXT, [text(value) for value in values])
 
 
-_BYTEA, _TEXT = 17, 25  # as the server numbers types
+_BYTEA, _TEXT, _JSONB = 17, 25, 3802  # as the server numbers types
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
@@ -99,64 +103,111 @@ _LAST = "\U0010ffff"
 
 
 def checkpoint_checksum(record: CheckpointRecord) -> bytes:
-    """Cover what the client wrote; the server's own fields are given by the server."""
-    names = b"".join(record.chunks)
+    """Cover what the client wrote."""
     return checksum(
-        escape(record.namespace),
-        escape(record.id),
-        record.step,
-        record.size,
-        record.format,
-        names,
-        record.body,
-    )
+        escape(record.namespace), escape(record.id), record.run and escape(record.run), escape(record.source), record.step,
+        record.size, record.added, record.format, record.version, b"".join(record.chunks), record.body,
+    )  # fmt: skip
 
 
-def write_document(writes: Iterable[WriteRecord]) -> str:
-    """Return writes, but for their bytes, as the server's function reads them."""
-    return json.dumps(
-        [
-            {
-                "pair": digest(write.namespace, write.checkpoint).hex(),
-                "task_digest": digest(write.task).hex(),
-                "index": write.index,
-                "stamp": write.index < 0 and write.rank == (0, 0, 0),
-                "epoch": write.rank[0],
-                "fence": write.rank[1],
-                "revision": write.rank[2],
-                "namespace": escape(write.namespace),
-                "checkpoint": escape(write.checkpoint),
-                "task": escape(write.task),
-                "channel": escape(write.channel),
-                "path": escape(write.path),
-            }
-            for write in writes
-        ]
-    )
+def checkpoint_stamp(record: CheckpointRecord) -> bytes:
+    """Cover what the server gave; the function stamp_1 of the schema says the same."""
+    parent = "" if record.parent is None else f" {escape(record.parent)}"
+    said = f"{record.epoch} {record.seq} {record.created_at}{parent}"
+    return hashlib.sha256(said.encode()).digest()[:8]
 
 
-def entry_document(entries: Iterable[Entry]) -> str:
-    """Return entries, but for their bodies, as the server's function reads them."""
-    return json.dumps(
-        [
-            {
-                "name": digest(entry.kind, entry.key).hex(),
-                "kind": escape(entry.kind),
-                "key": escape(entry.key),
-                "status": escape(entry.status),
-                "epoch": entry.epoch,
-                "fence": entry.fence,
-                "revision": entry.revision,
-                "until": entry.until,
-                "clock": escape(entry.clock),
-                "lease_us": None if entry.lease_s is None else int(entry.lease_s * 1e6),
-                "expect": entry.expect,
-                "expect_lapsed": entry.expect_lapsed,
-                "gone": entry.gone,
-            }
-            for entry in entries
-        ]
-    )
+def write_checksum(write: WriteRecord) -> bytes:
+    texts = map(escape, (write.namespace, write.checkpoint, write.task, write.channel, write.path))
+    return checksum(*texts, write.index, b"".join(write.chunks), write.body)
+
+
+def entry_checksum(entry: Entry) -> bytes:
+    return checksum(escape(entry.kind), escape(entry.key), entry.body or b"")
+
+
+def info_checksum(info: bytes) -> bytes:
+    return checksum("info", info)
+
+
+def documents(values: Sequence[dict[str, Any]]) -> bytes:
+    """Return an array of jsonb."""
+    return _array(_JSONB, [document(json.dumps(value)) for value in values])
+
+
+def checkpoint_document(record: CheckpointRecord) -> dict[str, Any]:
+    """Return a record, but for its bytes."""
+    return {
+        "name": digest(record.namespace, record.id).hex(),
+        "space": space(record.namespace).hex(),
+        "epoch": record.epoch,
+        "seq": record.seq,
+        "created_at": record.created_at,
+        "size": record.size,
+        "added": record.added,
+        "step": record.step,
+        "version": record.version,
+        "format": record.format,
+        "namespace": escape(record.namespace),
+        "id": escape(record.id),
+        "parent": None if record.parent is None else escape(record.parent),
+        "run": None if record.run is None else escape(record.run),
+        "source": escape(record.source),
+        "metadata": record.projection,
+        "checksum": checkpoint_checksum(record).hex(),
+        "stamp": checkpoint_stamp(record).hex(),
+    }
+
+
+def write_documents(writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
+    """Return writes, but for their bytes."""
+    return [
+        {
+            "pair": digest(write.namespace, write.checkpoint).hex(),
+            "task_digest": digest(write.task).hex(),
+            "index": write.index,
+            "stamp": write.index < 0 and write.rank == (0, 0, 0),
+            "epoch": write.rank[0],
+            "fence": write.rank[1],
+            "revision": write.rank[2],
+            "namespace": escape(write.namespace),
+            "checkpoint": escape(write.checkpoint),
+            "task": escape(write.task),
+            "channel": escape(write.channel),
+            "path": escape(write.path),
+            "checksum": write_checksum(write).hex(),
+        }
+        for write in writes
+    ]
+
+
+def entry_documents(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return entries, but for their bodies."""
+    return [
+        {
+            "name": digest(entry.kind, entry.key).hex(),
+            "kind": escape(entry.kind),
+            "key": escape(entry.key),
+            "status": escape(entry.status),
+            "epoch": entry.epoch,
+            "fence": entry.fence,
+            "revision": entry.revision,
+            "until": entry.until,
+            "clock": escape(entry.clock),
+            "lease_us": None if entry.lease_s is None else lease_us(entry.lease_s),
+            "expect": entry.expect,
+            "expect_lapsed": entry.expect_lapsed,
+            "gone": entry.gone,
+            "checksum": entry_checksum(entry).hex(),
+        }
+        for entry in entries
+    ]
+
+
+def lease_us(seconds: float) -> int:
+    if not 0 <= seconds < 1e9:
+        raise BadArgument(f"a lease is a number of seconds below a thousand million, not {seconds!r}")
+    return int(seconds * 1e6)
 
 
 # Results ------------------------------------------------------------------------------------------------------
@@ -202,8 +253,8 @@ def to_names(cell: bytes | None) -> tuple[bytes, ...]:
     return tuple(joined[at : at + _NAME] for at in range(0, len(joined), _NAME))
 
 
-def to_checkpoint(cells: Cells, thread: str) -> CheckpointRecord:
-    """Return the record of a row of CHECKPOINT; a damaged one is not handed out."""
+def to_checkpoint(cells: Cells, thread: str, *, check: bool = True) -> CheckpointRecord:
+    """Return the record of a row of CHECKPOINT; a damaged one is not handed out, unless it is to be removed."""
     record = CheckpointRecord(
         namespace=to_text(cells[0]),
         id=to_text(cells[1]),
@@ -222,13 +273,13 @@ def to_checkpoint(cells: Cells, thread: str) -> CheckpointRecord:
         chunks=to_names(cells[14]),
         body=cells[15] or b"",
     )
-    if checkpoint_checksum(record) != cells[16]:
+    if check and checkpoint_checksum(record) + checkpoint_stamp(record) != cells[16]:
         raise Corrupt("its row does not match its checksum", thread=thread, checkpoint=record.id)
     return record
 
 
-def to_write(cells: Cells) -> WriteRecord:
-    return WriteRecord(
+def to_write(cells: Cells, thread: str) -> WriteRecord:
+    write = WriteRecord(
         namespace=to_text(cells[0]),
         checkpoint=to_text(cells[1]),
         task=to_text(cells[2]),
@@ -239,10 +290,15 @@ def to_write(cells: Cells) -> WriteRecord:
         chunks=to_names(cells[9]),
         body=cells[10] or b"",
     )
+    if write_checksum(write) != cells[11]:
+        raise Corrupt(
+            "a pending write does not match its checksum", thread=thread, checkpoint=write.checkpoint
+        )
+    return write
 
 
-def to_entry(cells: Cells) -> Entry:
-    return Entry(
+def to_entry(cells: Cells, thread: str) -> Entry:
+    entry = Entry(
         kind=to_text(cells[0]),
         key=to_text(cells[1]),
         status=to_text(cells[2]),
@@ -253,9 +309,14 @@ def to_entry(cells: Cells) -> Entry:
         until=to_number(cells[7]),
         body=cells[8] or b"",
     )
+    if entry_checksum(entry) != cells[9]:
+        raise Corrupt(f"{entry.kind} {entry.key!r} does not match its checksum", thread=thread)
+    return entry
 
 
 def to_thread_row(cells: Cells, head: CheckpointRecord | None) -> ThreadRow:
+    if cells[9] is not None and info_checksum(cells[9]) != cells[12]:
+        raise Corrupt("its metadata does not match its checksum", thread=to_text(cells[0]))
     return ThreadRow(
         id=to_text(cells[0]),
         generation=to_number(cells[1]),

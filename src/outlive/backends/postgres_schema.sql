@@ -24,8 +24,10 @@ create table {schema}.thread (
     created_at bigint not null,
     updated_at bigint not null,
     info bytea,
+    info_checksum bytea,
     metadata jsonb,                          -- what info says, for people
-    info_version bigint not null default 0
+    info_version bigint not null default 0,
+    tokens bytea not null default ''         -- of the last commits, 8 bytes each, newest first
 ) with (fillfactor = 70);                    -- room on the page: an update touches no index
 create unique index thread_digest on {schema}.thread (digest);
 create index thread_listing on {schema}.thread (tenant_digest, left(id, 400) collate "C");
@@ -49,6 +51,7 @@ create table {schema}.checkpoint (
     source text not null,
     metadata jsonb,                          -- what body says, for people
     checksum bytea not null,                 -- over what the client wrote
+    stamp bytea not null,                    -- over what the server gave: epoch, seq, created_at, parent
     chunks bytea not null,                   -- names, 16 bytes each
     body bytea not null
 );
@@ -79,6 +82,7 @@ create table {schema}.write (
     task text not null,
     channel text not null,
     path text not null,
+    checksum bytea not null,
     chunks bytea not null,
     body bytea not null
 );
@@ -96,11 +100,16 @@ create table {schema}.entry (
     revision bigint not null,
     until bigint not null,                   -- end of the lease
     clock text not null,                     -- whose clock that is
+    checksum bytea not null,                 -- over kind, key and body
     body bytea not null
 );
 create unique index entry_name on {schema}.entry (thread, name);
 create index entry_listing on {schema}.entry (tenant_digest, kind, left(key, 400) collate "C");
 create index entry_lease on {schema}.entry (tenant_digest, kind, status, until);
+
+create function {schema}.stamp_1(p_epoch bigint, p_seq bigint, p_created_at bigint, p_parent text) returns bytea
+language sql immutable as
+    $outlive$select substr(sha256(convert_to(p_epoch || ' ' || p_seq || ' ' || p_created_at || coalesce(' ' || p_parent, ''), 'UTF8')), 1, 8)$outlive$;
 
 create function {schema}.now_us() returns bigint language sql volatile as
     'select (extract(epoch from clock_timestamp()) * 1000000)::bigint';
@@ -143,11 +152,13 @@ declare
 begin
     select x.* into e from {schema}.entry x where x.thread = p_thread and x.name = decode(v->>'name', 'hex');
     if p_body is null then
-        e.body := coalesce(e.body, '');
         e.status := coalesce(nullif(v->>'status', ''), e.status, '');
+        e.checksum := case when e.body is null then decode(v->>'checksum', 'hex') else e.checksum end;
+        e.body := coalesce(e.body, '');
     else
-        e.body := p_body;
         e.status := v->>'status';
+        e.checksum := decode(v->>'checksum', 'hex');
+        e.body := p_body;
     end if;
     e.thread := p_thread;
     e.tenant_digest := p_tenant_digest;
@@ -174,7 +185,7 @@ begin
     insert into {schema}.entry select e.*
         on conflict (thread, name) do update set
             status = excluded.status, epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
-            until = excluded.until, clock = excluded.clock, body = excluded.body;
+            until = excluded.until, clock = excluded.clock, checksum = excluded.checksum, body = excluded.body;
     return e;
 end
 $outlive$;
@@ -193,11 +204,13 @@ begin
         case when is_stamped then p_epoch else (v->>'epoch')::bigint end,
         (v->>'fence')::bigint,
         case when is_stamped then p_revision else (v->>'revision')::bigint end,
-        v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', p_chunks, p_body
+        v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', decode(v->>'checksum', 'hex'),
+        p_chunks, p_body
     )
     on conflict (thread, pair, task_digest, idx) do update set
         epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
-        channel = excluded.channel, path = excluded.path, chunks = excluded.chunks, body = excluded.body
+        channel = excluded.channel, path = excluded.path, checksum = excluded.checksum, chunks = excluded.chunks,
+        body = excluded.body
         where x.idx < 0 and (is_stamped
             or (excluded.epoch, excluded.fence, excluded.revision, excluded.body)
                 > (x.epoch, x.fence, x.revision, x.body))
@@ -228,8 +241,8 @@ $outlive$;
 -- of the thread's row. All else is decided by the client, in a transaction that holds the same lock.
 -- The verdict is 'done', 'existing' or the name of what did not hold; then nothing was changed.
 create function {schema}.save_1(
-    p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_token bigint,
-    p_generation bigint, p_epoch bigint,
+    p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_new bigint,
+    p_token bytea, p_void bytea, p_generation bigint, p_epoch bigint,
     p_expects boolean, p_expect_space bytea, p_expect_head text,
     p_fence_name bytea, p_fence_epoch bigint, p_fence bigint,
     p_name bytea, p_space bytea, p_namespace text, p_id text, p_parent text, p_follows boolean,
@@ -251,16 +264,21 @@ declare
     v_bytes bigint := 0;
     v_fresh boolean;
     v_writes bigint := 0;
+    v_settled jsonb[];
 begin
     perform set_config('lock_timeout', p_wait, true);
     loop
-        select y.key, y.generation, y.revision, y.epoch, y.seq
-            into t.key, t.generation, t.revision, t.epoch, t.seq
+        select y.key, y.generation, y.revision, y.epoch, y.seq, y.tokens
+            into t.key, t.generation, t.revision, t.epoch, t.seq, t.tokens
             from {schema}.thread y where y.digest = p_digest for update;
         v_is_new := not found;
         v_now := {schema}.now_us();
         generation := t.generation;
         revision := t.revision;
+        if position(p_token in t.tokens) > 0 then  -- sent again after a lost answer, or late
+            verdict := 'repeated';
+            return;
+        end if;
         if p_fence_name is not null then
             select y.* into e from {schema}.entry y where y.thread = t.key and y.name = p_fence_name;
             if not found or e.epoch <> p_fence_epoch or e.fence <> p_fence or e.status <> 'running' then
@@ -316,10 +334,10 @@ begin
         end loop;
         exit when verdict is not null or not v_is_new;
         insert into {schema}.thread as y (digest, tenant_digest, tenant, id, generation, created_at, updated_at)
-            values (p_digest, p_tenant_digest, p_tenant, p_thread, p_token, v_now, v_now)
+            values (p_digest, p_tenant_digest, p_tenant, p_thread, p_new, v_now, v_now)
             on conflict (digest) do nothing
-            returning y.key, y.generation, y.revision, y.epoch, y.seq
-            into t.key, t.generation, t.revision, t.epoch, t.seq;
+            returning y.key, y.generation, y.revision, y.epoch, y.seq, y.tokens
+            into t.key, t.generation, t.revision, t.epoch, t.seq, t.tokens;
         exit when found;  -- else somebody made it meanwhile: look again
     end loop;
     if verdict is not null then  -- a checkpoint that is there already is the answer, whatever else does not hold
@@ -342,7 +360,8 @@ begin
         end if;
         insert into {schema}.checkpoint values (
             t.key, p_name, p_space, epoch, seq, created_at, p_size, p_added, p_step, p_version, p_format,
-            p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, p_chunks, p_body
+            p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum,
+            {schema}.stamp_1(epoch, seq, created_at, parent), p_chunks, p_body
         ) on conflict (thread, name) do nothing;
         if not found then  -- it is there already; first of all inserts, so that nothing else was changed
             verdict := 'existing';
@@ -366,14 +385,15 @@ begin
     end loop;
     for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
         e := {schema}.settle_1(t.key, p_tenant_digest, p_entries->(i - 1), p_entry_bodies[i], revision, v_now);
-        settled := coalesce(settled, '[]') || jsonb_build_array(
-            jsonb_build_object('fence', e.fence, 'until', e.until, 'clock', e.clock, 'status', e.status)
-        );
+        v_settled := v_settled
+            || jsonb_build_object('fence', e.fence, 'until', e.until, 'clock', e.clock, 'status', e.status);
         settled_bodies := settled_bodies || e.body;
     end loop;
+    settled := to_jsonb(v_settled);
     update {schema}.thread y set
         revision = save_1.revision, epoch = save_1.epoch, seq = save_1.seq, updated_at = v_now,
-        checkpoints = y.checkpoints + (save_1.seq - y.seq), writes = y.writes + v_writes, stored = y.stored + v_bytes
+        checkpoints = y.checkpoints + (save_1.seq - y.seq), writes = y.writes + v_writes, stored = y.stored + v_bytes,
+        tokens = substr(p_token || p_void || t.tokens, 1, 64)
         where y.key = t.key;
 end
 $outlive$;

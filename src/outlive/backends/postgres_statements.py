@@ -10,7 +10,7 @@ from .postgres_rows import CHECKPOINT, ENTRY, THREAD, WRITE
 
 VERSION = 1  # of the tables and functions
 
-_ARGUMENTS = ", ".join(f"${place}" for place in range(1, 40))  # of save_1
+_ARGUMENTS = ", ".join(f"${place}" for place in range(1, 42))  # of save_1
 # The newest record of a namespace: its place by the index alone, whatever the planner knows of the table; then, of
 # records that have the same place because stores were merged, the one with the greatest id.
 _NEWEST = """
@@ -43,7 +43,7 @@ cross join lateral (
 ) k
 union all
 select 2, null, w.namespace, w.checkpoint, w.task, w.channel, w.path, null,
-    w.idx, w.epoch, w.fence, w.revision, null, null, null, null, w.chunks, w.body, null from w
+    w.idx, w.epoch, w.fence, w.revision, null, null, null, null, w.chunks, w.body, w.checksum from w
 union all
 select 1, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, k.name, k.data, null
 from w

@@ -2,9 +2,8 @@
 
 A call has one deadline for all it does. When the connection is lost, or the server says that it cannot serve now
 (it starts, it stops, it was demoted), the call is tried again on another connection until the deadline. That is
-safe for every commit: a checkpoint that is there already is the answer (rule 1 of the waist), and everything else
-in a commit can be done twice. One attempt gets half of the time that is left, so that a connection which
-swallows everything does not use up the whole of it.
+safe for every commit: the server knows the tokens of the last ones (rule 9 of the waist). A connection on which nothing
+moves for half of the time that is left is given up, so that one which swallows everything does not use up the whole.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, unknown
-from ..errors import BadURL, OutcomeUnknown, StoreBusy, StoreUnavailable
+from ..errors import BadURL, Corrupt, OutcomeUnknown, StaleBase, StoreBusy, StoreError, StoreUnavailable
 from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
 T = TypeVar("T")
@@ -39,10 +38,21 @@ class Served:
     asynchronous: Callable[[float | None], Awaitable[Backend]]
 
 
-def attempt_deadline(deadline: Deadline) -> Deadline:
-    """Return the deadline of one attempt: half of what is left, or all when that is little."""
-    left_s = deadline.left_s()
-    return Deadline(min(left_s / 2 if left_s > _LITTLE_S else left_s, _PATIENCE_S))
+class Attempt(Deadline):
+    """The deadline of one attempt: when nothing moved for half of the time that was left, or the call's own."""
+
+    __slots__ = ("_call", "_idle_s")
+
+    def __init__(self, call: Deadline, number: int) -> None:
+        left_s = call.left_s()
+        most_s = _PATIENCE_S if left_s < float("inf") else _PATIENCE_S * 2**number
+        self._idle_s = min(left_s / 2 if left_s > _LITTLE_S else left_s, most_s)
+        self._call = call
+        super().__init__(self._idle_s)
+
+    def moved(self) -> None:
+        """Bytes came or went: the connection lives."""
+        self.extend(min(self._idle_s, self._call.left_s()))
 
 
 def lock_ms(deadline: Deadline) -> int:
@@ -53,11 +63,13 @@ def lock_ms(deadline: Deadline) -> int:
 class Lost(Exception):
     """The server could not be reached or cannot do it now.
 
-    `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way.
+    `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way. `is_over`: the
+    connection is of no use any more.
     """
 
-    def __init__(self, reason: str, *, sent: bool, busy: bool = False) -> None:
+    def __init__(self, reason: str, *, sent: bool, busy: bool = False, is_over: bool = False) -> None:
         super().__init__(reason)
+        self.is_over = is_over
         self.reason = reason
         self.sent = sent
         self.busy = busy
@@ -78,9 +90,15 @@ class Attempts:
         """Try until it works or there is no time left."""
         while True:
             try:
-                return await attempt(attempt_deadline(self.deadline))
+                return await attempt(Attempt(self.deadline, self.count))
             except Lost as lost:
                 await self._go_on(lost, commit)
+            except (StaleBase, Corrupt):
+                raise
+            except StoreError as error:
+                if commit is None or not self.sent:
+                    raise
+                raise unknown(commit) from error  # an attempt before may have done it
 
     async def _go_on(self, lost: Lost, commit: Commit | None) -> None:
         """Wait a little before the next attempt, or give up."""

@@ -121,6 +121,21 @@ class Snapshot:
         return self.metadata
 
 
+def done_before(commit: Commit, seen: Snapshot) -> Receipt:
+    """Return the receipt of a commit that was done when it came the first time: what is there now."""
+    assert seen.row is not None
+    found = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
+    notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
+    return Receipt(
+        seen.row.generation,
+        seen.row.revision,
+        checkpoints=tuple(record for record in found if record is not None),
+        entries=tuple(held or entry for held, entry in zip(notes, commit.entries, strict=True)),
+        writes=commit.writes,
+        removed=int(commit.removal is not None),
+    )
+
+
 def what_was_done(commit: Commit, seen: Snapshot) -> Receipt | None:
     """Return the receipt of a commit into an empty thread whose answer was lost: the thread holds just that."""
     if not commit.expect_empty or seen.row is None or seen.checkpoints != len(commit.checkpoints):
