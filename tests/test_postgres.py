@@ -18,6 +18,7 @@ import pytest
 
 import outlive
 from crash import ForkServer
+from outlive.backend import Commit, Removal
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
 from outlive.runtime import Deadline, run_now
 from outlive.testing.servers import PostgresServer
@@ -489,3 +490,136 @@ def test_the_server_refuses_and_the_reason_is_said(postgres_store):
         finally:
             sql(postgres_store, "alter table outlive.checkpoint drop constraint no")
         assert saves(store, 1)[0].seq == 2
+
+
+def test_a_server_that_lost_commits_is_noticed_before_anything_refers_to_them(postgres_store):
+    messages = [os.urandom(500) for _ in range(60)]
+    with outlive.open(postgres_store) as store:
+        thread = store.thread("t")
+        thread.save({"messages": messages[:40]})
+        sql(postgres_store, "create table kept as select * from outlive.chunk")
+        thread.save({"messages": messages[:50]})
+        # As after a failover to a standby that lagged behind: the last commit is gone, the generation is the same.
+        sql(postgres_store, "delete from outlive.checkpoint where seq = 2")
+        sql(postgres_store, "delete from outlive.chunk where name not in (select name from kept)")
+        sql(postgres_store, "update outlive.thread set revision = 1, seq = 1, checkpoints = 1, tokens = ''")
+        sql(postgres_store, "drop table kept")
+        thread.save({"messages": messages})
+    with outlive.open(postgres_store) as store:
+        assert store.thread("t").load() == {"messages": messages}
+
+
+# What a server does to its clients ---------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_demoted_without_a_restart_is_left_for_the_other():
+    with PostgresServer(ram=True) as first, PostgresServer(ram=True) as second:
+        for server in (first, second):
+            server.database("agents")
+        url = first.url_with(second, database="agents", target_session_attrs="read-write")
+        with outlive.open(url, timeout_s=10) as store:
+            saves(store, 2)
+            sql(first.url, "alter system set default_transaction_read_only = on")
+            sql(first.url, "select pg_reload_conf()")
+            with outlive.open(second.url.replace("/postgres", "/agents")):
+                pass  # the other server's tables
+            time.sleep(0.2)
+            start = time.monotonic()
+            assert saves(store, 1)[0].seq == 1
+            assert time.monotonic() - start < 3
+
+
+def test_sessions_that_the_server_ends_when_idle_are_not_noticed():
+    with PostgresServer(ram=True, settings={"idle_session_timeout": "150ms"}) as server:
+        url = server.database("agents")
+        with outlive.open(url) as store:
+            for n in range(3):
+                assert saves(store, 1)[0].seq == n + 1
+                time.sleep(0.4)
+
+
+def test_a_server_that_has_no_connection_left_is_waited_for(postgres_url):
+    sql(postgres_url, "drop role if exists crowd")
+    sql(postgres_url, "create role crowd login superuser connection limit 1")
+    url = postgres_url.replace("outlive@", "crowd@")
+    try:
+        with outlive.open(url, pool_size=1):
+            other = psycopg.connect(postgres_url)
+        sql(postgres_url, "alter role crowd nosuperuser")
+        sql(postgres_url, "grant all on schema outlive to crowd")
+        sql(postgres_url, "grant all on all tables in schema outlive to crowd")
+        with psycopg.connect(url) as taken, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(outlive.open, url, timeout_s=10)
+            time.sleep(0.3)
+            assert not waiting.done()
+            taken.close()
+            waiting.result().close()
+        other.close()
+    finally:
+        sql(postgres_url, "drop owned by crowd")
+        sql(postgres_url, "drop role crowd")
+
+
+def test_a_host_that_cannot_be_found_ends_in_time(monkeypatch):
+    import outlive.backends.postgres_link as link
+
+    gate = threading.Event()
+    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: gate.wait(20) and [])
+    for open_it in (outlive.open, lambda url, **o: asyncio.run(open_async(url, **o))):
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="cannot be found"):
+            open_it("postgresql://nowhere.invalid/x", timeout_s=0.5)
+        assert time.monotonic() - start < 1.5
+    gate.set()
+
+
+async def open_async(url, **options):
+    await outlive.open_async(url, **options)
+
+
+def test_all_addresses_of_a_host_are_tried(postgres_url, monkeypatch):
+    import outlive.backends.postgres_link as link
+
+    rows = [(0, 0, 0, "", ("::1", 0, 0, 0)), (0, 0, 0, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: rows)
+    url = postgres_url.replace("127.0.0.1", "two.invalid")
+    with outlive.open(url) as store:
+        saves(store, 1)
+    asyncio.run(open_async(url))
+
+
+def test_a_damaged_checkpoint_can_be_removed(postgres_store):
+    with outlive.open(postgres_store) as store:
+        thread = store.thread("t")
+        for n in range(3):
+            thread.save({"n": n}, id=f"c{n}")
+        sql(postgres_store, "update outlive.checkpoint set body = body || 'x'::bytea where seq = 2")
+        engine, key = store._store._engine, thread._thread._key
+        run_now(engine.commit(Commit(key, removal=Removal(checkpoints=(("", "c1"),)))))
+        assert [one.id for one in thread.history()] == ["c2", "c0"]
+        assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "update outlive.checkpoint set parent = 'x'",
+        "update outlive.checkpoint set run = 'x'",
+        "update outlive.checkpoint set created_at = created_at + 1",
+        "update outlive.checkpoint set seq = seq + 1",
+        "update outlive.checkpoint set source = 'input'",
+        "update outlive.write set body = body || 'x'::bytea",
+        "update outlive.write set channel = 'other'",
+        "update outlive.thread set info = info || 'x'::bytea",
+        "delete from outlive.write",
+    ],
+)
+def test_every_column_is_covered_by_a_checksum_or_a_count(postgres_store, damage):
+    with outlive.open(postgres_store) as store:
+        thread = store.thread("t")
+        thread.save({"n": 1})
+        thread.write("task", [("c", 1)])
+        thread.update({"topic": "x"})
+        assert store.verify().problems == ()
+        sql(postgres_store, damage)
+        assert store.verify().problems

@@ -526,10 +526,10 @@ def _checkpoint_parameters(draft: CheckpointRecord) -> list[Parameter]:
 
 
 def _chunk_parameters(commit: Commit) -> list[Parameter]:
-    if not commit.chunks:
-        return [None, None]
     chunks = dict(commit.chunks)
-    return [b"".join(chunks), blobs(list(chunks.values()))]
+    shared = [name for record in commit.checkpoints for name in record.chunks if name not in chunks]
+    brought = [b"".join(chunks), blobs(list(chunks.values()))] if chunks else [None, None]
+    return [*brought, b"".join(shared) or None]
 
 
 def _write_parameters(commit: Commit) -> list[Parameter]:

@@ -248,7 +248,7 @@ create function {schema}.save_1(
     p_name bytea, p_space bytea, p_namespace text, p_id text, p_parent text, p_follows boolean,
     p_run text, p_step bigint, p_source text, p_size bigint, p_added bigint, p_created_at bigint,
     p_version bigint, p_format int, p_metadata jsonb, p_checksum bytea, p_chunks bytea, p_body bytea,
-    p_names bytea, p_data bytea[],
+    p_names bytea, p_data bytea[], p_shared bytea,
     p_writes jsonb, p_write_bodies bytea[], p_write_chunks bytea[],
     p_entries jsonb, p_entry_bodies bytea[],
     out verdict text, out generation bigint, out revision bigint, out epoch bigint, out seq bigint,
@@ -264,6 +264,7 @@ declare
     v_bytes bigint := 0;
     v_fresh boolean;
     v_writes bigint := 0;
+    v_found bigint;
     v_settled jsonb[];
 begin
     perform set_config('lock_timeout', p_wait, true);
@@ -292,7 +293,14 @@ begin
             number := t.epoch;
             exit;
         end if;
-        if p_generation is not null and p_generation is distinct from t.generation then
+        if p_shared is not null then  -- a standby that took over may lack what the client saw
+            select count(*) into v_found from generate_series(1, octet_length(p_shared), 16) n
+                cross join lateral (
+                    select 1 from {schema}.chunk k where k.thread = t.key and k.name = substr(p_shared, n, 16) limit 1
+                ) k;
+        end if;
+        if p_generation is not null and p_generation is distinct from t.generation or 16 * v_found < octet_length(p_shared)
+        then
             verdict := 'generation';  -- and what the client needs to try again without reading the thread first
             select c.chunks into chunks from {schema}.checkpoint c
                 where c.thread = t.key and c.space = p_space order by c.epoch desc, c.seq desc limit 1;

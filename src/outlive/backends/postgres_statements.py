@@ -10,7 +10,7 @@ from .postgres_rows import CHECKPOINT, ENTRY, THREAD, WRITE
 
 VERSION = 1  # of the tables and functions
 
-_ARGUMENTS = ", ".join(f"${place}" for place in range(1, 42))  # of save_1
+_ARGUMENTS = ", ".join(f"${place}" for place in range(1, 43))  # of save_1
 # The newest record of a namespace: its place by the index alone, whatever the planner knows of the table; then, of
 # records that have the same place because stores were merged, the one with the greatest id.
 _NEWEST = """
