@@ -45,7 +45,7 @@ from ..errors import (
 )
 from . import redis_rows as rows
 from .memory import new_token, write_order
-from .redis_links import Call, Link
+from .redis_links import Call, Link, rest
 from .redis_listing import Listing
 from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
@@ -103,7 +103,7 @@ class RedisBackend:
         """Try until it works or the time is over."""
         if self._is_closed:
             raise StoreClosed
-        deadline = Deadline(timeout_s)
+        deadline = _deadline(timeout_s)
         attempts = Attempts(self._shown, deadline, self._choices.max_retries, self._link.colour.pause)
         return await attempts.run(work, commit)
 
@@ -170,7 +170,7 @@ class RedisBackend:
 
     async def _commit(self, commit: Commit) -> Receipt:
         keys = self.keys(commit.thread)
-        deadline = Deadline(commit.timeout_s)
+        deadline = _deadline(commit.timeout_s)
         await self._listing.register(keys.bucket, deadline)
         if is_plain(commit) and not any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
             return await self._commit_plainly(commit, keys, deadline)
@@ -191,7 +191,7 @@ class RedisBackend:
                 raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
             return reply
 
-        return await self.attempt(work, _rest(deadline), commit)
+        return await self.attempt(work, rest(deadline), commit)
 
     async def _commit_plainly(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
         """One script decides and does it."""
@@ -272,7 +272,7 @@ class RedisBackend:
             [pair_field(*pair) for pair in wanted.pairs],
             entry_fields,
         )
-        reply = await self.ask(thread, "gather", said, _rest(deadline), rows.pack_names(wanted.chunks))
+        reply = await self.ask(thread, "gather", said, rest(deadline), rows.pack_names(wanted.chunks))
         _check_row(thread, reply)
         _, now, raw, info, records, heads, writes, has, entries, sizes, stamps = reply
         stored = rows.stored_of(thread, raw)
@@ -417,7 +417,7 @@ class RedisBackend:
             "any" if lapsed is None else lapsed,
         ]
         if thread is None:
-            return await self._listing.entries(tenant, kind, asked, prefix, after, limit, timeout_s)
+            return await self._listing.entries(tenant, kind, asked, prefix, after, limit, _deadline(timeout_s))
         if thread.tenant != tenant:
             return []
         start = b"e" + text(kind) + b"\0"
@@ -446,7 +446,7 @@ class RedisBackend:
                 thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads
             )
             return [] if row is None else [row]
-        return await self._listing.threads(tenant, prefix, after, limit, heads, timeout_s)
+        return await self._listing.threads(tenant, prefix, after, limit, heads, _deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self.ask(thread, "inventory", (), timeout_s)
@@ -553,6 +553,11 @@ async def _audit_chunks(
 # What goes into a script and what comes out ---------------------------------------------------------------
 
 
+def _deadline(timeout_s: float | None) -> Deadline:
+    """Nothing waits for ever."""
+    return Deadline(_PATIENCE_S if timeout_s is None else timeout_s)
+
+
 class Extras:
     """Values that stand behind the chunks in the arguments of a script, each named by its place."""
 
@@ -563,11 +568,6 @@ class Extras:
     def add(self, value: bytes) -> int:
         self.values.append(value)
         return self._first + len(self.values) - 1
-
-
-def _rest(deadline: Deadline) -> float | None:
-    """Return the time that is left, as a timeout."""
-    return None if deadline.timeout_s is None else max(deadline.left_s(), 0.001)
 
 
 def _without_none(header: Sequence[Any]) -> list[Any]:

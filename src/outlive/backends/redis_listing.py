@@ -19,7 +19,7 @@ import ormsgpack
 from ..backend import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow, checksum
 from ..errors import BadArgument, Corrupt, NewerFormat
 from . import redis_rows as rows
-from .redis_links import Call
+from .redis_links import Call, rest
 from .redis_nodes import slot_of
 from .redis_rows import BUCKETS, Keys, pack, text
 from .redis_scripts import script
@@ -72,8 +72,7 @@ class Listing:
         """Note that a bucket is in use, before it is."""
         if bucket not in self._buckets:
             call = Call(self._slot, ("HSET", self._key, str(bucket), "1"))
-            left_s = None if deadline.timeout_s is None else max(deadline.left_s(), 0.001)
-            await self._backend.ask_all([call], left_s)
+            await self._backend.ask_all([call], rest(deadline))
             self._buckets.add(bucket)
 
     async def check_eviction(self, *, allowed: bool, has_ttl: bool) -> None:
@@ -94,7 +93,7 @@ class Listing:
     # Threads
 
     async def threads(
-        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, timeout_s: float | None
+        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, deadline: Deadline
     ) -> list[ThreadRow]:
         start = text(tenant) + b"\0"
         low, high = _range(start, text(prefix), None if after is None else text(after))
@@ -108,7 +107,7 @@ class Listing:
                 for bucket, place in places
             ]
 
-        merge = await self._merge(ask, low, limit, timeout_s)
+        merge = await self._merge(ask, low, limit, deadline)
         found: list[ThreadRow] = []
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
             keys = [ThreadKey.of(tenant, rows.plain(member[len(start) :])) for member, _ in lines]
@@ -116,7 +115,7 @@ class Listing:
                 self._backend.call(self._backend.keys(key), "summary", pack((heads, member)))
                 for key, (member, _) in zip(keys, lines, strict=True)
             ]
-            replies = await self._backend.ask_all(calls, timeout_s)
+            replies = await self._backend.ask_all(calls, rest(deadline))
             shown = [self.row(key, reply, heads) for key, reply in zip(keys, replies, strict=True)]
             found += [row for row in shown if row is not None]
         return found
@@ -148,7 +147,7 @@ class Listing:
         prefix: str,
         after: EntryCursor | None,
         limit: int,
-        timeout_s: float | None,
+        deadline: Deadline,
     ) -> list[tuple[ThreadKey, Entry]]:
         start = text(tenant) + b"\0" + text(kind) + b"\0"
         behind = None if after is None else text(after[0]) + b"\0" + after[1].hex().encode() + b"\x7f"
@@ -167,16 +166,16 @@ class Listing:
                 for bucket, place in places
             ]
 
-        merge = await self._merge(ask, low, limit, timeout_s)
+        merge = await self._merge(ask, low, limit, deadline)
         found: list[tuple[ThreadKey, Entry]] = []
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
             found += await self._values(
-                tenant, text(kind), [member for member, _ in lines], len(start), timeout_s
+                tenant, text(kind), [member for member, _ in lines], len(start), deadline
             )
         return found
 
     async def _values(
-        self, tenant: str, kind: bytes, members: Sequence[bytes], start: int, timeout_s: float | None
+        self, tenant: str, kind: bytes, members: Sequence[bytes], start: int, deadline: Deadline
     ) -> list[tuple[ThreadKey, Entry]]:
         """Read the entries that an index names. What went meanwhile is left out."""
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
@@ -191,7 +190,7 @@ class Listing:
             for digest, named in by_thread.items()
         ]
         values: dict[tuple[bytes, bytes], tuple[ThreadKey, Entry]] = {}
-        replies = await self._backend.ask_all(calls, timeout_s)
+        replies = await self._backend.ask_all(calls, rest(deadline))
         for (digest, named), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
                 continue
@@ -208,17 +207,17 @@ class Listing:
         make: Callable[[Sequence[tuple[int, bytes]], int], Awaitable[list[Call]]],
         low: bytes,
         limit: int,
-        timeout_s: float | None,
+        deadline: Deadline,
     ) -> Merge:
-        await self._complete(timeout_s)
+        await self._complete(deadline)
 
         async def ask(places: Sequence[tuple[int, bytes]], count: int) -> list[list[bytes]]:
-            return await self._backend.ask_all(await make(places, count), timeout_s)
+            return await self._backend.ask_all(await make(places, count), rest(deadline))
 
         few = min(limit, max(_FEW, 3 * limit // max(1, len(self._buckets)) + 1))
         return Merge(ask, self._buckets, low, few)
 
-    async def _complete(self, timeout_s: float | None) -> None:
+    async def _complete(self, deadline: Deadline) -> None:
         """Learn of buckets that others began to use."""
         calls = [Call(self._slot, ("HKEYS", self._key))]
         if self._backend.is_sharded and not self._is_complete:
@@ -228,11 +227,11 @@ class Listing:
                 for bucket in range(BUCKETS)
                 for key in (rows.threads_key(self._prefix, bucket), rows.entries_key(self._prefix, bucket))
             ]
-        fields, *exist = await self._backend.ask_all(calls, timeout_s)
+        fields, *exist = await self._backend.ask_all(calls, rest(deadline))
         self._note(fields)
         found = {number // 2 for number, is_there in enumerate(exist) if is_there}
         for bucket in found - self._buckets:
-            await self.register(bucket, Deadline(timeout_s))
+            await self.register(bucket, deadline)
         self._is_complete = True
 
     async def audit(self) -> list[Corrupt]:
@@ -246,7 +245,7 @@ class Listing:
                 found.append(error)
         elif held:
             found.append(Corrupt("the naming key of this store is gone"))
-        await self._complete(None)
+        await self._complete(Deadline(None))
         for bucket in sorted(self._buckets):
             found += await self._audit_bucket(bucket)
         return found
@@ -263,11 +262,11 @@ class Listing:
                 keys.append(ThreadKey.of(rows.plain(tenant), rows.plain(id)))
             except Corrupt:
                 found.append(Corrupt("a line of the index of threads is damaged"))
-        for thread in keys:
-            if self._backend.keys(thread).bucket != bucket:
-                found.append(
-                    Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id)
-                )
+        found += [
+            Corrupt("a line of the index of threads is in the wrong bucket", thread=thread.id)
+            for thread in keys
+            if self._backend.keys(thread).bucket != bucket
+        ]
         calls = [self._backend.call(self._backend.keys(key), "summary", pack((False, False))) for key in keys]
         for thread, reply in zip(keys, await self._backend.ask_all(calls), strict=True):
             try:

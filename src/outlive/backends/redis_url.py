@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -232,7 +232,7 @@ def _served(shown: str, make: Callable[[Any], Backend]) -> Served:
 def _need_redis() -> None:
     from importlib.util import find_spec
 
-    if find_spec("redis") is None or find_spec("redis.asyncio") is None:
+    if find_spec("redis") is None:  # it is not imported yet: that takes a quarter of a second
         raise MissingExtra("redis://", "redis")
 
 
@@ -365,6 +365,3 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
         for name, value in options.items()
         if name not in own and not name.startswith(("maint_", "himport", "orig_", "lib_"))
     }
-
-
-Factory = Callable[[], Awaitable[Backend]]
