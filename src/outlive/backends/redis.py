@@ -250,7 +250,7 @@ class RedisBackend:
                 [_placed(thread, record, extras) for record in (*effect.checkpoints, *effect.rewrites)],
                 [_stored_write(thread, write, extras) for write in effect.writes],
                 [_stored_entry(thread, entry, extras) for entry in effect.entries],
-                False if effect.info is None else extras.add(rows.info_value(thread, effect.info)),
+                False if effect.info is None else extras.add(rows.info_value(thread, effect.info, effect.info_projection)),
                 False if effect.info_projection is None else effect.info_projection,
                 self._choices.ttl_ms,
                 text(thread.tenant),
@@ -280,7 +280,7 @@ class RedisBackend:
         if stored is None:
             return snapshot, b"", now
         snapshot.is_listed, snapshot.checkpoints = stored.is_listed, stored.checkpoints
-        snapshot.metadata = rows.info_of(thread, stored, info)
+        snapshot.metadata = rows.info_of(thread, stored, *info)
         for pair, field, value in zip(wanted.checkpoints, record_fields, records, strict=True):
             if value is not None:
                 snapshot.records[pair] = self._readable(thread, commit, pair, field, value)
@@ -299,7 +299,7 @@ class RedisBackend:
                 snapshot.notes[note] = rows.entry_of(thread, field, value)
         for name, size, stamp in zip(wanted.chunks, sizes, stamps, strict=True):
             if stamp is not None:
-                snapshot.chunks[name] = (size, int(stamp.split()[0]))
+                snapshot.chunks[name] = (size, rows.stamp_of(thread, name, stamp)[0])
         return snapshot, raw, now
 
     def _readable(
@@ -417,7 +417,9 @@ class RedisBackend:
             "any" if lapsed is None else lapsed,
         ]
         if thread is None:
-            return await self._listing.entries(tenant, kind, asked, prefix, after, limit, _deadline(timeout_s))
+            return await self._listing.entries(
+                tenant, kind, asked, prefix, after, limit, _deadline(timeout_s)
+            )
         if thread.tenant != tenant:
             return []
         start = b"e" + text(kind) + b"\0"
@@ -454,7 +456,7 @@ class RedisBackend:
         if stored is None:
             return Inventory(0, 0, {})
         chunks = {
-            name: (size, int(stamp.split()[0]) if stamp else 0)
+            name: (size, rows.stamp_of(thread, name, stamp)[0])
             for name, size, stamp in zip(*reply[1:], strict=True)
         }
         return Inventory(stored.row.generation, stored.row.revision, chunks)
@@ -508,7 +510,9 @@ async def audit_thread(backend: RedisBackend, thread: ThreadKey) -> list[Corrupt
         if records or order or writes or entries or chunks:
             wrong("its row is gone")
         return found
-    look(lambda: rows.info_of(thread, stored, meta[2]))
+    look(lambda: rows.info_of(thread, stored, *meta[2:]))
+    if (stored.is_listed or stored.entries) and meta[:2] != [text(thread.tenant), text(thread.id)]:
+        wrong("its name is damaged")
     expected: set[bytes] = set()
     for field, value in rows.pairs(records):
         look(lambda field=field, value=value: rows.record_of(thread, field, value))  # type: ignore[misc]
@@ -531,12 +535,12 @@ async def audit_thread(backend: RedisBackend, thread: ThreadKey) -> list[Corrupt
             wrong(f"it has {count} {what} instead of {said}")
     names = sorted({field[1:] for field in chunks})
     for at in range(0, len(names), _BATCH):
-        await _audit_chunks(backend, thread, stored, names[at : at + _BATCH], wrong)
+        await _audit_chunks(backend, thread, names[at : at + _BATCH], wrong)
     return found
 
 
 async def _audit_chunks(
-    backend: RedisBackend, thread: ThreadKey, stored: Stored, names: list[bytes], wrong: Callable[[str], None]
+    backend: RedisBackend, thread: ThreadKey, names: list[bytes], wrong: Callable[[str], None]
 ) -> None:
     keys = backend.keys(thread)
     fields = [letter + name for name in names for letter in (b"d", b"s")]
@@ -545,7 +549,11 @@ async def _audit_chunks(
     for name, data, stamp in zip(names, values[::2], values[1::2], strict=True):
         if data is None and stamp is None:
             continue  # swept meanwhile
-        crc = b"" if stamp is None else stamp.partition(b" ")[2]
+        try:
+            _, crc = rows.stamp_of(thread, name, stamp)
+        except Corrupt as error:
+            wrong(error.what)
+            continue
         if data is None or crc != rows.chunk_crc(name, data):
             wrong(f"chunk {name.hex()} is damaged")
 

@@ -70,13 +70,7 @@ row.updated = int(at)
 local revision = int(row.revision)
 
 for i = 3, 3 * chunks, 3 do
-  local name, crc, data = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
-    row.stored = row.stored + #data
-  else
-    crc = string.match(redis.call('HGET', C, 's' .. name) or '', ' (%x+)$') or crc
-  end
-  redis.call('HSET', C, 's' .. name, revision .. ' ' .. crc)
+  row.stored = row.stored + store_chunk(ARGV[i], revision, ARGV[i + 1], ARGV[i + 2])
 end
 
 if draft then
@@ -122,14 +116,10 @@ if #entries > 0 then
     if lease then lapses, clock = hex(at + lease), 'redis' end
     if is_next then rank = sub(rank, 1, 16) .. hex(row.revision) .. sub(rank, 33) end
     local before, after = present[name], not gone and entry_value(rank, lapses, status, clock, payload)
-    if before then
-      local one, two = index_member(tenant, name .. '\0' .. WHO, before)
-      redis.call('ZREM', ENTRIES, one .. two)
-    end
+    if before then forget_entry(tenant, name) end
     if after then
       redis.call('HSET', E, name, after)
-      local one, two = index_member(tenant, name .. '\0' .. WHO, after)
-      redis.call('ZADD', ENTRIES, 0, one .. two)
+      index_entry(tenant, name, after)
       if not before then
         redis.call('ZADD', O, 0, 'e' .. name)
         row.entries = row.entries + 1

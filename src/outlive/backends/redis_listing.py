@@ -181,8 +181,8 @@ class Listing:
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
         places = []
         for member in members:
-            key, _, rest = member[start:].partition(b"\0")
-            digest = bytes.fromhex(rest[:32].decode())
+            key, _, tail = member[start:].partition(b"\0")
+            digest = bytes.fromhex(tail[:32].decode())
             places.append((digest, kind + b"\0" + key))
             by_thread.setdefault(digest, []).append((kind + b"\0" + key, member))
         calls = [
@@ -194,7 +194,9 @@ class Listing:
         for (digest, named), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
                 continue
-            thread = ThreadKey(tenant, rows.plain(reply[0]), digest)
+            thread = ThreadKey.of(tenant, rows.plain(reply[0]))
+            if thread.digest != digest:
+                raise Corrupt("the name of a thread is damaged", thread=thread.id)
             for (field, _), value in zip(named, reply[1], strict=True):
                 if value is not None:
                     values[digest, field] = (thread, rows.entry_of(thread, field, value))

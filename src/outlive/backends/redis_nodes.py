@@ -28,7 +28,7 @@ class Dialling:
     """How connections are made: their class and options, how many, and how patiently."""
 
     family: type
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)  # credentials among them
     size: int = 10
     limits: Limits = field(default_factory=Limits)
 

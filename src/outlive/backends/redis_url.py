@@ -34,10 +34,10 @@ class Target:
     scheme: str
     addresses: list[tuple[str, int]]
     service: str = ""
-    connection: dict[str, Any] = field(default_factory=dict)  # options of a connection
-    asking: dict[str, Any] = field(default_factory=dict)  # of one to a Sentinel
+    connection: dict[str, Any] = field(default_factory=dict, repr=False)  # options of a connection
+    asking: dict[str, Any] = field(default_factory=dict, repr=False)  # of one to a Sentinel
     is_tls: bool = False
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def serve(url: str, options: dict[str, object]) -> Served:
