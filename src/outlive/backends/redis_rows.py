@@ -334,9 +334,7 @@ def _seal_info(thread: ThreadKey, info: bytes, projection: bytes | None) -> byte
     return _seal(thread, b"info", ormsgpack.packb((info, projection)))
 
 
-def info_of(
-    thread: ThreadKey, stored: Stored, value: bytes | None, projection: bytes | None
-) -> bytes | None:
+def info_of(thread: ThreadKey, stored: Stored, value: bytes | None, projection: bytes | None) -> bytes | None:
     """Return the thread's own metadata, checked."""
     if (value is not None) != stored.has_info:
         raise Corrupt("its metadata is gone", thread=thread.id)
