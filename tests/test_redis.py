@@ -31,6 +31,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime import run_now
 from outlive.testing import Opener, Trial
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.servers import ValkeyServer
@@ -230,6 +231,51 @@ def test_a_server_that_dies_and_comes_back_loses_nothing_and_fails_nobody():
                 server.start()
                 time.sleep(0.2)
         assert (saver.errors, saver.lost(server.url)) == ([], [])
+
+
+def test_a_save_after_the_server_lost_commits_refers_to_nothing_that_is_gone(colour):
+    """A primary that comes back with an old snapshot, or a replica that lagged: the process goes on with its base."""
+    messages = [random.Random(number).randbytes(500).hex() for number in range(60)]
+    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+        thread, other = store.thread("t"), store.thread("t", namespace="sub")
+        for number in range(10, 20):
+            run(thread.save({"messages": messages[:number]}))
+        server.call("SAVE")
+        for number in range(20, 40):
+            run(thread.save({"messages": messages[:number]}))
+        server.kill()
+        server.start()
+        for number in range(40, 50):
+            run(thread.save({"messages": messages[:number]}))
+            run(other.save({"n": number}))
+        with opened(server.url) as (again, reader):
+            assert again(reader.thread("t").load()) == {"messages": messages[:49]}
+            assert again(reader.verify()).problems == ()
+            assert len(again(listed(reader.thread("t")))) == 20
+
+
+def test_a_server_that_comes_back_empty_gets_its_identity_from_who_still_has_it(colour):
+    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        server.kill()
+        server.start()
+        run(store.thread("t").save({"text": "x" * 5000}))
+        with opened(server.url) as (again, other):
+            assert again(other.thread("t").load()) == {"text": "x" * 5000}
+            assert again(thread_ids(other)) == ["t"]
+            assert again(other.verify()).problems == ()
+
+
+def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one(colour):
+    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        server.kill()
+        server.start()
+        backend = redis_url.serve(server.url, {}).sync()
+        assert run_now(backend.identity(b"n" * 32)) == b"n" * 32
+        with pytest.raises(StoreUnavailable, match="begun anew"):
+            run(store.thread("t").save({"n": 2}))
+        run_now(backend.close())
 
 
 def test_scripts_that_a_server_forgets_are_sent_again(valkey_server, colour):
@@ -464,10 +510,10 @@ def test_who_may_not_ask_for_the_policy_is_not_told(valkey_server):
 def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url, colour):
     with opened(valkey_url, colour, wait_replicas=1) as (run, store):
         with pytest.raises(NotReplicated, match="the primary has stored checkpoint 'a'") as failed:
-            run(store.thread("t").save({"n": 1}, id="a", timeout_s=0.5))
+            run(store.thread("t").save({"n": 1}, id="a", timeout_s=1.5))
         assert (failed.value.checkpoint_id, failed.value.confirmed, failed.value.wanted) == ("a", 0, 1)
         with pytest.raises(NotReplicated):  # its retry is answered by what is there, and waits all the same
-            run(store.thread("t").save({"n": 1}, id="a", timeout_s=0.5))
+            run(store.thread("t").save({"n": 1}, id="a", timeout_s=1.5))
     with opened(valkey_url, colour) as (run, store):
         assert run(store.thread("t").load()) == {"n": 1}
 

@@ -52,7 +52,7 @@ from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .rules import Clock, Effect, Pair, decide
 from .server import Attempts, Deadline
-from .snapshot import Snapshot, Wanted, is_plain
+from .snapshot import Snapshot, Wanted, is_plain, unbrought
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # of calls that have no deadline of their own
@@ -181,9 +181,10 @@ class RedisBackend:
         wanted = self._choices.wait_replicas
 
         async def work(attempt: Deadline) -> Any:
+            await self._listing.reassure(self._link, attempt)
             if not wanted:
                 return await self._link.one(call, attempt)
-            wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 800))
+            wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
             tailed = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
             reply, reached = await self._link.one(tailed, attempt)
             if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
@@ -262,6 +263,8 @@ class RedisBackend:
     async def _gather(self, commit: Commit, keys: Keys, deadline: Deadline) -> tuple[Snapshot, bytes, int]:
         """Return what `decide` may ask, the raw row that stands for its moment, and the server's time."""
         thread, wanted = commit.thread, Wanted.of(commit)
+        needed = unbrought(commit) if commit.generation is not None else set()
+        wanted.chunks = [*{*wanted.chunks, *needed}]
         record_fields = [pair_field(*pair) for pair in wanted.checkpoints]
         write_fields = [rows.write_field(key) for key in wanted.writes]
         entry_fields = [rows.entry_field(*entry) for entry in wanted.entries]
@@ -300,6 +303,8 @@ class RedisBackend:
         for name, size, stamp in zip(wanted.chunks, sizes, stamps, strict=True):
             if stamp is not None:
                 snapshot.chunks[name] = (size, rows.stamp_of(thread, name, stamp)[0])
+        if commit.generation == stored.row.generation and not needed <= snapshot.chunks.keys():
+            raise StaleBase(thread.id)  # the server has lost commits since; see redis_commit.lua
         return snapshot, raw, now
 
     def _readable(

@@ -23,6 +23,26 @@ if fence then
 end
 if epoch and row and epoch < row.epoch then return { 'epoch', row.epoch } end
 if generation and (not row or row.generation ~= generation) then return { 'generation' } end
+-- The generation tells of deletions. A server that came back without its last commits, or a replica in its place,
+-- does not tell that chunks are gone, so they are looked for.
+if generation then
+  local brought, fields = {}, {}
+  for i = 3, 3 * chunks, 3 do brought[ARGV[i]] = true end
+  local function look(names)
+    for _, name in ipairs(split(names)) do
+      if not brought[name] then fields[#fields + 1] = 's' .. name end
+    end
+  end
+  if draft then look(sub(blob, 13, 12 + struct.unpack('>I4', blob))) end
+  for i = 1, #writes do
+    local rest = ARGV[writes[i][4]]
+    look(sub(rest, 5, 4 + struct.unpack('>I4', rest)))
+  end
+  local found, count = hmget(C, fields)
+  for i = 1, count do
+    if not found[i] then return { 'generation' } end
+  end
+end
 if expect then
   local head = row and head_of(expect[1]) or false
   if head ~= expect[2] then return { 'head', head } end

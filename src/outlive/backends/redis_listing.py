@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import ormsgpack
 
 from ..backend import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow, checksum
-from ..errors import BadArgument, Corrupt, NewerFormat
+from ..errors import BadArgument, Corrupt, NewerFormat, StoreUnavailable
 from . import redis_rows as rows
-from .redis_links import Call, rest
+from .redis_links import Call, Link, rest
 from .redis_nodes import slot_of
 from .redis_rows import BUCKETS, Keys, pack, text
 from .redis_scripts import script
-from .server import Deadline
+from .server import Deadline, Lost
 
 if TYPE_CHECKING:
     from .redis import RedisBackend
@@ -42,6 +42,8 @@ class Listing:
         self._key = f"{prefix}identity"
         self._slot = slot_of(self._key)
         self._buckets: set[int] = set()
+        self._own = b""  # the identity as this process knows it
+        self._losses = 0
         self._is_complete = False  # all buckets were looked at once
 
     # Identity
@@ -54,7 +56,29 @@ class Listing:
             value = ormsgpack.packb((FORMAT, BUCKETS, offered, checksum("naming key", BUCKETS, offered)))
             await self._ask("HSETNX", "key", value)
             held = await self._load()
-        return _naming_key(held[b"key"])
+        self._own = held[b"key"]
+        return _naming_key(self._own)
+
+    async def reassure(self, link: Link, deadline: Deadline) -> None:
+        """Make sure, after a server was lost, that the store is still the one that was opened.
+
+        A server that came back empty gets its identity again from whoever still has the store open. Where somebody
+        else has begun a new store meanwhile, this one's chunks would have names that nobody can check.
+        """
+        losses = link.losses
+        if losses == self._losses or not self._own:
+            return
+        buckets = [part for bucket in self._buckets for part in (str(bucket), "1")]
+        commands: list[tuple[Any, ...]] = [("HSETNX", self._key, "key", self._own), ("HGET", self._key, "key")]
+        if buckets:
+            commands.append(("HSET", self._key, *buckets))
+        try:
+            replies = await link.all([Call(self._slot, command) for command in commands], deadline)
+        except Lost:
+            return  # its node may be another one than that of the thread: the next commit asks again
+        if replies[1] != self._own:
+            raise StoreUnavailable("this store was emptied and begun anew by another process; open it again")
+        self._losses = losses
 
     async def _ask(self, name: str, *args: Any) -> Any:
         (reply,) = await self._backend.ask_all([Call(self._slot, (name, self._key, *args))])
