@@ -131,6 +131,31 @@ def test_a_lost_reply_neither_doubles_a_save_nor_fails_its_own_expectation(colou
         assert [item.seq for item in line] == list(range(rounds, 0, -1))
 
 
+def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(colour, proxy, valkey_url):
+    with opened(proxy.through(valkey_url), colour) as (run, store):
+        thread = whole_thread(run, store)
+        for number in range(4):
+            run(thread.save({"n": number}, id=f"{number}"))
+
+        def losing(call):
+            lost = proxy.replies_lost
+            proxy.lose_reply(skip=1)  # first it is looked at, then it is done
+            result = run(call)
+            assert proxy.replies_lost == lost + 1
+            return result
+
+        assert losing(thread.remove(["0", "1"])).checkpoints == 2
+        assert losing(thread.save({"n": "other"}, id="3", replace=True)).seq == 5
+        losing(thread.update({"title": "another"}))
+        assert run(thread.metadata())["title"] == "another"
+        for skip in range(6):
+            proxy.lose_reply(skip=skip)
+            run(thread.copy(f"copy {skip}"))
+            assert run(store.thread(f"copy {skip}").load()) == {"n": "other"}
+        assert losing(thread.delete())
+        assert run(store.verify()).problems == ()
+
+
 async def listed(thread):
     return [item async for item in thread.history(limit=10_000)]
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..backend import (
     ABSENT,
-    NEXT,
     CheckpointRecord,
     Commit,
     Cursor,
@@ -29,30 +28,21 @@ from ..backend import (
     ThreadKey,
     ThreadRow,
     WriteRecord,
-    stamped,
 )
-from ..errors import (
-    Corrupt,
-    EntryHeld,
-    EpochPassed,
-    HeadMoved,
-    LeaseLost,
-    NotReplicated,
-    OutliveError,
-    StaleBase,
-    StoreBusy,
-    StoreClosed,
-)
+from ..errors import Corrupt, NotReplicated, OutliveError, StoreBusy, StoreClosed
+from . import redis_messages as messages
 from . import redis_rows as rows
 from .memory import new_token, write_order
+from .redis_audit import Audit
+from .redis_gathered import Gathering
 from .redis_links import Call, Link, rest
 from .redis_listing import Listing
 from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
-from .rules import Clock, Effect, Pair, decide
+from .rules import Clock, decide
 from .server import Attempts, Deadline
-from .snapshot import Snapshot, Wanted, is_plain, unbrought
+from .snapshot import is_plain
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # of calls that have no deadline of their own
@@ -172,9 +162,34 @@ class RedisBackend:
         keys = self.keys(commit.thread)
         deadline = _deadline(commit.timeout_s)
         await self._listing.register(keys.bucket, deadline)
-        if is_plain(commit) and not any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
-            return await self._commit_plainly(commit, keys, deadline)
-        return await self._commit_by_rules(commit, keys, deadline)
+        if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
+            return await self._commit_by_rules(commit, keys, deadline)
+        args = messages.plain_commit(
+            commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0
+        )  # one script decides and does it
+        return messages.receipt(commit, await self._send(self.call(keys, "commit", *args), commit, deadline))
+
+    async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
+        """Gather, decide, apply; again when somebody else was faster."""
+        gathering = Gathering(commit)
+        sent: dict[int, Receipt] = {}
+        while True:
+            reply = await self.ask(commit.thread, "gather", gathering.said, rest(deadline), gathering.names)
+            snapshot, raw, now = gathering.snapshot(reply)
+            if snapshot.row is not None and snapshot.row.generation in sent:
+                return sent[snapshot.row.generation]  # it was done, and only the answer was lost
+            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
+            if effect is None:
+                return receipt
+            sent[token] = receipt
+            args = messages.effect(effect, raw, self._choices.ttl_ms)
+            reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
+            messages.check_row(commit.thread, reply)
+            if reply[0] == b"ok":
+                return receipt
+            if deadline.left_s() <= 0:
+                raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
+            await self._link.colour.pause(random.uniform(0, 0.005))
 
     async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
         """Send a commit, and wait for replicas when that is asked for."""
@@ -193,130 +208,6 @@ class RedisBackend:
             return reply
 
         return await self.attempt(work, rest(deadline), commit)
-
-    async def _commit_plainly(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """One script decides and does it."""
-        thread = commit.thread
-        draft = commit.checkpoints[0] if commit.checkpoints else None
-        blob = (
-            b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
-        )
-        extras = Extras(len(commit.chunks))
-        header = (
-            str(new_token()),
-            None if commit.generation is None else str(commit.generation),
-            commit.epoch,
-            None if commit.fence is None else _fence(commit.fence),
-            None if commit.expect_head is None else _expected(commit.expect_head),
-            None if draft is None else _draft(draft),
-            [_offered(thread, entry, extras) for entry in commit.entries],
-            [_written(thread, write, extras) for write in commit.writes],
-            self._choices.ttl_ms,
-            text(thread.tenant),
-            text(thread.id),
-            self._choices.wait_replicas > 0,
-            len(commit.chunks),
-        )
-        call = self.call(keys, "commit", pack(_without_none(header)), blob, *_chunks(commit), *extras.values)
-        reply = await self._send(call, commit, deadline)
-        return _receipt(commit, draft, reply)
-
-    async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """Gather, decide, apply; again when somebody else was faster."""
-        while True:
-            snapshot, raw, now = await self._gather(commit, keys, deadline)
-            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
-            if effect is None:
-                return receipt
-            extras = Extras(len(effect.chunks))
-            said = self._said(effect, raw, extras)
-            doomed = rows.pack_names(effect.removed_chunks)
-            call = self.call(keys, "apply", said, doomed, *_chunks(effect), *extras.values)
-            reply = await self._send(call, commit, deadline)
-            _check_row(commit.thread, reply)
-            if reply[0] == b"ok":
-                return receipt
-            if deadline.left_s() <= 0:
-                raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
-            await self._link.colour.pause(random.uniform(0, 0.005))
-
-    def _said(self, effect: Effect, raw: bytes, extras: Extras) -> bytes:
-        thread, row = effect.thread, effect.row
-        return pack(
-            (
-                raw,
-                (str(row.generation), row.revision, row.epoch, row.seq, str(row.created_at), str(effect.at), row.info_version),
-                effect.everything,
-                [pair_field(*pair) for pair in effect.removed],
-                [_placed(thread, record, extras) for record in (*effect.checkpoints, *effect.rewrites)],
-                [_stored_write(thread, write, extras) for write in effect.writes],
-                [_stored_entry(thread, entry, extras) for entry in effect.entries],
-                False if effect.info is None else extras.add(rows.info_value(thread, effect.info, effect.info_projection)),
-                False if effect.info_projection is None else effect.info_projection,
-                self._choices.ttl_ms,
-                text(thread.tenant),
-                text(thread.id),
-                len(effect.chunks),
-            )
-        )  # fmt: skip
-
-    async def _gather(self, commit: Commit, keys: Keys, deadline: Deadline) -> tuple[Snapshot, bytes, int]:
-        """Return what `decide` may ask, the raw row that stands for its moment, and the server's time."""
-        thread, wanted = commit.thread, Wanted.of(commit)
-        needed = unbrought(commit) if commit.generation is not None else set()
-        wanted.chunks = [*{*wanted.chunks, *needed}]
-        record_fields = [pair_field(*pair) for pair in wanted.checkpoints]
-        write_fields = [rows.write_field(key) for key in wanted.writes]
-        entry_fields = [rows.entry_field(*entry) for entry in wanted.entries]
-        said = (
-            record_fields,
-            [text(namespace) for namespace in wanted.namespaces],
-            write_fields,
-            [pair_field(*pair) for pair in wanted.pairs],
-            entry_fields,
-        )
-        reply = await self.ask(thread, "gather", said, rest(deadline), rows.pack_names(wanted.chunks))
-        _check_row(thread, reply)
-        _, now, raw, info, records, heads, writes, has, entries, sizes, stamps = reply
-        stored = rows.stored_of(thread, raw)
-        snapshot = Snapshot(stored.row if stored else None)
-        if stored is None:
-            return snapshot, b"", now
-        snapshot.is_listed, snapshot.checkpoints = stored.is_listed, stored.checkpoints
-        snapshot.metadata = rows.info_of(thread, stored, *info)
-        for pair, field, value in zip(wanted.checkpoints, record_fields, records, strict=True):
-            if value is not None:
-                snapshot.records[pair] = self._readable(thread, commit, pair, field, value)
-        for namespace, id, value in zip(wanted.namespaces, heads[::2], heads[1::2], strict=True):
-            if id is not None:
-                pair = (namespace, rows.plain(id))
-                if value is None:
-                    raise Corrupt("the newest checkpoint is gone", thread=thread.id, checkpoint=pair[1])
-                snapshot.heads[namespace] = self._readable(thread, commit, pair, pair_field(*pair), value)
-        for key, field, value in zip(wanted.writes, write_fields, writes, strict=True):
-            if value is not None:
-                snapshot.written[key] = rows.write_of(thread, field, value)
-        snapshot.pairs.update(pair for pair, found in zip(wanted.pairs, has, strict=True) if found)
-        for note, field, value in zip(wanted.entries, entry_fields, entries, strict=True):
-            if value is not None:
-                snapshot.notes[note] = rows.entry_of(thread, field, value)
-        for name, size, stamp in zip(wanted.chunks, sizes, stamps, strict=True):
-            if stamp is not None:
-                snapshot.chunks[name] = (size, rows.stamp_of(thread, name, stamp)[0])
-        if commit.generation == stored.row.generation and not needed <= snapshot.chunks.keys():
-            raise StaleBase(thread.id)  # the server has lost commits since; see redis_commit.lua
-        return snapshot, raw, now
-
-    def _readable(
-        self, thread: ThreadKey, commit: Commit, pair: Pair, field: bytes, value: bytes
-    ) -> CheckpointRecord:
-        """Return a record. A damaged one can still be removed: then only that it is there counts."""
-        try:
-            return rows.record_of(thread, field, value)
-        except Corrupt:
-            if commit.removal is None or pair not in commit.removal.checkpoints:
-                raise
-            return CheckpointRecord(*pair, None, None, None, "", 0, 0, (), b"")
 
     # Reading
 
@@ -489,240 +380,9 @@ class RedisBackend:
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:
             return await self._listing.audit()
-        return await audit_thread(self, thread)
-
-
-async def audit_thread(backend: RedisBackend, thread: ThreadKey) -> list[Corrupt]:
-    """Look at every value of a thread."""
-    reply = await backend.ask(thread, "audit", ())
-    raw, records, order, writes, entries, chunks, meta, _ = reply
-    found: list[Corrupt] = []
-
-    def look(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Corrupt as error:
-            found.append(error)
-
-    def wrong(what: str) -> None:
-        found.append(Corrupt(what, thread=thread.id))
-
-    try:
-        stored = rows.stored_of(thread, raw)
-    except Corrupt as error:
-        return [error]
-    if stored is None:
-        if records or order or writes or entries or chunks:
-            wrong("its row is gone")
-        return found
-    look(lambda: rows.info_of(thread, stored, *meta[2:]))
-    if (stored.is_listed or stored.entries) and meta[:2] != [text(thread.tenant), text(thread.id)]:
-        wrong("its name is damaged")
-    expected: set[bytes] = set()
-    for field, value in rows.pairs(records):
-        look(lambda field=field, value=value: rows.record_of(thread, field, value))  # type: ignore[misc]
-        namespace, _, id = field.partition(b"\0")
-        expected |= {b"n" + namespace + b"\0" + value[:16] + id, b"a" + value[:16] + id + b"\0" + namespace}
-    for field, value in rows.pairs(writes):
-        look(lambda field=field, value=value: rows.write_of(thread, field, value))  # type: ignore[misc]
-        expected.add(b"w" + field)
-    for field, value in rows.pairs(entries):
-        look(lambda field=field, value=value: rows.entry_of(thread, field, value))  # type: ignore[misc]
-        expected.add(b"e" + field)
-    if set(order) != expected:
-        wrong("its order and its records do not agree")
-    for what, count, said in (
-        ("checkpoints", len(records) // 2, stored.checkpoints),
-        ("writes", len(writes) // 2, stored.writes),
-        ("entries", len(entries) // 2, stored.entries),
-    ):
-        if count != said:
-            wrong(f"it has {count} {what} instead of {said}")
-    names = sorted({field[1:] for field in chunks})
-    for at in range(0, len(names), _BATCH):
-        await _audit_chunks(backend, thread, names[at : at + _BATCH], wrong)
-    return found
-
-
-async def _audit_chunks(
-    backend: RedisBackend, thread: ThreadKey, names: list[bytes], wrong: Callable[[str], None]
-) -> None:
-    keys = backend.keys(thread)
-    fields = [letter + name for name in names for letter in (b"d", b"s")]
-    call = Call(backend.slot(keys.bucket), ("HMGET", keys.all[3], *fields))
-    (values,) = await backend.ask_all([call])
-    for name, data, stamp in zip(names, values[::2], values[1::2], strict=True):
-        if data is None and stamp is None:
-            continue  # swept meanwhile
-        try:
-            _, crc = rows.stamp_of(thread, name, stamp)
-        except Corrupt as error:
-            wrong(error.what)
-            continue
-        if data is None or crc != rows.chunk_crc(name, data):
-            wrong(f"chunk {name.hex()} is damaged")
-
-
-# What goes into a script and what comes out ---------------------------------------------------------------
+        return await Audit(self, thread).run()
 
 
 def _deadline(timeout_s: float | None) -> Deadline:
     """Nothing waits for ever."""
     return Deadline(_PATIENCE_S if timeout_s is None else timeout_s)
-
-
-class Extras:
-    """Values that stand behind the chunks in the arguments of a script, each named by its place."""
-
-    def __init__(self, chunks: int) -> None:
-        self.values: list[bytes] = []
-        self._first = 3 + 3 * chunks
-
-    def add(self, value: bytes) -> int:
-        self.values.append(value)
-        return self._first + len(self.values) - 1
-
-
-def _without_none(header: Sequence[Any]) -> list[Any]:
-    return [False if value is None else value for value in header]
-
-
-def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
-    kind, key, epoch, number = fence
-    return rows.entry_field(kind, key), b"%016x%016x" % (epoch, number)
-
-
-def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
-    return text(expect[0]), False if expect[1] is None else text(expect[1])
-
-
-def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
-    parent = False if draft.follows or draft.parent is None else text(draft.parent)
-    return text(draft.namespace), text(draft.id), draft.follows, parent, draft.created_at, len(draft.body)
-
-
-def _offered(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[Any, ...]:
-    field = rows.entry_field(entry.kind, entry.key)
-    return (
-        field,
-        extras.add(rows.entry_payload(thread, field, entry.body or b"")),
-        entry.body is None,
-        text(entry.status),
-        rows.entry_rank(entry),
-        entry.fence == NEXT,
-        entry.gone,
-        rows.until_hex(entry.until),
-        text(entry.clock),
-        False if entry.lease_s is None else int(entry.lease_s * 1e6),
-        False if entry.expect is None else rows.rank_hex(entry.expect),
-        entry.expect_lapsed,
-    )
-
-
-def _written(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[Any, ...]:
-    field = rows.write_field(write.key)
-    return (
-        field,
-        write.index < 0,
-        rows.rank_hex(write.rank),
-        extras.add(rows.write_blob(thread, field, write)),
-    )
-
-
-def _chunks(commit: Commit | Effect) -> list[bytes]:
-    return [part for name, data in commit.chunks for part in (name, rows.chunk_crc(name, data), data)]
-
-
-def _placed(thread: ThreadKey, record: CheckpointRecord, extras: Extras) -> tuple[bytes, bytes, int]:
-    namespace, id = text(record.namespace), text(record.id)
-    return namespace, id, extras.add(rows.record_value(thread, namespace + b"\0" + id, record))
-
-
-def _stored_write(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[bytes, int]:
-    field = rows.write_field(write.key)
-    return field, extras.add(rows.write_value(thread, field, write))
-
-
-def _stored_entry(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[bytes, int]:
-    field = rows.entry_field(entry.kind, entry.key)
-    return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
-
-
-def _check_row(thread: ThreadKey, reply: list[Any]) -> None:
-    if reply[0] == b"damaged":
-        raise Corrupt("its row is damaged", thread=thread.id)
-
-
-def _receipt(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    """Say what the script did, or raise why it refused."""
-    thread, kind = commit.thread, reply[0]
-    if kind == b"ok":
-        return _done(commit, draft, reply)
-    _check_row(thread, reply)
-    if kind == b"existing":
-        assert draft is not None
-        stored = rows.stored_of(thread, reply[1])
-        assert stored is not None
-        existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
-        return Receipt(stored.row.generation, stored.row.revision, existing=existing)
-    raise _refusal(commit, kind, reply)
-
-
-def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
-    thread = commit.thread
-    if kind == b"lease" and commit.fence is not None:
-        name, key, _, fence = commit.fence
-        held = None if reply[1] is None else rows.entry_of(thread, rows.entry_field(name, key), reply[1])
-        return LeaseLost(thread.id, name, key, fence, held.fence if held else None)
-    if kind == b"epoch" and commit.epoch is not None:
-        return EpochPassed(thread.id, commit.epoch, reply[1])
-    if kind == b"head" and commit.expect_head is not None:
-        head = None if reply[1] is None else rows.plain(reply[1])
-        return HeadMoved(thread.id, *commit.expect_head, head)
-    if kind == b"held":
-        entry = commit.entries[reply[1] - 1]
-        field = rows.entry_field(entry.kind, entry.key)
-        stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
-        return EntryHeld(thread.id, entry.kind, entry.key, stored)
-    return StaleBase(thread.id)
-
-
-def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    _, generation, revision, seq, epoch, now, parent, accepted, kept = reply
-    placed: tuple[CheckpointRecord, ...] = ()
-    if draft is not None:
-        record = stamped(
-            draft,
-            epoch=epoch,
-            seq=seq,
-            created_at=draft.created_at or now,
-            parent=None if parent is None else rows.plain(parent),
-            version=draft.version,
-        )
-        placed = (record,)
-    entries = tuple(
-        _settled(commit.thread, entry, stored, revision, now)
-        for entry, stored in zip(commit.entries, kept, strict=True)
-    )
-    writes: dict[tuple[str, str, str, int], WriteRecord] = {}
-    for write, flag in zip(commit.writes, accepted, strict=True):
-        if flag == ord("1"):
-            writes[write.key] = replace(write, rank=(epoch, 0, revision)) if write.index < 0 else write
-    return Receipt(int(generation), revision, placed, None, entries, tuple(writes.values()))
-
-
-def _settled(thread: ThreadKey, entry: Entry, stored: bytes | None, revision: int, now: int) -> Entry:
-    """Return an entry as the script stored it."""
-    body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
-    if body is None:
-        kept = (
-            None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
-        )
-        body = b"" if kept is None else kept.body
-        status = status or ("" if kept is None else kept.status)
-    if entry.lease_s is not None:
-        until, clock = now + int(entry.lease_s * 1e6), rows.CLOCK
-    fence = revision if entry.fence == NEXT else entry.fence
-    return replace(
-        entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False
-    )  # fmt: skip

@@ -69,7 +69,10 @@ class Listing:
         if losses == self._losses or not self._own:
             return
         buckets = [part for bucket in self._buckets for part in (str(bucket), "1")]
-        commands: list[tuple[Any, ...]] = [("HSETNX", self._key, "key", self._own), ("HGET", self._key, "key")]
+        commands: list[tuple[Any, ...]] = [
+            ("HSETNX", self._key, "key", self._own),
+            ("HGET", self._key, "key"),
+        ]
         if buckets:
             commands.append(("HSET", self._key, *buckets))
         try:
