@@ -94,6 +94,29 @@ def test_every_call_ends_with_its_deadline(mode, colour, proxy, valkey_url):
         assert (saved.seq, run(thread.load())["n"]) == (2, 2)
 
 
+@pytest.mark.parametrize("where", ["sentinels", "cluster"])
+def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, request):
+    servers = request.getfixturevalue(where)
+    everybody = [*servers.servers, *getattr(servers, "sentinels", ())]
+    with opened(servers.url, colour) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        with contextlib.ExitStack() as stack:
+            for server in everybody:
+                server.pause()
+                stack.callback(server.resume)
+            for call in (
+                lambda: store.thread("t").save({"n": 2}, id="second", timeout_s=0.6),
+                lambda: store.thread("t").load(timeout_s=0.6),
+                lambda: store._engine.backend.threads("", timeout_s=0.6),
+            ):
+                began = time.monotonic()
+                with pytest.raises((OutcomeUnknown, StoreUnavailable)):
+                    run(call())
+                assert time.monotonic() - began < 1.6
+        run(store.thread("t").save({"n": 2}, id="second"))
+        assert run(store.thread("t").load()) == {"n": 2}
+
+
 def test_a_warm_save_and_a_warm_load_are_one_round_trip(colour, proxy, valkey_url):
     with opened(proxy.through(valkey_url), colour) as (run, store):
         thread = store.thread("t")

@@ -252,13 +252,19 @@ class Listing:
         if self._backend.is_sharded and not self._is_complete:
             # The list is on one node and a thread on another: a failover of the one may have lost what the other has.
             calls += [
-                Call(self._backend.slot(bucket), ("EXISTS", key))
+                Call(
+                    self._backend.slot(bucket),
+                    (
+                        "EXISTS",
+                        rows.threads_key(self._prefix, bucket),
+                        rows.entries_key(self._prefix, bucket),
+                    ),
+                )
                 for bucket in range(BUCKETS)
-                for key in (rows.threads_key(self._prefix, bucket), rows.entries_key(self._prefix, bucket))
             ]
         fields, *exist = await self._backend.ask_all(calls, rest(deadline))
         self._note(fields)
-        found = {number // 2 for number, is_there in enumerate(exist) if is_there}
+        found = {bucket for bucket, is_there in enumerate(exist) if is_there}
         for bucket in found - self._buckets:
             await self.register(bucket, deadline)
         self._is_complete = True
