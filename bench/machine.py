@@ -9,6 +9,8 @@ from pathlib import Path
 
 import apsw
 
+import servers
+
 _PACKAGES = (
     "outlive",
     "ormsgpack",
@@ -17,6 +19,10 @@ _PACKAGES = (
     "langgraph-checkpoint",
     "langgraph-checkpoint-sqlite",
     "aiosqlite",
+    "langgraph-checkpoint-postgres",
+    "psycopg",
+    "psycopg-pool",
+    "redis",
 )
 
 
@@ -30,7 +36,7 @@ def describe(folder: Path) -> str:
 def versions() -> str:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     found = [f"{name} {number}" for name in _PACKAGES if (number := _version(name))]
-    return ", ".join([python, *found, f"SQLite {apsw.sqlite_lib_version()}"])
+    return ", ".join([python, *found, f"SQLite {apsw.sqlite_lib_version()}", *servers.versions()])
 
 
 def filesystem(folder: Path) -> str:

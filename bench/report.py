@@ -16,7 +16,8 @@ _NEW_PAGE = f"# Benchmarks\n\n{START}\n{END}\n"
 _FAIRNESS = (
     "Both sides took turns inside one run and medians are compared, because the speed of a shared machine "
     "swings too much for times of different runs to be set side by side; "
-    "every timed save is durable (`synchronous=FULL`)."
+    "every timed save is durable (SQLite: `synchronous=FULL`; PostgreSQL: `fsync` and `synchronous_commit` on; "
+    "Valkey: `appendfsync everysec`). What names no server is SQLite."
 )
 _MORE = "All figures, and how each is measured: [docs/benchmarks.md](docs/benchmarks.md)."
 

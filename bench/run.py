@@ -1,4 +1,4 @@
-"""Measure outlive beside LangGraph's SQLite savers and beside bare SQLite.
+"""Measure outlive beside LangGraph's savers and beside the bare engine: SQLite, PostgreSQL, Valkey.
 
     python bench/run.py                      everything, some minutes
     python bench/run.py --quick              smaller sizes, under a minute
@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = _chosen(parser, options.only)
     if options.write and (options.quick or options.only):
         parser.error("--write publishes a full run: leave out --quick and --only")
-    with tempfile.TemporaryDirectory(prefix="outlive-bench-", dir=options.dir) as folder:
+    if options.dir is not None:
+        tempfile.tempdir = str(options.dir.resolve())  # the servers make their folders there too
+    with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
         where = machine.describe(Path(folder))
         print(f"{where}\n{machine.versions()}\n")
         if options.quick:

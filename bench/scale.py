@@ -14,6 +14,9 @@ class Scale:
     samples: int  # checkpoints read back and compared after a workload
     savers: int
     saves_each: int
+    server_rounds: int  # repetitions of a whole race on a server
+    server_savers: int  # of a store on a server
+    pool: int  # connections that these share
     threads: int  # threads in the store that is listed
     megabytes: int  # the large state
     cached_threads: int  # threads of some 100 KB that fill the default cache, and then some
@@ -28,6 +31,9 @@ FULL = Scale(
     samples=50,
     savers=64,
     saves_each=50,
+    server_rounds=3,
+    server_savers=32,
+    pool=8,
     threads=100_000,
     megabytes=64,
     cached_threads=1_000,
@@ -42,6 +48,9 @@ QUICK = Scale(
     samples=20,
     savers=64,
     saves_each=10,
+    server_rounds=2,
+    server_savers=32,
+    pool=8,
     threads=5_000,
     megabytes=16,
     cached_threads=200,

@@ -1,4 +1,4 @@
-"""What no checkpointer can do without: pack the state, and make some bytes durable."""
+"""What no checkpointer can do without: pack the state, and hand some bytes to the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Self
 
 import apsw
 import ormsgpack
+import psycopg
+import redis
 
+from measure import Race
 from workloads import State
 
 if sys.version_info >= (3, 14):
@@ -30,6 +33,11 @@ def zstd_ratio(state: State) -> float:
     return len(packed) / len(zstd.compress(packed, 1))
 
 
+def least(race: Race) -> float:
+    """Seconds that a save cannot do without: the bare engine, and two `packb`."""
+    return race.wall("bare") + 2 * race.wall("packb")
+
+
 class BareSQLite:
     """One table, one durable transaction per insert: WAL, synchronous=FULL."""
 
@@ -49,3 +57,41 @@ class BareSQLite:
         self._connection.execute("begin immediate")
         self._connection.execute("insert into piece(data) values (?)", (data,))
         self._connection.execute("commit")
+
+
+class BarePostgres:
+    """One table, one durable transaction per insert, which is prepared; bytes go as they are."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection.execute(
+            "create table piece(key bigint generated always as identity primary key, data bytea not null)"
+        )
+        self._cursor = self._connection.cursor(binary=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._connection.close()
+
+    def insert(self, data: bytes) -> None:
+        self._cursor.execute("insert into piece(data) values (%b)", (data,), prepare=True)
+
+
+class BareRedis:
+    """One SET under a new key each; in a cluster all in one slot, as a thread is."""
+
+    def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
+        self._client = client
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._client.close()
+
+    def insert(self, data: bytes) -> None:
+        self._count += 1
+        self._client.set(b"{piece}:%d" % self._count, data)

@@ -16,7 +16,13 @@ PAIRS = [(AsyncThread, Thread), (AsyncStore, Store)]
 SOURCE = Path(outlive.__file__).parent
 
 # Where the two colours meet, and where the suite drives both.
-MAY_IMPORT_ASYNCIO = {"runtime.py", "backends/local.py"}
+MAY_IMPORT_ASYNCIO = {
+    "runtime.py",
+    "backends/local.py",
+    "backends/postgres_link.py",
+    "backends/postgres_pool.py",
+    "backends/redis_wires.py",
+}
 NOT_CORE = ("testing/", "adapters/", "cli/", "inspector/")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outlive.backend import ThreadKey
-from outlive.backends import redis_url
+from outlive.backends import postgres_url, redis_url
 from outlive.backends.file import FileBackend
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
@@ -52,6 +52,12 @@ class TestSQLite(BackendContract):
         return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
 
 
+class TestPostgres(BackendContract):
+    @pytest.fixture
+    def backend(self, postgres_store):
+        return served(postgres_url.serve(postgres_store, {"pool_size": 4}))
+
+
 class _InShort(WaistContract, MachineContract):
     """The rules themselves, and any sequence of calls. What a user sees is looked at on a file."""
 
@@ -65,18 +71,17 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):
-        return served(valkey_url)
+        return served(redis_url.serve(valkey_url, {}))
 
 
 class TestRedisCluster(BackendContract if LONG else WaistContract):
     @pytest.fixture
     def backend(self, cluster):
-        return served(cluster.url)
+        return served(redis_url.serve(cluster.url, {}))
 
 
-def served(url):
-    found = redis_url.serve(url, {})
-    return Opener(found.sync, found.asynchronous)
+def served(found):
+    return Opener(lambda: found.sync(30), lambda: found.asynchronous(30))
 
 
 # Joining -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import fcntl
 import hashlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -22,6 +23,7 @@ from pathlib import Path
 import ormsgpack
 import pytest
 
+import outlive
 from outlive.backend import (
     CheckpointRecord,
     Commit,
@@ -38,6 +40,7 @@ from outlive.backends import logged_table as logged_table_module
 from outlive.backends import memory as memory_module
 from outlive.backends.disk import Disk
 from outlive.backends.file import FileBackend
+from outlive.backends.index import Index
 from outlive.backends.log import START, Log
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.rules import Clock, Effect, Row
@@ -1188,3 +1191,30 @@ def test_frames_are_as_they_were_written_first(folder: Path) -> None:
     assert (version, is_escaped, len(fields)) == (1, False, 12)
     assert fields[0] == ["", "trip-42"]
     assert fields[3:] == [[], [], [], [], [], [], False, False, b"x"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(5, "Input/output error")])
+@pytest.mark.parametrize("call", range(6))
+def test_an_index_that_cannot_be_read_at_a_moment_stays_as_it_is(tmp_path, monkeypatch, error, call):
+    url = f"file://{tmp_path}/store"
+    with outlive.open(url) as store:
+        for name in "abc":
+            store.thread(name).save({"by": name})
+    before = (tmp_path / "store" / "index").read_bytes()
+    with outlive.open(url) as store:
+        calls, real = itertools.count(), Index._read_on
+
+        def read_on(index, fd):
+            if next(calls) == call:
+                index._forget()
+                raise error
+            return real(index, fd)
+
+        monkeypatch.setattr(Index, "_read_on", read_on)
+        with contextlib.suppress(KeyboardInterrupt, outlive.StoreError):
+            store.thread("new").save({"by": "new"})
+        monkeypatch.undo()
+        assert (tmp_path / "store" / "index").read_bytes()[96:].startswith(before[96:])  # behind the marks
+        store.thread("new").save({"by": "new"})
+        assert [info.id for info in store.threads()] == ["a", "b", "c", "new"]
+        assert store.verify().problems == ()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from crash import BACKENDS, ForkServer, ram_folder, rounds, url_of
+from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import state
 
 SOON_S = 20.0  # a child that is not done by then hangs
@@ -32,9 +32,9 @@ def server():
 
 
 @pytest.fixture
-def url(backend):
+def url(backend, url_for):
     with ram_folder() as folder:
-        yield url_of(backend, folder)
+        yield url_for(backend, folder)
 
 
 def run(server: ForkServer, work, *args) -> list:
@@ -146,7 +146,7 @@ async def _opened(url):
 
 
 @pytest.mark.parametrize("work", [preload, preload_async])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_parent_children_and_grandchildren_go_on_with_the_store_they_inherited(work, backend, server, url):
     run(server, work, url)
     children = {f"child {number}": 5 for number in range(4)}
@@ -175,7 +175,7 @@ def _save_some_inherited(who):
     save_some(_inherited[0], who)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_multiprocessing_children_go_on_with_the_store_they_inherited(backend, server, url):
     run(server, hand_to_pool, url)
     check(url, {"parent": 10, "process": 5, **{f"job {number}": 5 for number in range(6)}})
@@ -248,7 +248,7 @@ def fork_while_saving_async(report, url, forks):
 
 
 @pytest.mark.parametrize("work", [fork_while_saving, fork_while_delaying, fork_while_saving_async])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_fork_in_the_middle_of_saves_neither_hangs_nor_loses_one(work, backend, server, url):
     forks = rounds(12, long=100)
     ((saved,),) = run(server, work, url, forks)
@@ -270,7 +270,7 @@ def fork_from_threads(report, urls, times):
             list(pool.map(go_on, range(4), timeout=SOON_S))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_threads_that_fork_at_the_same_moment_do_not_stand_in_each_others_way(backend, server, url):
     run(server, fork_from_threads, (url, f"{url}2"), rounds(5, long=50))
     with outlive.open(url) as store, outlive.open(f"{url}2") as other:
@@ -299,7 +299,7 @@ def _save_beside_the_queue(store, durability):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_delayed_saves_of_the_parent_are_stored_once_by_the_parent(durability, backend, server, url):
     run(server, fork_with_a_queue, url, durability)
     with outlive.open(url) as store:
@@ -327,7 +327,7 @@ def orphan(report, url):
     time.sleep(SOON_S)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_child_builds_on_nothing_that_its_parent_has_only_queued(backend, server, tmp_path):
     url = url_of(backend, tmp_path)  # on a disk, so that the queue is long when the parent dies
     with server.spawn(orphan, url) as worker:
@@ -364,7 +364,7 @@ def test_a_child_inherits_no_open_sqlite_file(backend, server, url):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_program_that_forks_ends_by_itself_and_says_nothing(durability, backend, url):
     """A whole interpreter, from start to exit: nothing is raised in a fork hook or at shutdown."""
     program = f"""

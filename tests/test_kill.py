@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from crash import BACKENDS, ForkServer, ram_folder, rounds, url_of
+from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import Doing, Ledger, act, script, state
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
@@ -102,14 +102,14 @@ def check(store: outlive.Store, ledgers: dict[str, Ledger]) -> None:
 
 
 @pytest.mark.parametrize("work", [converse, converse_async])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_after_kill_9_every_acknowledged_save_is_there(backend, work, server, tmp_path, quick_path):
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_after_kill_9_every_acknowledged_save_is_there(backend, work, server, tmp_path, quick_path, url_for):
     for batch in range(rounds(2, long=40)):
         # Every other time a neighbour has the store open; without one, the next opener recovers it alone.
         folder, has_neighbour = (tmp_path, True) if batch % 2 else (quick_path, False)
         folder /= str(batch)
         folder.mkdir()
-        url, ledgers = url_of(backend, folder), {name: Ledger(name) for name in NAMES}
+        url, ledgers = url_for(backend, folder), {name: Ledger(name) for name in NAMES}
         with outlive.open(url) if has_neighbour else contextlib.nullcontext() as neighbour:
             for kill in range(KILLS):
                 seed = f"{work.__name__} {batch} {kill}"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import outlive
-from crash import BACKENDS, LONG, ForkServer, ram_folder, rounds, url_of
+from crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds
 from crash.conversation import state
 
 PROCESSES = 8
@@ -67,9 +67,9 @@ def save_both_async(report, url, who, saves):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_eight_processes_save_at_once_is_all_there_in_order(backend, server, tmp_path):
-    url, saves = url_of(backend, tmp_path), rounds(20, long=250)  # of each kind
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_what_eight_processes_save_at_once_is_all_there_in_order(backend, server, tmp_path, url_for):
+    url, saves = url_for(backend, tmp_path), rounds(20, long=250)  # of each kind
     jobs = [(save_both if who % 2 else save_both_async, url, who, saves) for who in range(PROCESSES)]
     said = run(server, *jobs)
     with outlive.open(url) as store:
@@ -96,12 +96,14 @@ def open_at(report, url, at, who):
         store.thread("shared").save({"who": who})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_eight_processes_that_open_an_empty_store_at_the_same_moment_all_succeed(backend, server, quick_path):
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_eight_processes_that_open_an_empty_store_at_the_same_moment_all_succeed(
+    backend, server, quick_path, url_for
+):
     for attempt in range(rounds(3)):
         folder = quick_path / str(attempt)
         folder.mkdir()
-        url, at = url_of(backend, folder), time.time() + 0.05
+        url, at = url_for(backend, folder), time.time() + 0.05
         run(server, *((open_at, url, at, who) for who in range(PROCESSES)))
         with outlive.open(url) as store:
             assert sorted(old.seq for old in store.thread("shared").history()) == list(
@@ -135,9 +137,9 @@ def count_up_in_threads(report, url, threads, times):
         in_threads([count] * threads)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compare_and_set_has_one_winner_per_head_and_loses_no_update(backend, server, quick_path):
-    url, processes, threads, times = url_of(backend, quick_path), 4, 2, rounds(8, long=100)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_compare_and_set_has_one_winner_per_head_and_loses_no_update(backend, server, quick_path, url_for):
+    url, processes, threads, times = url_for(backend, quick_path), 4, 2, rounds(8, long=100)
     with outlive.open(url) as store:
         thread = store.thread("counter")
         thread.save({"count": 0})
@@ -223,9 +225,9 @@ ACTS = {act.__name__: act for act in (prune, delete, fork, copy, read, verify)}
 
 
 @pytest.mark.parametrize("others", OTHERS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_savers_see_no_error_while_other_processes(others, backend, server, quick_path):
-    url, stop = url_of(backend, quick_path), quick_path / "stop"
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_savers_see_no_error_while_other_processes(others, backend, server, quick_path, url_for):
+    url, stop = url_for(backend, quick_path), quick_path / "stop"
     jobs = [(save_until, url, name, stop) for name in ("a", "a", "b")]
     jobs += [(repeat_until, url, what, stop) for what in others.split()]
     with workers(server, jobs) as started:
@@ -278,9 +280,9 @@ def save_in_threads(report, url, count, saves, durability):
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_many_threads_of_one_process_share_one_store(backend, durability, server, quick_path):
-    url, count, saves = url_of(backend, quick_path), 16, rounds(12)
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_many_threads_of_one_process_share_one_store(backend, durability, server, quick_path, url_for):
+    url, count, saves = url_for(backend, quick_path), 16, rounds(12)
     run(server, (save_in_threads, url, count, saves, durability))
     with outlive.open(url) as store:
         past = list(reversed(list(store.thread("shared").history())))

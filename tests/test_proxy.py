@@ -262,6 +262,14 @@ def test_a_reply_is_cut_after_exactly_so_many_bytes(passed, proxy, connect, echo
     assert ask(connect()) == b"hello"
 
 
+def test_a_cut_counts_the_bytes_of_several_messages(proxy, connect, echo):
+    client = connect()
+    proxy.cut(7, of="reply")
+    assert ask(client) == b"hello"
+    assert ask(client) == b"he"
+    assert client.recv(1) == b""
+
+
 @pytest.mark.parametrize("skip", [0, 2])
 def test_exactly_one_reply_is_lost(skip, proxy, connect, echo):
     client, other = connect(), connect()

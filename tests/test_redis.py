@@ -47,7 +47,7 @@ def opened(url, colour="sync", **options):
     """Open a store in a colour; its methods are awaited in both. Gives (run, store)."""
     found = redis_url.serve(url, options) if isinstance(url, str) else redis_url.serve_client(url, options)
     with COLOURS[colour]() as driver:
-        trial = Trial(Opener(found.sync, found.asynchronous), driver)
+        trial = Trial(Opener(lambda: found.sync(30), lambda: found.asynchronous(30)), driver)
         try:
             yield driver.run, driver.run(trial.store())
         finally:
@@ -319,7 +319,7 @@ def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one
         run(store.thread("t").save({"n": 1}))
         server.kill()
         server.start()
-        backend = redis_url.serve(server.url, {}).sync()
+        backend = redis_url.serve(server.url, {}).sync(30)
         assert run_now(backend.identity(b"n" * 32)) == b"n" * 32
         with pytest.raises(StoreUnavailable, match="begun anew"):
             run(store.thread("t").save({"n": 2}))
@@ -834,7 +834,7 @@ def test_a_store_goes_on_in_another_event_loop(valkey_url):
     found = redis_url.serve(valkey_url, {})
 
     async def first():
-        backend = await found.asynchronous()
+        backend = await found.asynchronous(30)
         await backend.identity(b"k" * 32)
         await commit_one(backend, Commit(ThreadKey.of("", "t"), chunks=((b"n" * 16, b"data"),)))
         return backend
@@ -882,9 +882,9 @@ def test_a_client_of_sentinels_is_taken(sentinels):
 
 def test_a_client_of_the_other_colour_is_refused(valkey_url):
     with pytest.raises(BadArgument, match="open_async"):
-        redis_url.serve_client(redis.asyncio.Redis.from_url(valkey_url), {}).sync()
+        redis_url.serve_client(redis.asyncio.Redis.from_url(valkey_url), {}).sync(30)
     with pytest.raises(BadArgument, match=r"outlive\.open"):
-        asyncio.run(redis_url.serve_client(redis.Redis.from_url(valkey_url), {}).asynchronous())
+        asyncio.run(redis_url.serve_client(redis.Redis.from_url(valkey_url), {}).asynchronous(30))
     with pytest.raises(BadArgument, match="not by str"):
         redis_url.serve_client("redis", {})
 

@@ -124,6 +124,17 @@ def test_postgres_ends_fast_immediately_or_when_its_clients_have_left():
         until(lambda: not server.is_running)
 
 
+def test_a_paused_postgres_answers_nobody_until_it_is_resumed(postgres_server):
+    with psycopg.connect(postgres_server.url) as client:
+        postgres_server.pause()
+        timer = threading.Timer(0.2, postgres_server.resume)
+        timer.start()
+        start = time.monotonic()
+        assert client.execute("select 1").fetchone() == (1,)
+        assert time.monotonic() - start > 0.15
+        timer.join()
+
+
 def test_postgres_takes_settings_and_asks_for_a_password():
     password = "it's a %secret%/@"
     with PostgresServer(ram=True, password=password, fsync=True, settings={"max_connections": "7"}) as server:
@@ -164,6 +175,8 @@ def test_postgres_runs_as_nobody_where_there_are_no_user_namespaces(monkeypatch)
         assert fetch(server.database("mine"), "select 1") == [(1,)]
         server.kill()
         server.start()
+    makers = [line.split()[4] for line in Path("/proc/sysvipc/shm").read_text().splitlines()]
+    assert str(server.pid) not in makers
 
 
 # Valkey ---------------------------------------------------------------------------------------------------------
@@ -190,6 +203,14 @@ def test_a_paused_valkey_answers_when_it_is_resumed(valkey_server):
             client.get("a")
         valkey_server.resume()
         assert client.get("a") == b"1"
+
+
+@pytest.mark.parametrize("fixture", ["postgres_server", "valkey_server"])
+def test_a_paused_server_can_be_stopped(fixture, request):
+    server = request.getfixturevalue(fixture)
+    server.pause()
+    server.stop(timeout_s=10)
+    assert not server.is_running
 
 
 def test_valkey_takes_settings_and_asks_for_a_password():
@@ -305,10 +326,21 @@ def test_a_slot_can_be_held_in_the_middle_of_its_move(cluster, cluster_client):
     assert ask(old, "{y}1").startswith(f"MOVED {slot} ")
 
 
+def test_a_slot_that_was_left_on_the_move_stays_where_it_is(cluster):
+    slot = cluster.slot_of("{y}")
+    old = cluster.master_of(slot)
+    new = next(server for server in cluster.masters() if server is not old)
+    old.call("CLUSTER", "SETSLOT", slot, "MIGRATING", new.call("CLUSTER", "MYID"))
+    assert ask(old, "{y}").startswith("ASK")
+    cluster.abandon_moves()
+    assert ask(old, "{y}") == "None"
+
+
 def ask(server, key):
     """Return the value that one node has, or its error."""
     try:
-        return server.call("GET", key).decode()
+        value = server.call("GET", key)
+        return str(value and value.decode())
     except RuntimeError as error:
         return str(error)
 
@@ -406,8 +438,19 @@ if child == 0:
     print(ValkeyServer().start().call("PING").decode(), flush=True)
     sys.exit(3)  # with all that is registered to run at exit
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), server.call("PING").decode())
+print(server.folder.exists())
 """
-    assert run(script, short_path) == (0, ["PONG", "3", "PONG"])
+    assert run(script, short_path) == (0, ["PONG", "3", "PONG", "True"])
+
+
+def test_the_folder_of_a_living_process_is_not_tidied_up(short_path):
+    script = """
+from outlive.testing.servers import folder
+server = ValkeyServer()
+folder._sweep(os.environ["TMPDIR"])
+print(server.folder.exists())
+"""
+    assert run(script, short_path) == (0, ["True"])
 
 
 def test_a_server_outlives_the_thread_that_started_it():

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from figures import cpu, disk, growth, large, listing, load, memory, save, savers
+from figures import (
+    cpu,
+    disk,
+    growth,
+    large,
+    listing,
+    load,
+    memory,
+    postgres_disk,
+    postgres_load,
+    postgres_save,
+    postgres_savers,
+    redis_save,
+    save,
+    savers,
+)
 
 FIGURES: dict[str, ModuleType] = {
     "disk": disk,
@@ -16,4 +31,9 @@ FIGURES: dict[str, ModuleType] = {
     "listing": listing,
     "large": large,
     "memory": memory,
+    "postgres-disk": postgres_disk,
+    "postgres-save": postgres_save,
+    "postgres-load": postgres_load,
+    "postgres-savers": postgres_savers,
+    "redis-save": redis_save,
 }

@@ -50,17 +50,8 @@ def _ours(states: list[State], scale: Scale, folder: Path) -> int:
     folder.mkdir()
     ids = ours.save_all(folder / "store.db", states)
     stored = bytes_in(folder)
-    _read_back(folder / "store.db", ids, states, scale.samples)
+    ours.read_back(folder / "store.db", ids, states, scale.samples)
     return stored
-
-
-def _read_back(path: Path, ids: list[str], states: list[State], samples: int) -> None:
-    every = max(len(ids) // samples, 1)
-    with ours.open_store(path) as store:
-        thread = store.thread("talk")
-        for n in [*range(0, len(ids), every), len(ids) - 1]:
-            if thread.load(ids[n]) != states[n]:
-                raise AssertionError(f"checkpoint {n} of {len(ids)} came back as another state")
 
 
 def _peer(states: list[State], folder: Path) -> int:

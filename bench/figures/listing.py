@@ -14,8 +14,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from langgraph.checkpoint.sqlite import SqliteSaver
-
 import ours
 import outlive
 import peer
@@ -77,7 +75,7 @@ def _history_race(scale: Scale, room: Path) -> Race:
     with (
         settled(),
         ours.open_store(room / "talk.db") as store,
-        SqliteSaver.from_conn_string(str(room / "peer.db")) as saver,
+        peer.sqlite(room / "peer.db") as saver,
     ):
         page = partial(_newest, store.thread("talk"))
         race.time("first", page)

@@ -8,18 +8,15 @@ handle asked again. The peer's file holds only the last few checkpoints.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from langgraph.checkpoint.sqlite import SqliteSaver
-
 import ours
-import outlive
 import peer
-from measure import Race, settled
+from measure import Race
+from races import LoadRace
 from scale import Scale
 from table import Row, Versus, at_most, milliseconds, shown
-from workloads import State, conversation
+from workloads import conversation
 
 _PEER_HISTORY = 20
 
@@ -28,31 +25,11 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     states = conversation(scale.steps)
     ours.save_all(room / "store.db", states)
     peer.put_all(room / "peer.db", states[-_PEER_HISTORY:])
-    cold, warm = Race(), Race()
-    with settled():
-        for _ in range(scale.laps):
-            _lap(cold, warm, room, states[-1])
-    yield _cold(cold, scale.steps)
-    note = f"{milliseconds(warm.wall('load'))} against {milliseconds(warm.wall('get_tuple'))}"
+    race = LoadRace(room / "store.db", lambda: peer.sqlite(room / "peer.db"))
+    race.run(scale.laps, states[-1])
+    yield _cold(race.cold, scale.steps)
+    note = f"{milliseconds(race.warm.wall('load'))} against {milliseconds(race.warm.wall('get_tuple'))}"
     yield shown(f"load at step {scale.steps:,}, warm", note)
-
-
-def _lap(cold: Race, warm: Race, room: Path, expected: State) -> None:
-    with (
-        ours.open_store(room / "store.db") as store,
-        SqliteSaver.from_conn_string(str(room / "peer.db")) as saver,
-    ):
-        _connect(store, saver)
-        thread, config = store.thread("talk"), peer.thread()
-        for race in (cold, warm):
-            race.lap(load=thread.load, get_tuple=partial(saver.get_tuple, config))
-        if thread.load() != expected:
-            raise AssertionError("the newest state came back as another state")
-
-
-def _connect(store: outlive.Store, saver: SqliteSaver) -> None:
-    if store.thread("absent").load() is not None or saver.get_tuple(peer.thread("absent")) is not None:
-        raise AssertionError("a thread that nobody saved has a state")
 
 
 def _cold(race: Race, steps: int) -> Row:

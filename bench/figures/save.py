@@ -13,49 +13,14 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from langgraph.checkpoint.sqlite import SqliteSaver
-
 import ours
-import outlive
 import peer
 import yardstick
 from measure import Race, settled
+from races import SaveRace
 from scale import Scale
 from table import Row, Versus, at_least, at_most, milliseconds
 from workloads import State, conversation
-
-_WARM_UP = 20
-
-
-class _Lanes:
-    """The three sides of one round, all at the same step."""
-
-    def __init__(self, thread: outlive.Thread, saver: SqliteSaver, bare: yardstick.BareSQLite) -> None:
-        self._thread, self._saver, self._bare = thread, saver, bare
-        self._config = peer.thread()
-
-    def warm_up(self, states: list[State]) -> None:
-        for state in states:
-            self._thread.save(state)
-        for prepared in peer.prepare_all(states[-_WARM_UP:]):
-            self._put(prepared)
-            self._least(states[-1], b"")
-
-    def lap(self, race: Race, step: int, state: State) -> None:
-        message = yardstick.pack(state["messages"][-1])
-        race.lap(
-            save=partial(self._thread.save, state),
-            put=partial(self._put, peer.prepare(state, step)),
-            bare=partial(self._least, state, message),
-        )
-
-    def _put(self, prepared: peer.Prepared) -> None:
-        self._config = peer.put(self._saver, self._config, prepared)
-
-    def _least(self, state: State, message: bytes) -> None:
-        yardstick.pack(state)
-        yardstick.pack(state)
-        self._bare.insert(message)
 
 
 def run(scale: Scale, room: Path) -> Iterator[Row]:
@@ -69,18 +34,21 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
 
 def _round(states: list[State], tail: int, folder: Path, number: int) -> Race:
     folder.mkdir()
-    race = Race(number)
     with (
         settled(),
-        SqliteSaver.from_conn_string(str(folder / "peer.db")) as saver,
+        peer.sqlite(folder / "peer.db") as saver,
         yardstick.BareSQLite(folder / "bare.db") as bare,
         ours.open_store(folder / "store.db") as store,
     ):
-        lanes = _Lanes(store.thread("talk"), saver, bare)
-        lanes.warm_up(states[:-tail])
-        for step, state in enumerate(states[-tail:], len(states) - tail):
-            lanes.lap(race, step, state)
+        race = SaveRace(store.thread("talk"), partial(_least, bare), saver, number).run(states, tail)
+    ours.expect(folder / "store.db", states[-1])
     return race
+
+
+def _least(bare: yardstick.BareSQLite, state: State, message: bytes) -> None:
+    yardstick.pack(state)
+    yardstick.pack(state)
+    bare.insert(message)
 
 
 def _against_bare(races: list[Race], step: str) -> Row:

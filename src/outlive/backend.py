@@ -275,7 +275,10 @@ class Inventory:
 
 
 class Backend(Protocol):
-    """What keeps records. Every method is one round trip."""
+    """What keeps records. Every method is one round trip.
+
+    `timeout_s` is the time that a call has; None means the time that the store was opened with.
+    """
 
     name: str
 

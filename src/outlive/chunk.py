@@ -124,6 +124,11 @@ class Plan:
     def added(self) -> int:
         return sum(map(len, self.chunks.values()))
 
+    @property
+    def shared(self) -> set[bytes]:
+        """The chunks that are stored already."""
+        return set(self.names) - self.chunks.keys()
+
     def settle(self) -> None:
         """Remember where the parts are. Only after the commit: a refused save has stored nothing."""
         for part, spans in self.places:

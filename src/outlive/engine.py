@@ -18,7 +18,7 @@ from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
 from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
 from .piece import split
-from .runtime import Runtime
+from .runtime import Deadline, Runtime
 
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
@@ -74,10 +74,12 @@ class Engine:
 
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
+        deadline = Deadline(draft.timeout_s)
         for attempt in range(_REBASES + 1):
             prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
+            prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
             try:
-                receipt = await self.commit(prepared.commit)
+                receipt = await self._commit_on(prepared)
             except StaleBase:
                 self.cache.drop(key.digest)
                 continue
@@ -92,6 +94,17 @@ class Engine:
             if stored is not None:  # else it was deleted meanwhile
                 return stored
         raise StaleBase(key.id)
+
+    async def _commit_on(self, prepared: Prepared) -> Receipt:
+        """Commit, also on the head of a newer generation when that has all that the save shares."""
+        commit = prepared.commit
+        try:
+            return await commit_one(self.backend, commit)
+        except StaleBase as stale:
+            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+                raise
+            commit.generation = stale.generation
+        return await commit_one(self.backend, commit)
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
@@ -166,7 +179,9 @@ class Engine:
         What counts is what the caller said (state, metadata, named fields), not how it is laid out.
         """
         self.cache.drop(key.digest, record.namespace)
-        reading = await self.backend.read(key, record.namespace, record.id)
+        reading = await self.backend.read(
+            key, record.namespace, record.id, timeout_s=prepared.draft.timeout_s
+        )
         if reading.record is None:
             return None
         draft, stored = prepared.draft, reading.record

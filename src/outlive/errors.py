@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class OutliveError(Exception):
     """The root of all errors of this library."""
@@ -229,13 +231,19 @@ class NotReplicated(OutcomeUnknown):
 
 
 class StaleBase(StoreError):
-    """Something was deleted since this process read the thread. The core re-bases once and tries again."""
+    """Something was deleted since this process read the thread. The core re-bases and tries again.
 
-    def __init__(self, thread: str) -> None:
+    A backend may say in which generation the thread is now and which chunks its head has, so that a save
+    which shares only these need not read the thread again.
+    """
+
+    def __init__(self, thread: str, generation: int | None = None, chunks: Iterable[bytes] = ()) -> None:
         super().__init__(
             f"thread {thread!r} was pruned or deleted by someone else in the middle of this call; try again"
         )
         self.thread = thread
+        self.generation = generation
+        self.chunks = frozenset(chunks)
 
 
 class Corrupt(StoreError):

@@ -7,12 +7,14 @@ import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from .backend import Backend
+from .backends import postgres_url, redis_url
 from .backends.local import Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
+from .backends.server import Served, hide_secrets, take_options
 from .cache import Cache
 from .chunk import Namer
 from .codec import Codec
@@ -22,33 +24,43 @@ from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
 
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+    RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
+
 DEFAULT_CACHE_BYTES = 64 << 20
 _COMMON = ("tenant", "durability", "cache_bytes", "timeout_s")
-_EXAMPLES = "memory:  file:///folder  sqlite:///agent.db  null:"
+_EXAMPLES = (
+    "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
+    "redis+cluster://host  memory:  null:"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What a URL and its options ask for."""
 
-    url: str
-    make: Callable[[], Local]
+    served: Served
     settings: Settings
     cache_bytes: int
 
 
-def open(url: str, **options: Any) -> Store:
+def open(url: str | RedisClient, **options: Any) -> Store:
     """Open a store.
 
-    URLs: `memory:`, `file:///folder`, `sqlite:///path.db` (four slashes for an absolute path), `null:`.
+    URLs: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`, `postgresql://user@host/database`,
+    `redis://host`, `rediss://`, `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`.
+    In place of a URL a client of redis-py will do.
     Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30.
-    For file and SQLite: fsync="full" | "normal".
+    For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
     return Store(run_now(_open_inline(_parse(url, options))))
 
 
-def open_async(url: str, **options: Any) -> Opening:
+def open_async(url: str | RedisClient, **options: Any) -> Opening:
     """Open a store whose methods are awaited: `async with outlive.open_async(url) as store`, or `await` it."""
     return Opening(_parse(url, options))
 
@@ -89,14 +101,16 @@ async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(_parse(url, {"tenant": tenant}))
 
-    return await _build(Inline(target.make()), target, SyncRuntime(), another)
+    return await _build(target.served.sync(target.settings.timeout_s), target, SyncRuntime(), another)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant}))
 
-    return await _build(Threaded(await in_thread(target.make)), target, AsyncRuntime(), another)
+    return await _build(
+        await target.served.asynchronous(target.settings.timeout_s), target, AsyncRuntime(), another
+    )
 
 
 async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
@@ -109,33 +123,33 @@ async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener
     return AsyncStore(engine, target.settings, opener)
 
 
-def _parse(url: str, options: dict[str, Any]) -> _Target:
+def _parse(where: Any, options: dict[str, Any]) -> _Target:
+    """Read a URL or a client, and the options in it and beside it."""
+    serve: Callable[[Any, dict[str, Any]], Served]
+    if type(where).__module__.partition(".")[0] == "redis":
+        serve = redis_url.serve_client
+    else:
+        serve = _SCHEMES[_scheme(where)]
+        where, options = take_options(where, options, _COMMON)
+    common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
+    served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
+    return _Target(served, _settings(served.shown, common), _cache_bytes(common))
+
+
+def _scheme(url: Any) -> str:
     if not isinstance(url, str):
         hint = f"; for a path write 'sqlite:///{os.fspath(url)}'" if isinstance(url, os.PathLike) else ""
         raise BadURL(f"a store is opened by a URL, not by {type(url).__name__}{hint}")
-    scheme, colon, rest = url.partition(":")
-    make = _SCHEMES.get(scheme) if colon else None
-    if make is None:
-        raise BadURL(f"{_shown(url)!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
-    rest, _, query = rest.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    if twice := given.keys() & options.keys():
-        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
-    options = {**{name: _from_text(name, value) for name, value in given.items()}, **options}
-    common = {name: options.pop(name) for name in _COMMON if name in options}
-    factory = make(scheme, unquote(rest), options)
-    shown = f"{scheme}:{rest}"
-    return _Target(shown, factory, _settings(shown, common), _cache_bytes(common))
+    scheme, colon, _ = url.partition(":")
+    if not colon or scheme not in _SCHEMES:
+        raise BadURL(f"{hide_secrets(url)[:200]!r} has no scheme that outlive knows; use one of: {_EXAMPLES}")
+    return scheme
 
 
-def _shown(url: str) -> str:
-    """A URL without anything that may be secret."""
-    scheme, colon, rest = url.partition("?")[0].partition("://")
-    return (scheme + colon + rest.rpartition("@")[2])[:200]
-
-
-def _from_text(name: str, value: str) -> Any:
+def _from_text(name: str, value: Any) -> Any:
     """Read an option that stands in the URL."""
+    if not isinstance(value, str):
+        return value
     kind = {"timeout_s": float, "cache_bytes": int}.get(name, str)
     try:
         return kind(value)
@@ -166,19 +180,34 @@ def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = 
             raise BadURL(f"{scheme}: has no option {name!r}; it has {names}")
 
 
-def _fsync(scheme: str, options: dict[str, Any]) -> str:
-    _refuse_rest(scheme, options, ("fsync",))
+def _local(shown: str, make: Callable[[], Local]) -> Served:
+    async def asynchronous(timeout_s: float | None) -> Backend:
+        return cast(Backend, Threaded(await in_thread(make)))
+
+    return Served(shown, lambda _: cast(Backend, Inline(make())), asynchronous)
+
+
+def _parts(url: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> tuple[str, str, dict[str, Any]]:
+    """Return the scheme of a local store, what follows it, and its options."""
+    names = {name for name, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True)}
+    url, options = take_options(url, options, names)
+    scheme, _, rest = url.partition("?")[0].partition(":")
+    _refuse_rest(scheme, options, known)
+    return scheme, unquote(rest), options
+
+
+def _fsync(options: dict[str, Any]) -> str:
     value = options.get("fsync", "full")
     if value not in ("full", "normal"):
         raise BadURL(f'fsync must be "full" or "normal", not {value!r}')
     return str(value)
 
 
-def _memory(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
-    _refuse_rest(scheme, options)
+def _memory(url: str, options: dict[str, Any]) -> Served:
+    scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
         raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")
-    return MemoryBackend if scheme == "memory" else NullBackend
+    return _local(f"{scheme}:", MemoryBackend if scheme == "memory" else NullBackend)
 
 
 def _path(scheme: str, rest: str, example: str) -> str:
@@ -193,8 +222,9 @@ def _path(scheme: str, rest: str, example: str) -> str:
     return path
 
 
-def _sqlite(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
-    fsync = _fsync(scheme, options)
+def _sqlite(url: str, options: dict[str, Any]) -> Served:
+    scheme, rest, options = _parts(url, options, ("fsync",))
+    fsync = _fsync(options)
     path = _path(scheme, rest, "sqlite:///agent.db, or sqlite:////home/me/agent.db for an absolute path")
 
     def make() -> Local:
@@ -202,11 +232,12 @@ def _sqlite(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Loc
 
         return SQLiteBackend(path if path == ":memory:" else os.path.abspath(path), fsync=fsync)
 
-    return make
+    return _local(url.partition("?")[0], make)
 
 
-def _file(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local]:
-    fsync = _fsync(scheme, options)
+def _file(url: str, options: dict[str, Any]) -> Served:
+    scheme, rest, options = _parts(url, options, ("fsync",))
+    fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
 
     def make() -> Local:
@@ -214,12 +245,18 @@ def _file(scheme: str, rest: str, options: dict[str, Any]) -> Callable[[], Local
 
         return FileBackend(os.path.abspath(path), fsync=fsync)
 
-    return make
+    return _local(url.partition("?")[0], make)
 
 
-_SCHEMES: dict[str, Callable[[str, str, dict[str, Any]], Callable[[], Local]]] = {
+_SCHEMES: dict[str, Callable[[str, dict[str, Any]], Served]] = {
     "memory": _memory,
     "null": _memory,
     "sqlite": _sqlite,
     "file": _file,
+    "postgresql": postgres_url.serve,
+    "postgres": postgres_url.serve,
+    "redis": redis_url.serve,
+    "rediss": redis_url.serve,
+    "redis+sentinel": redis_url.serve,
+    "redis+cluster": redis_url.serve,
 }

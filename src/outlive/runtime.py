@@ -30,6 +30,24 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a sync backend suspended")
 
 
+class Deadline:
+    """The moment at which a call has to have returned."""
+
+    __slots__ = ("_end", "timeout_s")
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Return the time that is left, 0 when it is over."""
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def remaining_s(self) -> float | None:
+        """Return the timeout of what is still to be done; None for ever."""
+        return None if self._end is None else max(0.001, round(self.left_s(), 3))
+
+
 class Task(Protocol):
     """Background work that can be waited for."""
 

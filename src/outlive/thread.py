@@ -43,7 +43,7 @@ from .engine import Draft, Engine
 from .errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from .history import History
 from .info import describe_thread, open_info, pack_info
-from .runtime import new_id
+from .runtime import Deadline, new_id
 
 _TRIES = 8
 
@@ -241,8 +241,9 @@ class AsyncThread:
         `__interrupt__`, `__resume__`) keep the last.
         """
         pairs = check_pairs(writes)
+        deadline = Deadline(self._home._timeout(timeout_s))
         await self._settled()
-        target = optional_id("checkpoint", checkpoint) or await self._head_id()
+        target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.remaining_s())
         records, chunks = [], {}
         for position, (channel, value) in enumerate(pairs):
             index = CONTROL.get(check_text("channel", channel), position)
@@ -262,7 +263,7 @@ class AsyncThread:
                 self._key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
-                timeout_s=self._home._timeout(timeout_s),
+                timeout_s=deadline.remaining_s(),
             )
         )
 
@@ -296,8 +297,10 @@ class AsyncThread:
             )
         await self.write(interrupt, [("__resume__", value)], checkpoint=found.id)
 
-    async def _head_id(self) -> str:
-        reading = await self._engine.backend.read(self._key, self.namespace, chunks=False)
+    async def _head_id(self, timeout_s: float | None = None) -> str:
+        reading = await self._engine.backend.read(
+            self._key, self.namespace, chunks=False, timeout_s=timeout_s
+        )
         if reading.record is None:
             raise CheckpointMissing(self.id, None)
         return reading.record.id

@@ -11,6 +11,7 @@ from pathlib import Path
 from .server import ForkServer, Worker
 
 BACKENDS = ("sqlite", "file")
+SERVERS = ("postgresql", "redis")
 LONG = os.environ.get("OUTLIVE_LONG", "") not in ("", "0")
 
 
@@ -32,4 +33,4 @@ def rounds(normal: int, long: int | None = None) -> int:
     return (normal * 20 if long is None else long) if LONG else normal
 
 
-__all__ = ["BACKENDS", "LONG", "ForkServer", "Worker", "ram_folder", "rounds", "url_of"]
+__all__ = ["BACKENDS", "LONG", "SERVERS", "ForkServer", "Worker", "ram_folder", "rounds", "url_of"]

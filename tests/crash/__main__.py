@@ -9,7 +9,7 @@ import sys
 from crash import BACKENDS
 from crash.server import serve
 
-for backend in BACKENDS:  # here, so that no worker has to
+for backend in (*BACKENDS, "postgres", "redis", "redis_wires"):  # here, so that no worker has to
     importlib.import_module(f"outlive.backends.{backend}")
 faulthandler.register(signal.SIGUSR1)
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; when they end, so does this

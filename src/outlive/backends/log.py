@@ -75,10 +75,11 @@ class Log:
         self._last = 0  # where the last frame begins
         self._slot = 0  # the mark that holds `acked`
         self._size = 0
-        self._sound = 0  # where to cut when a write fails
+        self._sound: int | None = None  # where to cut when a write fails; None before anything was written
         self._waiting: list[bytes] = []
 
     def open(self, *, write: bool = False) -> int:
+        self._sound = None  # what others wrote meanwhile is not known yet, and must not be cut
         try:
             return self.disk.open(self.name, write=write)
         except NotAFile as error:
@@ -94,6 +95,7 @@ class Log:
 
         The mark is read before the size: whatever it covers was in the file by then.
         """
+        self._sound = None
         incarnation, marks = self._header(fd)
         size = self.disk.size(fd)
         if not self._incarnation:
@@ -219,6 +221,8 @@ class Log:
 
     def retreat(self, fd: int) -> None:
         """Cut what a failed write left, as far as the disk lets us; never what was acknowledged."""
+        if self._sound is None:
+            return
         with contextlib.suppress(OSError):
             self.disk.truncate(fd, max(self._sound, self.acked))
 

@@ -29,23 +29,31 @@ from ..backend import (
     ThreadRow,
     WriteRecord,
 )
-from ..errors import Corrupt, NotReplicated, OutliveError, StoreBusy, StoreClosed
+from ..errors import (
+    Corrupt,
+    NotReplicated,
+    OutliveError,
+    StaleBase,
+    StoreBusy,
+    StoreClosed,
+    ThreadNotEmpty,
+)
 from . import redis_messages as messages
 from . import redis_rows as rows
 from .memory import new_token, write_order
 from .redis_audit import Audit
 from .redis_gathered import Gathering
-from .redis_links import Call, Link, rest
+from .redis_links import Call, Link
 from .redis_listing import Listing
 from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .rules import Clock, decide
 from .server import Attempts, Deadline
-from .snapshot import is_plain
+from .snapshot import is_plain, what_was_done
 
 T = TypeVar("T")
-_PATIENCE_S = 30.0  # of calls that have no deadline of their own
+_PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
 _BATCH = 64
 
 
@@ -60,6 +68,7 @@ class Choices:
     max_retries: int | None = None
     idle: int = 0
     allow_eviction: bool = False
+    timeout_s: float | None = 30.0  # of a call that does not say
 
 
 class RedisBackend:
@@ -87,15 +96,18 @@ class RedisBackend:
     async def attempt(
         self,
         work: Callable[[Deadline], Awaitable[T]],
-        timeout_s: float | None = _PATIENCE_S,
+        timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
         """Try until it works or the time is over."""
         if self._is_closed:
             raise StoreClosed
-        deadline = _deadline(timeout_s)
+        deadline = self.deadline(timeout_s)
         attempts = Attempts(self._shown, deadline, self._choices.max_retries, self._link.colour.pause)
         return await attempts.run(work, commit)
+
+    def deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._choices.timeout_s if timeout_s is None else timeout_s)
 
     def call(self, keys: Keys, name: str, *args: Any) -> Call:
         return Call.of(self.slot(keys.bucket), script(name), keys.all, *args)
@@ -109,7 +121,7 @@ class RedisBackend:
         return Keys.of(self._choices.prefix, thread.digest)
 
     async def ask(
-        self, thread: ThreadKey, name: str, said: Any, timeout_s: float | None = _PATIENCE_S, *args: bytes
+        self, thread: ThreadKey, name: str, said: Any, timeout_s: float | None = None, *args: bytes
     ) -> Any:
         """Run a script on one thread."""
         call = self.call(self.keys(thread), name, pack(said), *args)
@@ -118,7 +130,7 @@ class RedisBackend:
         except Corrupt as error:
             raise Corrupt(error.what, thread=thread.id) from error
 
-    async def ask_all(self, calls: Sequence[Call], timeout_s: float | None = _PATIENCE_S) -> list[Any]:
+    async def ask_all(self, calls: Sequence[Call], timeout_s: float | None = None) -> list[Any]:
         """Run many calls, by one exchange with each node."""
         if not calls:
             return []
@@ -160,25 +172,31 @@ class RedisBackend:
 
     async def _commit(self, commit: Commit) -> Receipt:
         keys = self.keys(commit.thread)
-        deadline = _deadline(commit.timeout_s)
-        await self._listing.register(keys.bucket, deadline)
+        deadline = self.deadline(commit.timeout_s)
+        if self.is_sharded:
+            await self._listing.register(keys.bucket, deadline)
         if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
             return await self._commit_by_rules(commit, keys, deadline)
-        args = messages.plain_commit(
-            commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0
-        )  # one script decides and does it
+        args = messages.plain_commit(commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0)
         return messages.receipt(commit, await self._send(self.call(keys, "commit", *args), commit, deadline))
 
     async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """Gather, decide, apply; again when somebody else was faster."""
+        """Gather, decide, apply; again when somebody else was faster, or the answer was lost."""
         gathering = Gathering(commit)
         sent: dict[int, Receipt] = {}
         while True:
-            reply = await self.ask(commit.thread, "gather", gathering.said, rest(deadline), gathering.names)
+            reply = await self.ask(
+                commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
+            )
             snapshot, raw, now = gathering.snapshot(reply)
             if snapshot.row is not None and snapshot.row.generation in sent:
                 return sent[snapshot.row.generation]  # it was done, and only the answer was lost
-            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
+            try:
+                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
+            except (ThreadNotEmpty, StaleBase):
+                if sent and (done := what_was_done(commit, snapshot)) is not None:
+                    return done
+                raise
             if effect is None:
                 return receipt
             sent[token] = receipt
@@ -193,21 +211,30 @@ class RedisBackend:
 
     async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
         """Send a commit, and wait for replicas when that is asked for."""
-        wanted = self._choices.wait_replicas
+        wanted, bucket = self._choices.wait_replicas, self.keys(commit.thread).bucket
 
         async def work(attempt: Deadline) -> Any:
             await self._listing.reassure(self._link, attempt)
-            if not wanted:
-                return await self._link.one(call, attempt)
-            wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
-            tailed = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
-            reply, reached = await self._link.one(tailed, attempt)
-            if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
-                ids = [draft.id for draft in commit.checkpoints]
-                raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
-            return reply
+            first, sent = self._listing.registration(bucket), call
+            if wanted:
+                wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
+                sent = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
+            if first is None:
+                reply = await self._link.one(sent, attempt)
+            else:
+                _, reply = await self._link.all([first, sent], attempt)  # in this order, by one exchange
+                self._listing.note(bucket)
+            return self._confirmed(commit, *reply) if wanted else reply
 
-        return await self.attempt(work, rest(deadline), commit)
+        return await self.attempt(work, deadline.remaining_s(), commit)
+
+    def _confirmed(self, commit: Commit, reply: list[Any], reached: object) -> list[Any]:
+        """Return the reply of a commit that enough replicas have."""
+        wanted = self._choices.wait_replicas
+        if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
+            ids = [draft.id for draft in commit.checkpoints]
+            raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
+        return reply
 
     # Reading
 
@@ -314,7 +341,7 @@ class RedisBackend:
         ]
         if thread is None:
             return await self._listing.entries(
-                tenant, kind, asked, prefix, after, limit, _deadline(timeout_s)
+                tenant, kind, asked, prefix, after, limit, self.deadline(timeout_s)
             )
         if thread.tenant != tenant:
             return []
@@ -344,7 +371,7 @@ class RedisBackend:
                 thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads
             )
             return [] if row is None else [row]
-        return await self._listing.threads(tenant, prefix, after, limit, heads, _deadline(timeout_s))
+        return await self._listing.threads(tenant, prefix, after, limit, heads, self.deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self.ask(thread, "inventory", (), timeout_s)
@@ -372,7 +399,7 @@ class RedisBackend:
         wanted = list(names)
         while True:
             found = await self.fetch(source, wanted[:_BATCH])
-            receipt = await self._commit(Commit(target, chunks=tuple(found.items()), timeout_s=_PATIENCE_S))
+            receipt = await self._commit(Commit(target, chunks=tuple(found.items())))
             wanted = wanted[_BATCH:]
             if not wanted:
                 return receipt.generation
@@ -381,8 +408,3 @@ class RedisBackend:
         if thread is None:
             return await self._listing.audit()
         return await Audit(self, thread).run()
-
-
-def _deadline(timeout_s: float | None) -> Deadline:
-    """Nothing waits for ever."""
-    return Deadline(_PATIENCE_S if timeout_s is None else timeout_s)

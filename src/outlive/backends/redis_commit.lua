@@ -22,7 +22,12 @@ if fence then
   end
 end
 if epoch and row and epoch < row.epoch then return { 'epoch', row.epoch } end
-if generation and (not row or row.generation ~= generation) then return { 'generation' } end
+if generation and (not row or row.generation ~= generation) then
+  -- with what the client needs to try again without reading the thread first
+  local head = row and draft and head_of(draft[1])
+  local stored = head and redis.call('HGET', R, draft[1] .. '\0' .. head)
+  return { 'generation', row and row.generation or false, stored and (names_and_run(stored)) or '' }
+end
 -- The generation tells of deletions. A server that came back without its last commits, or a replica in its place,
 -- does not tell that chunks are gone, so they are looked for.
 if generation then
@@ -40,7 +45,7 @@ if generation then
   end
   local found, count = hmget(C, fields)
   for i = 1, count do
-    if not found[i] then return { 'generation' } end
+    if not found[i] then return { 'generation', false, '' } end
   end
 end
 if expect then

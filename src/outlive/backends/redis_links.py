@@ -185,8 +185,3 @@ _KINDS = {
 def _address(error: Any, pool: Pool) -> Address:
     """Return where an error redirects to; without a host it is the same one."""
     return (error.host or pool.host, error.port)
-
-
-def rest(deadline: Deadline) -> float:
-    """Return the time that is left, as a timeout."""
-    return max(deadline.left_s(), 0.001)

@@ -19,7 +19,7 @@ import ormsgpack
 from ..backend import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow, checksum
 from ..errors import BadArgument, Corrupt, NewerFormat, StoreUnavailable
 from . import redis_rows as rows
-from .redis_links import Call, Link, rest
+from .redis_links import Call, Link
 from .redis_nodes import slot_of
 from .redis_rows import BUCKETS, Keys, pack, text
 from .redis_scripts import script
@@ -95,12 +95,18 @@ class Listing:
     def _note(self, fields: Sequence[bytes]) -> None:
         self._buckets.update(int(field) for field in fields if field != b"key")
 
+    def registration(self, bucket: int) -> Call | None:
+        """Return the call that notes a bucket as used; None when it is noted."""
+        return None if bucket in self._buckets else Call(self._slot, ("HSET", self._key, str(bucket), "1"))
+
+    def note(self, bucket: int) -> None:
+        self._buckets.add(bucket)
+
     async def register(self, bucket: int, deadline: Deadline) -> None:
-        """Note that a bucket is in use, before it is."""
-        if bucket not in self._buckets:
-            call = Call(self._slot, ("HSET", self._key, str(bucket), "1"))
-            await self._backend.ask_all([call], rest(deadline))
-            self._buckets.add(bucket)
+        """Note that a bucket is in use, before it is. A single server is told in one exchange with the first commit."""
+        if (call := self.registration(bucket)) is not None:
+            await self._backend.ask_all([call], deadline.remaining_s())
+            self.note(bucket)
 
     async def check_eviction(self, *, allowed: bool, has_ttl: bool) -> None:
         """Refuse a server that throws records away when its memory is full. Who may not ask is not told."""
@@ -142,7 +148,7 @@ class Listing:
                 self._backend.call(self._backend.keys(key), "summary", pack((heads, member)))
                 for key, (member, _) in zip(keys, lines, strict=True)
             ]
-            replies = await self._backend.ask_all(calls, rest(deadline))
+            replies = await self._backend.ask_all(calls, deadline.remaining_s())
             shown = [self.row(key, reply, heads) for key, reply in zip(keys, replies, strict=True)]
             found += [row for row in shown if row is not None]
         return found
@@ -217,7 +223,7 @@ class Listing:
             for digest, named in by_thread.items()
         ]
         values: dict[tuple[bytes, bytes], tuple[ThreadKey, Entry]] = {}
-        replies = await self._backend.ask_all(calls, rest(deadline))
+        replies = await self._backend.ask_all(calls, deadline.remaining_s())
         for (digest, named), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
                 continue
@@ -241,7 +247,7 @@ class Listing:
         await self._complete(deadline)
 
         async def ask(places: Sequence[tuple[int, bytes]], count: int) -> list[list[bytes]]:
-            return await self._backend.ask_all(await make(places, count), rest(deadline))
+            return await self._backend.ask_all(await make(places, count), deadline.remaining_s())
 
         few = min(limit, max(_FEW, 3 * limit // max(1, len(self._buckets)) + 1))
         return Merge(ask, self._buckets, low, few)
@@ -262,7 +268,7 @@ class Listing:
                 )
                 for bucket in range(BUCKETS)
             ]
-        fields, *exist = await self._backend.ask_all(calls, rest(deadline))
+        fields, *exist = await self._backend.ask_all(calls, deadline.remaining_s())
         self._note(fields)
         found = {bucket for bucket, is_there in enumerate(exist) if is_there}
         for bucket in found - self._buckets:
@@ -280,7 +286,7 @@ class Listing:
                 found.append(error)
         elif held:
             found.append(Corrupt("the naming key of this store is gone"))
-        await self._complete(Deadline(None))
+        await self._complete(self._backend.deadline(None))
         for bucket in sorted(self._buckets):
             found += await self._audit_bucket(bucket)
         return found

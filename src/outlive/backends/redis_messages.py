@@ -171,7 +171,8 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
         field = rows.entry_field(entry.kind, entry.key)
         stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
-    return StaleBase(thread.id)
+    generation = None if reply[1] is None else int(reply[1])
+    return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:

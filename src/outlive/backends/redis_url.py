@@ -48,7 +48,10 @@ def serve(url: str, options: dict[str, object]) -> Served:
     options = _merged(url, dict(options), scheme)
     target = _target(scheme, url, options)
     chosen = _chosen(scheme, options, (*_KNOWN, *_TLS, *(_SENTINEL if scheme == "redis+sentinel" else ())))
-    return _served(f"{scheme}://{_shown(target)}", lambda colour: _from_target(colour, target, chosen))
+    return _served(
+        f"{scheme}://{_shown(target)}",
+        lambda colour, timeout_s: _from_target(colour, target, chosen.within(timeout_s)),
+    )
 
 
 def _merged(url: str, options: dict[str, Any], scheme: str) -> dict[str, Any]:
@@ -142,6 +145,10 @@ class Chosen:
     size: int
     limits: dict[str, float | None]
 
+    def within(self, timeout_s: float | None) -> Chosen:
+        """Return the same for a store whose calls have so much time."""
+        return Chosen({**self.records, "timeout_s": timeout_s}, self.size, self.limits)
+
 
 def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Chosen:
     for name in options:
@@ -213,18 +220,18 @@ def _switch(name: str, value: object) -> bool:
 # Backends --------------------------------------------------------------------------------------------------
 
 
-def _served(shown: str, make: Callable[[Any], Backend]) -> Served:
+def _served(shown: str, make: Callable[[Any, float | None], Backend]) -> Served:
     _need_redis()
 
-    def sync() -> Backend:
+    def sync(timeout_s: float | None) -> Backend:
         from .redis_wires import Blocking
 
-        return make(Blocking())
+        return make(Blocking(), timeout_s)
 
-    async def asynchronous() -> Backend:
+    async def asynchronous(timeout_s: float | None) -> Backend:
         from .redis_wires import Awaiting
 
-        return make(Awaiting())
+        return make(Awaiting(), timeout_s)
 
     return Served(shown, sync, asynchronous)
 
@@ -289,19 +296,19 @@ def serve_client(client: object, options: dict[str, object]) -> Served:
     shown = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
     make = _from_cluster_client if is_cluster else _from_client
 
-    def sync() -> Backend:
+    def sync(timeout_s: float | None) -> Backend:
         from .redis_wires import Blocking
 
         if not is_sync:
             raise BadArgument("this client is for asyncio; use outlive.open_async, or give a redis.Redis")
-        return make(Blocking(), client, chosen, shown)
+        return make(Blocking(), client, chosen.within(timeout_s), shown)
 
-    async def asynchronous() -> Backend:
+    async def asynchronous(timeout_s: float | None) -> Backend:
         from .redis_wires import Awaiting
 
         if is_sync:
             raise BadArgument("this client blocks; use outlive.open, or give a redis.asyncio.Redis")
-        return make(Awaiting(), client, chosen, shown)
+        return make(Awaiting(), client, chosen.within(timeout_s), shown)
 
     return Served(shown, sync, asynchronous)
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import random
 import re
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, unknown
-from ..errors import OutcomeUnknown, StoreUnavailable
+from ..errors import BadURL, OutcomeUnknown, StoreBusy, StoreUnavailable
+from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
@@ -28,39 +29,38 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How to reach a server, in each colour. `shown` is its URL without anything secret."""
+    """How to open a backend, in each colour, with the time that a call has when it does not say.
+
+    `shown` is the URL without anything secret.
+    """
 
     shown: str
-    sync: Callable[[], Backend]
-    asynchronous: Callable[[], Awaitable[Backend]]
+    sync: Callable[[float | None], Backend]
+    asynchronous: Callable[[float | None], Awaitable[Backend]]
 
 
-class Deadline:
-    """The moment at which a call has to have returned."""
+def attempt_deadline(deadline: Deadline) -> Deadline:
+    """Return the deadline of one attempt: half of what is left, or all when that is little."""
+    left_s = deadline.left_s()
+    return Deadline(min(left_s / 2 if left_s > _LITTLE_S else left_s, _PATIENCE_S))
 
-    __slots__ = ("_end", "timeout_s")
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        """Return the time that is left, 0 when it is over."""
-        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
-
-    def attempt(self) -> Deadline:
-        """Return the deadline of one attempt: half of what is left, or all when that is little."""
-        left_s = self.left_s()
-        return Deadline(min(left_s / 2 if left_s > _LITTLE_S else left_s, _PATIENCE_S))
+def lock_ms(deadline: Deadline) -> int:
+    """Return how long the server may wait for a lock: it gives up a little before nobody listens any more."""
+    return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
 
 
 class Lost(Exception):
-    """The server could not be reached or answered nothing. `sent`: it may have done what it was asked."""
+    """The server could not be reached or cannot do it now.
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way.
+    """
+
+    def __init__(self, reason: str, *, sent: bool, busy: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.sent = sent
+        self.busy = busy
 
 
 class Attempts:
@@ -78,7 +78,7 @@ class Attempts:
         """Try until it works or there is no time left."""
         while True:
             try:
-                return await attempt(self.deadline.attempt())
+                return await attempt(attempt_deadline(self.deadline))
             except Lost as lost:
                 await self._go_on(lost, commit)
 
@@ -96,15 +96,78 @@ class Attempts:
     def _failure(self, lost: Lost, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
         if commit is not None and self.sent:
             return unknown(commit)
+        if lost.busy:
+            return StoreBusy(f"{self.place} was busy for {self.deadline.timeout_s} s: {lost.reason}")
         times = "once" if self.count == 1 else f"{self.count} times within {self.deadline.timeout_s} s"
         return StoreUnavailable(
             f"{self.place} could not be reached, tried {times}: {lost.reason}; is it running and reachable?"
         )
 
 
-def hide_secrets(text: str, secrets: tuple[str, ...] = ()) -> str:
+# URLs and options ---------------------------------------------------------------------------------------------
+
+
+def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     """Take user, password and query out of every URL in a text, and the given words wherever they stand."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = re.sub(r"(\w+://)[^\s/@]*@", r"\1", text)
+    text = re.sub(r"(\w+://)\S*@", r"\1", text)
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
+
+
+def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """Move what stands in the query of a URL under a known name to the options beside it."""
+    rest, mark, query = url.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    known = set(known)
+    ours = {name: value for name, value in pairs if name in known}
+    if twice := ours.keys() & options.keys():
+        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+    others = urlencode([pair for pair in pairs if pair[0] not in known], quote_via=quote)
+    return rest + (mark + others if others else ""), {**ours, **options}
+
+
+class Options:
+    """The options of a scheme, each read once under its name; a value from a URL is text."""
+
+    def __init__(self, scheme: str, given: dict[str, Any]) -> None:
+        self._scheme = scheme
+        self._given = given
+
+    def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
+        """Return a whole number."""
+        value = self._given.get(name, default)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be a whole number, {least} or more, not {value!r:.100}")
+
+    def seconds(self, name: str, default: float | None) -> float | None:
+        """Return a duration."""
+        value = self._given.get(name, default)
+        try:
+            found = None if value is None or isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            found = None
+        if value is None or (found is not None and 0 < found < 1e9):
+            return found
+        raise BadURL(f"{self._scheme}: {name} must be a number of seconds, more than 0, not {value!r:.100}")
+
+    def switch(self, name: str, default: bool) -> bool:
+        """Return yes or no."""
+        value = self._given.get(name, default)
+        if isinstance(value, str):
+            value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
+                value.lower()
+            )
+        if isinstance(value, bool):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be True or False, not {self._given[name]!r:.100}")
+
+    def word(self, name: str, default: str) -> str:
+        """Return a text."""
+        value = self._given.get(name, default)
+        if isinstance(value, str):
+            return value
+        raise BadURL(f"{self._scheme}: {name} must be a str, not {type(value).__name__}")

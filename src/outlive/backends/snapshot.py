@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..backend import CheckpointRecord, Commit, Entry, WriteRecord
+from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
 from .rules import Pair, Row, named
 
 T = TypeVar("T")
@@ -119,3 +119,14 @@ class Snapshot:
 
     def info(self) -> bytes | None:
         return self.metadata
+
+
+def what_was_done(commit: Commit, seen: Snapshot) -> Receipt | None:
+    """Return the receipt of a commit into an empty thread whose answer was lost: the thread holds just that."""
+    if not commit.expect_empty or seen.row is None or seen.checkpoints != len(commit.checkpoints):
+        return None
+    for draft in commit.checkpoints:
+        held = seen.find(draft.namespace, draft.id)
+        if held is None or (held.seq, held.body, held.chunks) != (draft.seq, draft.body, draft.chunks):
+            return None
+    return Receipt(seen.row.generation, seen.row.revision, commit.checkpoints)

@@ -18,16 +18,21 @@ from pathlib import Path
 _PREFIX = "outlive-servers-"
 _LOCK = "owner"
 _RAM = "/dev/shm"  # noqa: S108
+_ROOM_BYTES = 1 << 30  # containers often have 64 MiB, which one PostgreSQL fills
 _number = itertools.count(1)
 _homes: list[tuple[Path, int]] = []
 
 
 def new_folder(kind: str, *, ram: bool) -> Path:
     """Make a folder with a short path: that of a Unix socket inside may have no more than about 100 bytes."""
-    place = _RAM if ram and os.access(_RAM, os.W_OK) else tempfile.gettempdir()
+    place = _RAM if ram and _has_room(_RAM) else tempfile.gettempdir()
     folder = _home(place, os.getpid()) / f"{kind}-{next(_number)}"
     folder.mkdir(mode=0o700)
     return folder
+
+
+def _has_room(place: str) -> bool:
+    return os.access(place, os.W_OK) and shutil.disk_usage(place).free >= _ROOM_BYTES
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
 import shutil
@@ -23,6 +25,7 @@ from .server import Server, ServerFailed, spawn, wait_until
 Mode = Literal["smart", "fast", "immediate"]
 _SIGNALS: dict[Mode, int] = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 USER = "outlive"
+_IPC_RMID = 0
 
 
 class PostgresServer(Server):
@@ -101,6 +104,7 @@ class PostgresServer(Server):
 
     def stop(self, mode: Mode = "fast", *, timeout_s: float = 30) -> None:
         """Shut down. "smart" waits for all clients to leave, "fast" throws them out, "immediate" is like a crash."""
+        self.resume()
         self._end(_SIGNALS[mode], timeout_s)
 
     def restart(self, mode: Mode = "fast") -> Self:
@@ -108,18 +112,36 @@ class PostgresServer(Server):
         return self.start()
 
     def kill(self) -> None:
-        """End all of its processes at once, as a crash of the machine would; only what was written remains."""
+        """End all of its processes at once; nothing remains but what they had written."""
         if not self.is_running:
-            return super().kill()
+            return
         self._signal(signal.SIGSTOP)  # so that it makes no more
         children = _children(self.pid)
-        for pid in children:
-            _kill(pid)
+        _send(signal.SIGKILL, children)
         super().kill()
         wait_until(lambda: not any(map(_is_alive, children)), 10, f"processes of {self!r} live on")
-        # With nobody left, its lock protects nothing; but its pid may soon be that of another process.
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
-        return None
+        self._remove_lock()
+
+    def pause(self) -> None:
+        super().pause()
+        _send(signal.SIGSTOP, _children(self.pid))
+
+    def resume(self) -> None:
+        if self.is_running:
+            _send(signal.SIGCONT, _children(self.pid))
+            super().resume()
+
+    def _remove_lock(self) -> None:
+        """Remove what keeps a second server off the data: with nobody left it protects nothing.
+
+        Its pid may soon be that of another process, and its piece of shared memory stays until the machine is restarted.
+        """
+        path = self.data / "postmaster.pid"
+        lines = path.read_text().splitlines() if path.exists() else []
+        # A namespace has shared memory of its own, which ends with it; its numbers mean nothing here.
+        if len(lines) > 6 and self._way() != "namespace":
+            ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), _IPC_RMID, None)
+        path.unlink(missing_ok=True)
 
     def promote(self, *, timeout_s: float = 30) -> None:
         """Make a replica a primary."""
@@ -147,7 +169,7 @@ class PostgresServer(Server):
         if self._primary is not None:
             self._copy_primary(self._primary)
         else:
-            shutil.copytree(_template(self.binaries, self.ram), self.data, copy_function=shutil.copyfile)
+            shutil.copytree(_template(self.binaries), self.data, copy_function=shutil.copyfile)
         (self.data / "pg_hba.conf").write_text(self._access())
         _give(self.folder, self._way())
 
@@ -210,9 +232,9 @@ class PostgresServer(Server):
 
 
 @functools.cache
-def _template(binaries: Path, ram: bool) -> Path:
+def _template(binaries: Path) -> Path:
     """Return a data folder as initdb makes it: copying one is ten times as fast as making another."""
-    folder = new_folder("template", ram=ram)
+    folder = new_folder("template", ram=True)
     _give(folder, unprivileged_way())
     data = folder / "data"
     options = ["-U", USER, "-A", "trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
@@ -262,11 +284,10 @@ def _children(parent: int) -> list[int]:
     return [int(pid) for pid in listed]
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _is_alive(pid: int) -> bool:

@@ -44,7 +44,6 @@ class Server:
         self._owns_folder = folder is None
         self.folder = folder or new_folder(self.kind, ram=ram)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.ram = ram
         self.host = HOST
         self.port = free_port()
         self.log_path = self.folder / "log"

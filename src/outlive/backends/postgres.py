@@ -1,0 +1,576 @@
+"""PostgreSQL: one statement per save and per load.
+
+A save is one call of a function (`postgres_schema.sql`) that locks the thread's row, checks what the save expects,
+and stores all of it: one round trip, one transaction, no lock held between calls. Saves of different threads run side
+by side. A load is one statement, so it sees one moment. What is rarer (replacing, merging, removing, metadata) is
+decided by the same rules as for local backends, in a transaction that holds the same lock.
+
+Times and leases are by the server's clock. Dropped connections, restarts and failovers are tried again until the
+deadline of the call (`server.Attempts`).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from psycopg import pq
+
+from ..backend import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    EntryCursor,
+    Inventory,
+    Known,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    stamped,
+)
+from ..errors import (
+    BadArgument,
+    Corrupt,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    NewerFormat,
+    OutliveError,
+    StaleBase,
+)
+from ..runtime import Deadline
+from .memory import new_token, write_order
+from .postgres_link import Link, MissingSchema, Parameter
+from .postgres_pool import Pool
+from .postgres_rows import (
+    Cells,
+    blobs,
+    checkpoint_checksum,
+    digest,
+    document,
+    entry_document,
+    flag,
+    number,
+    rows,
+    space,
+    span,
+    text,
+    texts,
+    to_blobs,
+    to_checkpoint,
+    to_entry,
+    to_maybe_text,
+    to_names,
+    to_number,
+    to_numbers,
+    to_text,
+    to_thread_row,
+    to_write,
+    write_document,
+)
+from .postgres_statements import VERSION, quoted, schema_script, statements
+from .postgres_transaction import Transaction
+from .server import Attempts, lock_ms
+from .snapshot import is_plain
+
+T = TypeVar("T")
+_MOST_BYTES = 1_000_000_000  # of one message to the server
+_FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
+
+
+class PostgresBackend:
+    """The waist over a pool of links; the pool has the colour."""
+
+    name = "postgresql"
+
+    def __init__(
+        self, pool: Pool, *, schema: str, place: str, max_retries: int | None, timeout_s: float | None
+    ) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._schema = quoted(schema)
+        self._sql = statements(self._schema)
+        self._place = place
+        self._max_retries = max_retries
+
+    # Calling
+
+    async def _call(
+        self,
+        work: Callable[[Link, Deadline, bool], Awaitable[T]],
+        timeout_s: float | None = None,
+        commit: Commit | None = None,
+    ) -> T:
+        """Do work on a link, again on another when the server was lost."""
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
+
+        async def attempt(deadline: Deadline) -> T:
+            link = await self._pool.take(deadline)
+            try:
+                return await work(link, deadline, attempts.sent)
+            finally:
+                self._pool.give_back(link)
+
+        return await attempts.run(attempt, commit)
+
+    async def _ask(
+        self, statement: str, *parameters: Parameter, timeout_s: float | None = None
+    ) -> list[list[bytes | None]]:
+        async def work(link: Link, deadline: Deadline, again: bool) -> list[list[bytes | None]]:
+            return list(rows(await link.query(statement, parameters, deadline)))
+
+        return await self._call(work, timeout_s)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    # The store itself
+
+    async def identity(self, offered: bytes) -> bytes:
+        try:
+            found = await self._ask(self._sql.identity)
+        except MissingSchema:
+            found = []
+        if not found:
+            await self._call(self._migrate(offered))
+            found = await self._ask(self._sql.identity)
+        ((version, key),) = found
+        if to_number(version) > VERSION:
+            raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
+        return key or b""
+
+    def _migrate(self, offered: bytes) -> Callable[[Link, Deadline, bool], Awaitable[None]]:
+        """Make the tables; of many processes that try at once, one does."""
+
+        async def work(link: Link, deadline: Deadline, again: bool) -> None:
+            turn = zlib.crc32(b"outlive " + self._schema.encode())
+            await link.begin(deadline)
+            try:
+                await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
+                if not await _is_there(link, self._schema, "to_regnamespace", deadline):
+                    await link.run(f"create schema {self._schema}", deadline)
+                if not await _is_there(link, f"{self._schema}.store", "to_regclass", deadline):
+                    await link.run(schema_script(self._schema), deadline)
+                await link.query(self._sql.adopt, (offered,), deadline)
+            except BaseException:
+                if link.is_in_transaction:
+                    await link.run("rollback", deadline)
+                raise
+            await link.run("commit", deadline)
+
+        return work
+
+    # Committing
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        results: list[Receipt | OutliveError] = []
+        for commit in commits:
+            try:
+                results.append(await self._commit(commit))
+            except OutliveError as error:
+                results.append(error)
+        return results
+
+    async def _commit(self, commit: Commit) -> Receipt:
+        _check_size(commit)
+        if not is_plain(commit):
+
+            async def transact(link: Link, deadline: Deadline, again: bool) -> Receipt:
+                return await Transaction(link, self._schema, commit, deadline).run(again=again)
+
+            return await self._call(transact, commit.timeout_s, commit)
+
+        async def save(link: Link, deadline: Deadline, again: bool) -> list[bytes | None]:
+            result = await link.query(self._sql.save, _parameters(commit, deadline), deadline)
+            return next(rows(result))
+
+        cells = await self._call(save, commit.timeout_s, commit)
+        return await self._receipt(commit, cells)
+
+    async def _receipt(self, commit: Commit, cells: Cells) -> Receipt:
+        """Read what the function answered: its verdict, and the fields that only the server knows."""
+        verdict, key = to_text(cells[0]), commit.thread
+        if verdict == "existing":
+            draft = commit.checkpoints[0]
+            reading = await self.read(
+                key, draft.namespace, draft.id, chunks=False, timeout_s=commit.timeout_s
+            )
+            if reading.record is None:  # deleted since: the next attempt saves it
+                return await self._commit(commit)
+            return Receipt(reading.generation, to_number(cells[2]), existing=reading.record)
+        if verdict != "done":
+            raise await self._refusal(commit, verdict, cells)
+        return _receipt(commit, cells)
+
+    async def _refusal(self, commit: Commit, verdict: str, cells: Cells) -> OutliveError:
+        thread, found = commit.thread.id, to_number(cells[8])
+        if verdict == "fence":
+            assert commit.fence is not None
+            kind, key, _, fence = commit.fence
+            return LeaseLost(thread, kind, key, fence, None if cells[8] is None else found)
+        if verdict == "epoch":
+            return EpochPassed(thread, commit.epoch or 0, found)
+        if verdict == "head":
+            assert commit.expect_head is not None
+            return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
+        if verdict == "entry":
+            entry = commit.entries[found]
+            held = await self._entry(commit.thread, entry)
+            return EntryHeld(thread, entry.kind, entry.key, held)
+        return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
+
+    async def _entry(self, thread: ThreadKey, wanted: Entry) -> Entry | None:
+        """Return the entry that stands in the way."""
+        found = await self.entries(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1)
+        return next((entry for _, entry in found if entry.key == wanted.key), None)
+
+    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        async def work(link: Link, deadline: Deadline, again: bool) -> int:
+            result = await link.query(
+                self._sql.share,
+                (
+                    b"%d" % lock_ms(deadline),
+                    source.digest,
+                    *_thread_parameters(target),
+                    number(new_token()),
+                    b"".join(dict.fromkeys(names)),
+                ),
+                deadline,
+            )
+            return to_number(result.get_value(0, 0))
+
+        return await self._call(work)
+
+    # Reading
+
+    async def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        place = space(namespace) if id is None else digest(namespace, id)
+        statement = self._sql.read_id if id is not None else self._sql.read_head
+        at_hand = (text(known.id), b"".join(known.chunks)) if known is not None else (None, None)
+        parameters: list[Parameter] = [thread.digest, place, *at_hand, flag(chunks)]
+        if id is None and at is not None:
+            statement = self._sql.read_at
+            parameters.append(number(at))
+        return _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
+
+    async def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        epoch, seq, id = before or _FIRST
+        parameters = [thread.digest, number(epoch), number(seq), id.encode(), text(run), number(limit)]
+        statement = self._sql.history_of_all
+        if namespace is not None:
+            statement = self._sql.history
+            parameters.append(space(namespace))
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        records = [to_checkpoint(cells[1:], thread.id) for cells in found if cells[1] is not None]
+        records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+        return (to_number(found[0][0]) if found else 0), records[:limit]
+
+    async def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        if checkpoints is None:
+            found = await self._ask(self._sql.writes_of_all, thread.digest, timeout_s=timeout_s)
+        else:
+            pairs = blobs([digest(*pair) for pair in checkpoints])
+            found = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
+        return sorted(map(to_write, found), key=write_order)
+
+    async def entries(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        last, behind = after if after is not None else (None, None)
+        found = await self._ask(
+            self._sql.entries,
+            digest(tenant),
+            text(tenant),
+            text(kind),
+            *span(prefix, last),
+            text(prefix),
+            text(last),
+            behind,
+            None if thread is None else thread.digest,
+            None if statuses is None else texts(statuses),
+            None if lapsed is None else flag(lapsed),
+            number(limit),
+            timeout_s=timeout_s,
+        )
+        return [
+            (ThreadKey(tenant, to_text(id), place or b""), to_entry(cells)) for id, place, *cells in found
+        ]
+
+    async def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        if only is not None:
+            found = await self._ask(
+                self._sql.thread, flag(heads), ThreadKey.of(tenant, only).digest, timeout_s=timeout_s
+            )
+        else:
+            found = await self._ask(
+                self._sql.threads,
+                flag(heads),
+                digest(tenant),
+                text(tenant),
+                *span(prefix, after),
+                text(prefix),
+                text(after),
+                number(limit),
+                timeout_s=timeout_s,
+            )
+        return [_thread_row(cells) for cells in found]
+
+    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        found = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
+        if not found:
+            return Inventory(0, 0, {})
+        chunks = {
+            name: (to_number(size), to_number(stamp)) for _, _, name, size, stamp in found if name is not None
+        }
+        return Inventory(to_number(found[0][0]), to_number(found[0][1]), chunks)
+
+    async def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        found = await self._ask(self._sql.fetch, thread.digest, blobs(list(names)), timeout_s=timeout_s)
+        return {name or b"": data or b"" for name, data in found}
+
+    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        """Compare the counts of a thread's row with its rows, and every record with its checksum."""
+        if thread is None:
+            return []
+        problems: list[Corrupt] = []
+        for cells in await self._ask(self._sql.counts, thread.digest):
+            said, found = ([to_number(cell) for cell in part] for part in (cells[:3], cells[3:]))
+            if said != found:
+                what = "it should have {} checkpoints, {} writes and {} bytes".format(*said)
+                problems.append(Corrupt(what + ", and has {}, {} and {}".format(*found), thread=thread.id))
+        before: Cursor | None = None
+        try:
+            while page := (await self.history(thread, None, before=before, limit=500))[1]:
+                before = page[-1].order
+        except Corrupt as error:
+            problems.append(error)
+        return problems
+
+
+def first_statements(schema: str) -> tuple[str, ...]:
+    """Return what every link prepares at once: a save and a load are one round trip from the first."""
+    sql = statements(quoted(schema))
+    return sql.save, sql.read_head
+
+
+# Parameters and answers of a save -----------------------------------------------------------------------------
+
+
+def _check_size(commit: Commit) -> None:
+    size = sum(len(data) for _, data in commit.chunks) + sum(
+        len(record.body) for record in commit.checkpoints
+    )
+    if size > _MOST_BYTES and is_plain(commit):
+        raise BadArgument(
+            f"this save brings {size:,} bytes at once; PostgreSQL takes {_MOST_BYTES:,}: save large parts one after another"
+        )
+
+
+def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
+    return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
+
+
+def _parameters(commit: Commit, deadline: Deadline) -> list[Parameter]:
+    """Return the parameters of save_1, in its order."""
+    return [
+        b"%d" % lock_ms(deadline),
+        *_thread_parameters(commit.thread),
+        number(new_token()),
+        number(commit.generation),
+        number(commit.epoch),
+        *_expectations(commit),
+        *(_checkpoint_parameters(commit.checkpoints[0]) if commit.checkpoints else _NO_CHECKPOINT),
+        *_chunk_parameters(commit),
+        *_write_parameters(commit),
+        *_entry_parameters(commit),
+    ]
+
+
+_NO_CHECKPOINT: list[Parameter] = [None] * 18
+_NO_CHECKPOINT[5] = b"\0"  # follows
+
+
+def _expectations(commit: Commit) -> list[Parameter]:
+    expected: list[Parameter] = [b"\0", None, None]
+    if commit.expect_head is not None:
+        namespace, head = commit.expect_head
+        expected = [b"\1", space(namespace), text(head)]
+    if commit.fence is None:
+        return [*expected, None, None, None]
+    kind, key, epoch, fence = commit.fence
+    return [*expected, digest(kind, key), number(epoch), number(fence)]
+
+
+def _checkpoint_parameters(draft: CheckpointRecord) -> list[Parameter]:
+    return [
+        digest(draft.namespace, draft.id),
+        space(draft.namespace),
+        text(draft.namespace),
+        text(draft.id),
+        text(draft.parent),
+        flag(draft.follows),
+        text(draft.run),
+        number(draft.step),
+        text(draft.source),
+        number(draft.size),
+        number(draft.added),
+        number(draft.created_at),
+        number(draft.version),
+        draft.format.to_bytes(4, "big"),
+        document(draft.projection),
+        checkpoint_checksum(draft),
+        b"".join(draft.chunks),
+        draft.body,
+    ]
+
+
+def _chunk_parameters(commit: Commit) -> list[Parameter]:
+    if not commit.chunks:
+        return [None, None]
+    chunks = dict(commit.chunks)
+    return [b"".join(chunks), blobs(list(chunks.values()))]
+
+
+def _write_parameters(commit: Commit) -> list[Parameter]:
+    if not commit.writes:
+        return [None, None, None]
+    return [
+        document(write_document(commit.writes)),
+        blobs([write.body for write in commit.writes]),
+        blobs([b"".join(write.chunks) for write in commit.writes]),
+    ]
+
+
+def _entry_parameters(commit: Commit) -> list[Parameter]:
+    if not commit.entries:
+        return [None, None]
+    return [document(entry_document(commit.entries)), blobs([entry.body for entry in commit.entries])]
+
+
+def _receipt(commit: Commit, cells: Cells) -> Receipt:
+    generation, revision, epoch = (to_number(cell) for cell in cells[1:4])
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    if commit.checkpoints:
+        draft = commit.checkpoints[0]
+        record = stamped(
+            draft,
+            epoch=epoch,
+            seq=to_number(cells[4]),
+            created_at=to_number(cells[5]),
+            parent=to_maybe_text(cells[6]),
+            version=draft.version,
+        )
+        checkpoints = (record,)
+    return Receipt(
+        generation,
+        revision,
+        checkpoints,
+        entries=_settled(commit, cells) if commit.entries else (),
+        writes=_accepted(commit, cells, (epoch, 0, revision)) if commit.writes else (),
+    )
+
+
+def _accepted(commit: Commit, cells: Cells, rank: tuple[int, int, int]) -> tuple[WriteRecord, ...]:
+    accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
+    for place in to_numbers(cells[9]):
+        write = commit.writes[place]
+        is_stamped = write.index < 0 and write.rank == (0, 0, 0)
+        accepted[write.key] = replace(write, rank=rank) if is_stamped else write
+    return tuple(accepted.values())
+
+
+def _settled(commit: Commit, cells: Cells) -> tuple[Entry, ...]:
+    said = json.loads((cells[10] or b"\1[]")[1:])
+    return tuple(
+        replace(
+            entry,
+            body=body,
+            status=to_text(one["status"].encode()),
+            fence=one["fence"],
+            until=one["until"],
+            clock=to_text(one["clock"].encode()),
+            lease_s=None,
+            expect=None,
+            expect_lapsed=False,
+        )
+        for entry, one, body in zip(commit.entries, said, to_blobs(cells[11]), strict=True)
+    )
+
+
+def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
+    reading = Reading(0)
+    writes = []
+    for kind, generation, *cells in found:
+        match to_number(kind):
+            case 0:
+                reading.generation = to_number(generation)
+                reading.record = to_checkpoint(cells, thread.id) if cells[0] is not None else None
+            case 1:
+                reading.chunks[cells[14] or b""] = cells[15] or b""
+            case _:
+                writes.append(to_write([*cells[:5], *cells[6:10], *cells[14:16]]))
+    reading.writes = tuple(sorted(writes, key=write_order))
+    return reading
+
+
+def _thread_row(cells: Cells) -> ThreadRow:
+    head = to_checkpoint(cells[12:], to_text(cells[0])) if cells[12] is not None else None
+    return to_thread_row(cells[:12], head)
+
+
+async def _is_there(link: Link, name: str, function: str, deadline: Deadline) -> bool:
+    found: pq.abc.PGresult = await link.query(
+        f"select {function}($1) is not null", (name.encode(),), deadline
+    )
+    return found.get_value(0, 0) == b"\1"

@@ -1,0 +1,133 @@
+"""A server that is restarted again and again under saves of several processes.
+
+Downtime is far within the deadline of a call. So nobody sees an error, no process is started again, and everything that
+was acknowledged is there: in order, once, and whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+
+import pytest
+
+import outlive
+from crash import ForkServer, rounds
+from crash.conversation import state
+from outlive.testing.servers import PostgresServer, ValkeyServer
+
+PROCESSES, THREADS = 4, 3
+SAVES = rounds(170, long=4_000)  # of each thread
+PAUSE_S = 0.7  # between two restarts
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with ForkServer() as server:
+        yield server
+
+
+def converse(report, url, who):
+    """Save to threads of one's own and to one that all share; say what was acknowledged."""
+    with outlive.open(url) as store, contextlib.ExitStack() as stack:
+        failures = []
+
+        def work(number):
+            own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
+            try:
+                for step in range(1, SAVES + 1):
+                    report(own.id, own.save(state("talk", step % 40), step=step).seq)
+                    if step % 10 == 0:
+                        report("shared", shared.save({"who": who, "step": step}).id)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        running = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+        for thread in running:
+            thread.start()
+            stack.callback(thread.join)
+    report("failures", [repr(failure) for failure in failures])
+
+
+def converse_async(report, url, who):
+    async def work(store, number):
+        own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
+        for step in range(1, SAVES + 1):
+            report(own.id, (await own.save(state("talk", step % 40), step=step)).seq)
+            if step % 10 == 0:
+                report("shared", (await shared.save({"who": who, "step": step})).id)
+
+    async def main():
+        async with outlive.open_async(url) as store:
+            found = await asyncio.gather(
+                *(work(store, number) for number in range(THREADS)), return_exceptions=True
+            )
+            report("failures", [repr(failure) for failure in found if failure is not None])
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def restarted(server, ways, seed):
+    """Restart the server every so often until the block ends; yields the times of its downtimes."""
+    rng, stop, downtimes = random.Random(seed), threading.Event(), []
+
+    def restart():
+        while not stop.wait(rng.uniform(0.3, PAUSE_S)):
+            start = time.monotonic()
+            rng.choice(ways)(server)
+            time.sleep(rng.uniform(0, 0.2))
+            server.start()
+            downtimes.append(time.monotonic() - start)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        yield downtimes
+    finally:
+        stop.set()
+        thread.join()
+
+
+WAYS = {
+    "postgresql": [lambda s: s.stop("fast"), lambda s: s.stop("immediate"), lambda s: s.kill()],
+    "redis": [lambda s: s.stop(), lambda s: s.kill()],
+}
+
+
+@pytest.fixture
+def server(backend):
+    if backend == "postgresql":
+        with PostgresServer(ram=True, settings={"max_connections": "60"}) as server:
+            yield server
+    else:
+        with ValkeyServer(ram=True, appendonly=True, appendfsync="always") as server:
+            yield server
+
+
+@pytest.mark.parametrize("backend", WAYS)
+def test_restarts_under_load_lose_nothing_and_show_nobody_an_error(backend, server, workers):
+    url, said = server.url, {}
+    with contextlib.ExitStack() as stack:
+        jobs = [converse_async if who % 2 else converse for who in range(PROCESSES)]
+        running = [stack.enter_context(workers.spawn(job, url, who)) for who, job in enumerate(jobs)]
+        with restarted(server, WAYS[backend], seed=1) as downtimes:
+            for worker in running:
+                for thread, value in worker.finish():
+                    said.setdefault(thread, []).append(value)
+    print(f"{len(downtimes)} restarts, {sum(downtimes):.1f} s down")
+    assert len(downtimes) >= 3
+    assert [failure for failures in said.pop("failures") for failure in failures] == []
+    with outlive.open(url) as store:
+        shared = said.pop("shared")
+        assert sorted(one.id for one in store.thread("shared").history()) == sorted(shared)
+        for thread, seqs in said.items():
+            assert seqs == list(range(1, SAVES + 1)), thread
+            assert [one.step for one in store.thread(thread).history()] == list(range(SAVES, 0, -1))
+            assert store.thread(thread).load() == state("talk", SAVES % 40)
+        assert len(said) == PROCESSES * THREADS
+        assert store.verify().problems == ()
