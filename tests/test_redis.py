@@ -767,6 +767,12 @@ def test_a_value_that_is_gone_is_noticed(valkey_server):
             valkey_server.call("ZREM", order, member)
             assert run(thread.verify()).problems, member
             valkey_server.call("ZADD", order, 0, member)
+        for index in ("threads", "entries"):
+            key = key_of("t")[: -len("dd36512605158b9a3c54290941255110:m")] + index
+            for member in valkey_server.call("ZRANGE", key, 0, -1):
+                valkey_server.call("ZREM", key, member)
+                assert run(thread.verify()).problems, member
+                valkey_server.call("ZADD", key, 0, member)
         assert run(store.verify()).problems == ()
 
 
@@ -986,3 +992,39 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, colou
         assert seen == sorted(ids)
         found = run(backend.threads("", prefix="thread 1", limit=1000))
         assert [row.id for row in found] == sorted(id for id in ids if id.startswith("thread 1"))
+
+
+@pytest.mark.parametrize("where", ["valkey_url", "cluster"])
+def test_lapsed_runs_are_found_among_many_that_ended(where, request, colour):
+    fixture = request.getfixturevalue(where)
+    url = fixture if isinstance(fixture, str) else fixture.url
+    with opened(url, colour) as (run, store):
+        backend = store._engine.backend
+        for number in range(120):
+            status = "running" if number % 20 == 0 else "completed"
+            lease_s = 0.001 if number % 40 == 0 else 60
+            entry = Entry("run", f"run {number:03}", b"", status, fence=1, lease_s=lease_s)
+            run(commit_one(backend, Commit(ThreadKey.of("", f"{number % 50}"), entries=(entry,))))
+        run(nap(0.01))
+
+        def keys(**options):
+            return [entry.key for _, entry in run(backend.entries("", "run", limit=1000, **options))]
+
+        assert keys(statuses=["running"], lapsed=True) == ["run 000", "run 040", "run 080"]
+        assert keys(statuses=["running"], lapsed=False) == ["run 020", "run 060", "run 100"]
+        assert keys(statuses=["running"]) == [f"run {number:03}" for number in range(0, 120, 20)]
+        assert (
+            keys(statuses=["running", "completed", ""])
+            == keys()
+            == [f"run {number:03}" for number in range(120)]
+        )
+        assert keys(statuses=["completed", "running"], prefix="run 01") == [
+            f"run 01{digit}" for digit in range(10)
+        ]
+        ended = Entry("run", "run 000", None, "completed", fence=1, revision=1)
+        run(commit_one(backend, Commit(ThreadKey.of("", "0"), entries=(ended,))))
+        assert keys(statuses=["running"], lapsed=True) == ["run 040", "run 080"]
+        page = run(backend.entries("", "run", statuses=["running", "completed"], limit=7))
+        cursor = (page[-1][1].key, page[-1][0].digest)
+        rest = run(backend.entries("", "run", statuses=["completed", "running"], after=cursor, limit=1000))
+        assert [entry.key for _, entry in page + rest] == keys()

@@ -43,6 +43,7 @@ from . import redis_rows as rows
 from .memory import new_token, write_order
 from .redis_audit import Audit
 from .redis_gathered import Gathering
+from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_listing import Listing
 from .redis_nodes import slot_of
@@ -82,7 +83,8 @@ class RedisBackend:
         self._shown = shown
         self._is_closed = False
         self._slots: dict[int, int] = {}
-        self._listing = Listing(self, choices.prefix)
+        self._identity = Identity(self, choices.prefix)
+        self._listing = Listing(self, choices.prefix, self._identity)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._shown}>"
@@ -140,10 +142,10 @@ class RedisBackend:
 
     async def identity(self, offered: bytes) -> bytes:
         """Return the store's naming key, which stands beside the list of buckets in use."""
-        key = await self._listing.identity(offered)
+        key = await self._identity.adopt(offered)
         if self._choices.idle:
             await self.attempt(lambda deadline: self._link.warm(self._choices.idle, deadline))
-        await self._listing.check_eviction(
+        await self._identity.check_eviction(
             allowed=self._choices.allow_eviction, has_ttl=self._choices.ttl_ms > 0
         )
         return key
@@ -174,7 +176,7 @@ class RedisBackend:
         keys = self.keys(commit.thread)
         deadline = self.deadline(commit.timeout_s)
         if self.is_sharded:
-            await self._listing.register(keys.bucket, deadline)
+            await self._identity.register(keys.bucket, deadline)
         if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
             return await self._commit_by_rules(commit, keys, deadline)
         args = messages.plain_commit(commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0)
@@ -214,8 +216,8 @@ class RedisBackend:
         wanted, bucket = self._choices.wait_replicas, self.keys(commit.thread).bucket
 
         async def work(attempt: Deadline) -> Any:
-            await self._listing.reassure(self._link, attempt)
-            first, sent = self._listing.registration(bucket), call
+            await self._identity.reassure(self._link, attempt)
+            first, sent = self._identity.registration(bucket), call
             if wanted:
                 wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
                 sent = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
@@ -223,7 +225,7 @@ class RedisBackend:
                 reply = await self._link.one(sent, attempt)
             else:
                 _, reply = await self._link.all([first, sent], attempt)  # in this order, by one exchange
-                self._listing.note(bucket)
+                self._identity.note(bucket)
             return self._confirmed(commit, *reply) if wanted else reply
 
         return await self.attempt(work, deadline.remaining_s(), commit)
@@ -406,5 +408,5 @@ class RedisBackend:
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:
-            return await self._listing.audit()
+            return [*await self._identity.audit(), *await self._listing.audit()]
         return await Audit(self, thread).run()

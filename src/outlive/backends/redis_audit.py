@@ -26,9 +26,8 @@ class Audit:
         self.found: list[Corrupt] = []
 
     async def run(self) -> list[Corrupt]:
-        raw, records, order, writes, entries, chunks, meta, _ = await self._backend.ask(
-            self._thread, "audit", ()
-        )
+        reply = await self._backend.ask(self._thread, "audit", ())
+        raw, records, order, writes, entries, chunks, meta, unseen, is_unseen = reply
         try:
             stored = rows.stored_of(self._thread, raw)
         except Corrupt as error:
@@ -43,6 +42,8 @@ class Audit:
             self._wrong("its name is damaged")
         if set(order) != self._values(records, writes, entries):
             self._wrong("its order and its records do not agree")
+        if unseen or is_unseen:
+            self._wrong("an index does not show it as it is")
         self._counts(stored, len(records) // 2, len(writes) // 2, len(entries) // 2)
         names = sorted({field[1:] for field in chunks})
         for at in range(0, len(names), _BATCH):

@@ -71,7 +71,7 @@ class Pool:
                 f"all {self._dialling.size} connections were busy for the whole time; give pool_size or timeout_s more"
             )
         try:
-            wire = idle.wires.pop() if idle.wires else await self._open(deadline)
+            wire = self._spare(idle) or await self._open(deadline)
             try:
                 replies = await wire.call(commands, deadline)
             except Lost:
@@ -81,6 +81,12 @@ class Pool:
             return replies
         finally:
             idle.gate.leave()
+
+    def _spare(self, idle: _Idle) -> Wire | None:
+        try:
+            return idle.wires.pop()
+        except IndexError:  # asked by trying: another thread may have been faster
+            return None
 
     async def _open(self, deadline: Deadline) -> Wire:
         wire = self._colour.wire(self._dialling.family, self._dialling.options, self._dialling.limits)
@@ -94,8 +100,8 @@ class Pool:
             idle.wires.append(await self._open(deadline))
 
     async def _drop_all(self, idle: _Idle) -> None:
-        while idle.wires:
-            await idle.wires.pop().drop()
+        while (wire := self._spare(idle)) is not None:
+            await wire.drop()
 
     async def close(self) -> None:
         idle, self._idle = self._idle, None

@@ -125,16 +125,30 @@ local function entry_value(rank, lapses, status, clock, payload)
   return head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
 end
 
--- A line of the index of entries: tenant, kind, key, digest; then when the lease ends, by which clock, and the status.
+-- Lines of the index of entries: 'k' tenant, kind, key, digest; then when the lease ends, by which clock, and the status. With a
+-- status there is a second one, 's' tenant, kind, status, key, digest, end, clock: those that run are few among those that ended.
+local function lines(tenant, field, ending)
+  local line = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO .. ending
+  local status = sub(ending, 18)
+  if status == '' then return line, line end
+  local at = string.find(field, '\0', 1, true)
+  local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. WHO
+  return line, by .. sub(ending, 1, 17)
+end
+
 local function index_entry(tenant, field, value)
   local status, clock = status_clock(value)
-  local line = tenant .. '\0' .. field .. '\0' .. WHO
-  redis.call('ZADD', ENTRIES, 0, line .. sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status)
+  local one, two = lines(tenant, field, sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status)
+  redis.call('ZADD', ENTRIES, 0, one, 0, two)
 end
 
 local function forget_entry(tenant, field)
-  local line = tenant .. '\0' .. field .. '\0' .. WHO
-  redis.call('ZREMRANGEBYLEX', ENTRIES, '[' .. line, '(' .. line .. '\127')
+  local start = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO
+  local found = redis.call('ZRANGEBYLEX', ENTRIES, '[' .. start, '(' .. start .. '\127')
+  for i = 1, #found do
+    local one, two = lines(tenant, field, sub(found[i], #start + 1))
+    redis.call('ZREM', ENTRIES, one, two)
+  end
 end
 
 local function keep_alive(ttl_ms)

@@ -275,7 +275,7 @@ class AwaitingWire:
         packed = [part for command in commands for part in connection.pack_command(*command)]
         try:
             with lost(sent=True):
-                async with asyncio.timeout(_bounded(deadline, self._limits.read_s)):
+                async with asyncio.timeout(_bounded(deadline, self._limits.write_s + self._limits.read_s)):
                     await connection.send_packed_command(packed)
                     return [await self._read() for _ in commands]
         except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
