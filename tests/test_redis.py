@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
@@ -27,6 +28,7 @@ from outlive.errors import (
     NotReplicated,
     OutcomeUnknown,
     OutliveError,
+    StoreBusy,
     StoreError,
     StoreFull,
     StoreUnavailable,
@@ -218,6 +220,34 @@ def test_more_threads_than_connections_take_turns(valkey_url):
         for one in threads:
             one.join()
         assert results == [{"turn": 19}] * 8
+
+
+def test_a_call_that_finds_all_connections_in_use_says_so(proxy, valkey_url, colour):
+    with opened(proxy.through(valkey_url), colour, pool_size=1) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        proxy.mode = "stall"
+        with ThreadPoolExecutor(1) if colour == "sync" else contextlib.nullcontext() as pool:
+            if pool is not None:
+                slow = pool.submit(store._inner.thread("t").load, timeout_s=3)
+                time.sleep(0.1)
+                with pytest.raises(StoreBusy, match="pool_size"):
+                    run(store.thread("t").load(timeout_s=0.3))
+            else:
+
+                async def both():
+                    first = asyncio.ensure_future(store.thread("t").load(timeout_s=3))
+                    await asyncio.sleep(0.1)
+                    with pytest.raises(StoreBusy, match="pool_size"):
+                        await store.thread("t").load(timeout_s=0.3)
+                    return first
+
+                slow = run(both())
+            proxy.mode = "pass"
+            assert (slow.result() if pool is not None else run(finished(slow))) == {"n": 1}
+
+
+async def finished(task):
+    return await task
 
 
 # Servers that come and go -----------------------------------------------------------------------------------

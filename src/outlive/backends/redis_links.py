@@ -102,9 +102,10 @@ class Link:
                 commands.append(call.tail)
         try:
             replies = iter(await pool.call(commands, deadline))
-        except Lost:
-            self.losses += 1
-            self.nodes.distrust(pool)
+        except Lost as lost:
+            if not lost.busy:
+                self.losses += 1
+                self.nodes.distrust(pool)
             raise
         return [next(replies) if call.tail is None else (next(replies), next(replies)) for call in calls]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 Line = tuple[bytes, int, bytes]  # (what it is sorted by, number of the range, the line itself)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Range:
-    """A part of the index of a bucket: lines that begin with `start`, from `low` to `high`."""
+    """A part of the index of a bucket: lines that begin with `start`, from `low`, which moves on, to `high`."""
 
     bucket: int
     start: bytes
@@ -66,7 +66,7 @@ class Merge:
             if len(page) < self._count:
                 del self._ranges[number]
             else:
-                self._ranges[number] = replace(self._ranges[number], low=b"(" + page[-1])
+                self._ranges[number].low = b"(" + page[-1]
             self._queues[number] = deque(page)
             self._advance(number)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from ..errors import StoreBusy, StoreUnavailable
+from ..errors import StoreUnavailable
 from .redis_wires import Colour, Command, Gate, Limits, Reply, Wire
 from .server import Deadline, Lost
 
@@ -67,9 +67,8 @@ class Pool:
         """Send commands over one connection and return their replies, errors among them."""
         idle = self._here()
         if not await idle.gate.enter(deadline):
-            raise StoreBusy(
-                f"all {self._dialling.size} connections were busy for the whole time; give pool_size or timeout_s more"
-            )
+            reason = f"all {self._dialling.size} connections were in use; give pool_size more"
+            raise Lost(reason, sent=False, busy=True)
         try:
             wire = self._spare(idle) or await self._open(deadline)
             try:
@@ -179,7 +178,7 @@ class _Several:
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
             try:
                 (reply,) = await pool.call([command], share)
-            except (Lost, StoreBusy) as error:
+            except Lost as error:
                 reason = str(error)
                 continue
             if reply is not None and not isinstance(reply, ResponseError):
