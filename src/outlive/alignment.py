@@ -21,7 +21,7 @@ class Packer(Protocol):
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes: ...
     def cut(
-        self, elements: list[Any], is_dict: bool, limit: int, average: float
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
     ) -> tuple[list[bytes], list[int], bool]: ...
 
 
@@ -41,6 +41,8 @@ class Alignment:
 
     def align(self, old: Part) -> Part:
         """Return the new part, with what it keeps of the old one."""
+        if self._start < 0:  # the old run was found before these bytes
+            return self._grown(old)
         head = self._common_prefix(old)
         if head == len(old.ends):
             return self._grown(old)
@@ -48,7 +50,9 @@ class Alignment:
             shifted = self._shifted(old)
             if shifted is not None:
                 return shifted
-        return self._assemble(old, head, self._common_suffix(old, head))
+        # Of a few pieces each is looked for alone anyway.
+        tail = self._common_suffix(old, head) if len(old.ends) - head > _FEW else 0
+        return self._assemble(old, head, tail)
 
     def _grown(self, old: Part) -> Part:
         """The old run, and more at the end: by far the most common."""
@@ -95,9 +99,10 @@ class Alignment:
     def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
         """Cut the new elements, looking for each piece among the old ones that are not kept; `after` bytes follow them."""
         average = self._size / max(1, len(self._elements))
-        pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average)
-        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
         at, mark = part.size, part.marks[-1] if part.marks else 0
+        packed = self._data[self._start + at : len(self._data) - after]
+        pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average, packed)
+        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
         for piece, count in zip(pieces, counts, strict=True):
             if (where := found.get(piece)) is not None:
                 part.kept.append((at, len(piece), old, where))
@@ -138,6 +143,9 @@ class Alignment:
             else:
                 high = middle - 1
         return low
+
+
+_FEW = 4
 
 
 def _before_tail(old: Part, tail: int) -> tuple[int, int]:

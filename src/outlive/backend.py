@@ -398,7 +398,12 @@ def unknown(commit: Commit) -> OutcomeUnknown:
 
 def checksum(*fields: str | int | bytes | None) -> bytes:
     """Return 8 bytes over the fields of a stored row: any flipped bit or exchanged field changes them."""
-    return hashlib.blake2b(ormsgpack.packb(fields), digest_size=8, person=b"outlive.row").digest()
+    hasher = _ROW_HASHER.copy()  # half the time of making one
+    hasher.update(ormsgpack.packb(fields))
+    return hasher.digest()
+
+
+_ROW_HASHER = hashlib.blake2b(digest_size=8, person=b"outlive.row")
 
 
 def stamped(

@@ -40,7 +40,7 @@ INLINE = 128  # shorter than this, a stretch costs less inline than as a span
 MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
-MIN_ZSTD = 256  # below this zstd does not pay
+MIN_ZSTD = 512  # below this zstd saves less than its time is worth
 MAX_RAW = 128 << 20  # engines have limits, and so has what a reader should expand: larger pieces are cut
 
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
@@ -93,13 +93,13 @@ def decode(data: bytes) -> bytes:
     size = int.from_bytes(data[2:6], "big")
     if data[0] != FORMAT or data[1] not in (_RAW, _ZSTD) or size > MAX_RAW:
         raise Corrupt("a chunk has no valid header")
-    raw = data[6:] if data[1] == _RAW else _expand(data[6:], size)
+    raw = data[6:] if data[1] == _RAW else _expand(memoryview(data)[6:], size)
     if len(raw) != size:
         raise Corrupt(f"a chunk holds {len(raw)} bytes instead of {size}")
     return raw
 
 
-def _expand(data: bytes, size: int) -> bytes:
+def _expand(data: memoryview, size: int) -> bytes:
     decompressor = zstd.ZstdDecompressor()
     try:
         raw: bytes = decompressor.decompress(data, max_length=size + 1)
@@ -139,9 +139,9 @@ class Plan:
 
 
 class _Extent:
-    """A range of the stream, either stored already (`chunk`) or new."""
+    """A range of the stream: stored already (`chunk`), to stand in the checkpoint (INLINED), or new (None)."""
 
-    __slots__ = ("chunk", "inline", "length", "offset", "part", "start")
+    __slots__ = ("chunk", "length", "offset", "part", "start")
 
     def __init__(
         self, part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
@@ -151,7 +151,6 @@ class _Extent:
         self.length = length
         self.chunk = chunk
         self.offset = offset
-        self.inline = False
 
     def follows(self, other: _Extent) -> bool:
         return (
@@ -164,7 +163,7 @@ class _Extent:
 def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
     if old is not None:
-        _adopt(codec, pieces, old)
+        _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
@@ -175,60 +174,63 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan
     return _lay_out(codec, pieces, extents, chunks)
 
 
-def _adopt(codec: Codec, pieces: Pieces, old: Pieces) -> None:
+def _adopt(pieces: Pieces, old: Pieces) -> None:
     """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
-    by_size: dict[int, list[Part]] = {}
-    for part in pieces.parts:
-        if part.spans is None and not part.kept and part.leaf is None:
-            if not by_size:
-                for other in old.parts:
-                    if other.spans is not None and other.leaf is None:
-                        by_size.setdefault(other.size, []).append(other)
-            for other in by_size.get(part.size, ()):
-                if bytes(part.bytes_of(codec)) == bytes(other.bytes_of(codec)):
-                    part.kept = [(0, part.size, other, 0)]
+    lost = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
+    sizes = {part.size for part in lost}
+    known = {
+        other.cut(0, other.size): other
+        for other in old.parts
+        if other.size in sizes and other.spans is not None and other.leaf is None
+    }
+    for part in lost:
+        other = known.get(part.cut(0, part.size))
+        if other is not None:
+            part.kept = [(0, part.size, other, 0)]
 
 
 def _extents(part: Part) -> list[_Extent]:
+    extents: list[_Extent] = []
+    at = 0
     if part.spans is not None:
-        return _located(part, 0, part.size, part, 0)
-    extents, at = [], 0
+        for chunk, place, size in part.spans:
+            extents.append(_Extent(part, at, size, chunk or None, place))
+            at += size
+        return extents
     for start, length, other, offset in part.kept:
         if other.spans is None:
             continue
         if start > at:
-            extents.append(_Extent(part, at, start - at))
-        extents.extend(_located(part, start, length, other, offset))
+            _append(extents, part, at, start - at)
+        _locate(extents, part, start, length, other, offset)
         at = start + length
     if at < part.size:
-        extents.append(_Extent(part, at, part.size - at))
-    return _joined(extents)
-
-
-def _located(part: Part, start: int, length: int, other: Part, offset: int) -> list[_Extent]:
-    """Find `length` bytes of `other`, from `offset` on, in its chunks."""
-    extents, at = [], 0
-    for chunk, place, size in other.spans or ():
-        low, high = max(offset, at), min(offset + length, at + size)
-        if low < high:
-            extents.append(_Extent(part, start + low - offset, high - low, chunk or None, place + low - at))
-        at += size
+        _append(extents, part, at, part.size - at)
     return extents
 
 
-def _joined(extents: list[_Extent]) -> list[_Extent]:
-    joined: list[_Extent] = []
-    for extent in extents:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.part is extent.part
-            and (extent.follows(last) or (extent.chunk is None and last.chunk is None))
-        ):
-            last.length += extent.length
-        else:
-            joined.append(extent)
-    return joined
+def _locate(extents: list[_Extent], part: Part, start: int, length: int, other: Part, offset: int) -> None:
+    """Find `length` bytes of `other`, from `offset` on, in its chunks."""
+    at, stop = 0, offset + length
+    for chunk, place, size in other.spans or ():
+        end = at + size
+        if offset <= at and end <= stop:
+            _append(extents, part, start + at - offset, size, chunk or None, place)
+        elif (low := max(offset, at)) < (high := min(stop, end)):
+            _append(extents, part, start + low - offset, high - low, chunk or None, place + low - at)
+        at = end
+
+
+def _append(
+    extents: list[_Extent], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
+) -> None:
+    """Append what comes next in a part; where it goes on with what the last one is, the two become one."""
+    if extents:
+        last = extents[-1]
+        if last.chunk == chunk and (chunk is None or last.offset + last.length == offset):
+            last.length += length
+            return
+    extents.append(_Extent(part, start, length, chunk, offset))
 
 
 def _merge_tails(extents: list[_Extent], cap: int) -> None:
@@ -236,8 +238,9 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
-    for index, extent in enumerate(extents):
-        if extent.chunk is not None or not _grew(extent.part):
+    for index in [index for index, extent in enumerate(extents) if extent.chunk is None]:
+        extent = extents[index]
+        if not _grew(extent.part):
             continue
         is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
         if is_last and not _is_alone(extent):
@@ -312,18 +315,22 @@ def _count_spans(extents: list[_Extent]) -> int:
 
 def _choose_inline(extents: list[_Extent]) -> None:
     """A short new stretch between stored ones stands in the checkpoint itself; so does what is shorter than a span."""
+    stretch: list[_Extent] = []
     for index, extent in enumerate(extents):
         if extent.length <= SPAN_COST and not _has_neighbour(extents, index):
             extent.chunk = None
-    index = 0
-    while index < len(extents):
-        stop = index
-        while stop < len(extents) and extents[stop].chunk is None:
-            stop += 1
-        if index < stop and sum(extent.length for extent in extents[index:stop]) < INLINE:
-            for extent in extents[index:stop]:
-                extent.inline = True
-        index = max(stop, index + 1)
+        if extent.chunk is None:
+            stretch.append(extent)
+        elif stretch:
+            _inline(stretch)
+            stretch = []
+    _inline(stretch)
+
+
+def _inline(stretch: list[_Extent]) -> None:
+    if sum([extent.length for extent in stretch]) < INLINE:
+        for extent in stretch:
+            extent.chunk = INLINED
 
 
 def _has_neighbour(extents: list[_Extent], index: int) -> bool:
@@ -337,6 +344,8 @@ def _has_neighbour(extents: list[_Extent], index: int) -> bool:
 
 def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
     """Cut new extents so that a large piece is alone and none is longer than a chunk may be."""
+    if not [extent for extent in extents if extent.length >= LARGE and extent.chunk is None]:
+        return extents
     divided = []
     for extent in extents:
         if extent.chunk is not None or extent.length < LARGE:
@@ -378,10 +387,10 @@ def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict
     chunks: dict[bytes, bytes] = {}
     waiting: list[_Extent] = []
     for extent in extents:
-        if extent.chunk is not None or extent.inline:
+        if extent.chunk is not None:
             continue
         alone = _is_alone(extent)
-        size = sum(other.length for other in waiting)
+        size = sum([other.length for other in waiting])
         if (waiting and size + extent.length > cap) or (alone and size >= INLINE):
             _close(codec, namer, waiting, chunks)
             waiting = []
@@ -416,21 +425,29 @@ def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[
     layout: Layout = []
     places: list[tuple[Part, list[tuple[bytes, int, int]]]] = []
     spans: list[tuple[bytes, int, int]] = []
+    part, last, begin, end = (
+        None,
+        -1,
+        0,
+        0,
+    )  # the last span: number of its chunk, and where it begins and ends
     for extent in extents:
-        if not places or extent.part is not places[-1][0]:  # the extents of a part stand side by side
-            spans = []
-            places.append((extent.part, spans))
+        if extent.part is not part:  # the extents of a part stand side by side
+            part, spans = extent.part, []
+            places.append((part, spans))
         name, offset, length = extent.chunk, extent.offset, extent.length
-        if name is None:
+        if not name:
             spans.append((INLINED, 0, length))
             _append_inline(layout, bytes(_bytes(codec, extent)))
+            last = -1
             continue
         spans.append((name, offset, length))
         number = index.setdefault(name, len(index))
-        last = layout[-1] if layout else None
-        if type(last) is tuple and last[0] == number and last[1] + last[2] == offset:
-            layout[-1] = (number, last[1], last[2] + length)
+        if number == last and offset == end:
+            end += length
+            layout[-1] = (number, begin, end - begin)
         else:
+            last, begin, end = number, offset, offset + length
             layout.append((number, offset, length))
     return Plan(pieces, chunks, list(index), layout, places)
 
@@ -463,7 +480,7 @@ def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
 
 def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
     """Put a stream together from the raw bytes of its chunks."""
-    pieces = []
+    pieces: list[bytes | memoryview] = []
     for item in layout:
         if isinstance(item, bytes):
             pieces.append(item)
@@ -474,7 +491,7 @@ def assemble(layout: Layout, raws: list[bytes], size: int | None) -> bytes:
         raw = raws[number]
         if offset < 0 or length < 0 or offset + length > len(raw):
             raise Corrupt("a span reaches beyond its chunk")
-        pieces.append(raw if length == len(raw) else raw[offset : offset + length])
+        pieces.append(raw if length == len(raw) else memoryview(raw)[offset : offset + length])
     stream = b"".join(pieces)
     if size is not None and len(stream) != size:
         raise Corrupt(f"the state has {len(stream)} bytes instead of {size}")

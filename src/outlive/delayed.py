@@ -17,7 +17,7 @@ from . import chunk
 from .backend import Commit, Receipt, ThreadKey
 from .cache import Base, Cache
 from .checkpoint import Checkpoint
-from .engine import Draft, Engine, Prepared
+from .engine import Draft, Engine, Prepared, describe
 from .errors import DelayedSaveFailed, StaleBase
 from .runtime import Task
 
@@ -67,7 +67,7 @@ class Delayed:
             base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)
             self._bases.put((self._key.digest, draft.namespace), base)
             self._append(item)
-        return self._engine.describe(self._key, record, draft)
+        return describe(self._key, record, draft)
 
     def _append(self, item: _Item) -> None:
         with self._lock:

@@ -108,11 +108,13 @@ class Engine:
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
-        base = None if cache is None else await self._base(key, draft, cache)
-        old = base.split(self.codec) if base is not None else None
+        base = cache.get((key.digest, draft.namespace)) if cache is not None else None
+        if cache is not None and (base is None or base.pieces is None):
+            base = await self._read_base(key, draft, base)
+        old = base.pieces if base is not None else None
         pieces = split(self.codec, state, old)
         plan = chunk.plan(self.codec, self.namer, pieces, old)
-        shares = any(name not in plan.chunks for name in plan.names)
+        shares = len(plan.names) > len(plan.chunks)
         commit = Commit(
             thread=key,
             checkpoints=(self.record(draft, plan),),
@@ -125,13 +127,12 @@ class Engine:
         )
         return Prepared(draft, commit, plan, base)
 
-    async def _base(self, key: ThreadKey, draft: Draft, cache: Cache) -> Base | None:
-        """Return what this process has at hand, or read the head.
+    async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
+        """Split what this process has at hand, or read the head.
 
         A head that cannot be read, damaged or by a newer outlive during a rolling deploy, is no base; the
         save stands on its own then.
         """
-        base = cache.get((key.digest, draft.namespace))
         try:
             if base is None:
                 reading = await self.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
@@ -169,7 +170,7 @@ class Engine:
         record = receipt.checkpoints[0]
         base = Base(record, receipt.generation, prepared.plan.pieces)
         self.cache.put((key.digest, prepared.draft.namespace), base)
-        return self.describe(key, record, prepared.draft)
+        return describe(key, record, prepared.draft)
 
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
@@ -196,14 +197,7 @@ class Engine:
         )
         if not same:
             raise CheckpointExists(key.id, record.id)
-        return self.describe(key, stored, draft)
-
-    def describe(self, key: ThreadKey, record: CheckpointRecord, draft: Draft) -> Checkpoint:
-        """Return a checkpoint that was just saved, as the user sees it."""
-        said = manifest.Manifest(
-            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts
-        )
-        return _checkpoint(key, record, said)
+        return describe(key, stored, draft)
 
     # Reading
 
@@ -273,7 +267,7 @@ class Engine:
         with Located(key, record.id):
             check_format(record)
             said = manifest.decode(self.codec, record.body, opaque=opaque)
-        return replace(_checkpoint(key, record, said), _state=state, _writes=writes)
+        return replace(describe(key, record, said), _state=state, _writes=writes)
 
     # Pending writes
 
@@ -354,7 +348,8 @@ class Located:
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 
 
-def _checkpoint(key: ThreadKey, record: CheckpointRecord, said: manifest.Manifest) -> Checkpoint:
+def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Manifest) -> Checkpoint:
+    """Return a checkpoint as the user sees it."""
     return Checkpoint(
         thread=key.id,
         id=record.id,

@@ -50,6 +50,17 @@ class Part:
         length = len(long) - start
         return data.startswith(memoryview(long)[start:], at) and data.startswith(more, at + length)
 
+    def has(self, data: memoryview, low: int, high: int) -> bool:
+        """Tell whether `data` is what this part has from `low` to `high`."""
+        assert self._held is not None
+        long, start, more = self._held
+        border = len(long) - start - low  # what lies behind it in `data` is in the rest
+        return (
+            len(data) == high - low
+            and (border <= 0 or long.startswith(data[:border], start + low))
+            and (border >= len(data) or more.startswith(data[max(0, border) :], max(0, -border)))
+        )
+
     def whole(self) -> memoryview:
         """Return all bytes of a run or of glue."""
         assert self._held is not None

@@ -14,7 +14,7 @@ elements, several big ones, or something inside that is itself split. Elements o
 whole up to 32 KiB, so an ordinary message is one piece.
 
 The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
-(`old`) packs each run in one native call and compares bytes: an appended list costs one pack, one memcmp
+(`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
 and its new elements. A large leaf that is the very same object as before is not even packed. That is
 sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
 they are not stored, and no two processes need to agree on them.
@@ -22,7 +22,7 @@ they are not stored, and no two processes need to agree on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ LONG = 8  # elements from which a container is long
 BIG = 1024  # two elements from here on make even a short container worth splitting
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
+SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
 SHORT = 128  # a run up to this is stored anew when it changes
 
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
@@ -85,7 +86,7 @@ class Pieces:
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def weight(self) -> int:
-        return sum(part.weight() for part in self.parts)
+        return sum([part.weight() for part in self.parts])
 
 
 def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
@@ -107,8 +108,8 @@ class _Splitter:
         node = self._visit(value, self._old.root if self._old else None, SPLIT)
         if isinstance(node, bytes):
             return Pieces(None, [Part(node, [len(node)])], len(node))
-        parts = list(_flatten(node))
-        return Pieces(node, parts, sum(part.size for part in parts), self._leaves)
+        parts = _flatten(node)
+        return Pieces(node, parts, sum([part.size for part in parts]), self._leaves)
 
     def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
         """Return the packed bytes of a value that stays whole, or the node of one that is split."""
@@ -146,10 +147,13 @@ class _Splitter:
             value = reduced[2]
 
     def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
+        if isinstance(old, Leaf) and old.part.leaf is value:  # the usual case: the very same object
+            self._leaves[id(value)] = old.part
+            return old
         known = self._old.leaves.get(id(value)) if self._old else None
         if known is None and isinstance(old, Leaf):
             known = old.part
-        # `is` first: comparing 20 MB takes milliseconds, and the usual case is the very same object.
+        # `is` first: comparing 20 MB takes milliseconds.
         if known is not None and (
             known.leaf is value or (type(known.leaf) is type(value) and known.leaf == value)
         ):
@@ -196,27 +200,48 @@ class _Splitter:
         node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
         if isinstance(node, bytes):
             raise Odd  # it became small
-        return Child(item.key, item.lead, node)
+        return item if node is item.node else Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
-        """Pack a run in one call and find what it shares with the old one."""
+        """Pack a run and find what it shares with the old one."""
         old = run.part
-        data, start = self._pack_whole(elements, is_dict)
+        data, start = self._pack_along(elements, is_dict, old)
         if (
             old.holds_bytes
             and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
             is bytearray
         ):
             raise Odd
-        if len(data) - start == old.size and old.starts(data, start):
-            return run
         size = len(data) - start
+        if size == old.size and (start < 0 or old.starts(data, start)):
+            return run
         if 0 < size <= SHORT and not may_hold_bytes(
             data
         ):  # not worth a comparison: it costs less than a span
             return Run(Part(data[start:], [size], [len(elements)]), len(elements))
         part = Alignment(self, elements, is_dict, limit, data, start).align(old)
         return Run(part, len(elements))
+
+    def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
+        """Pack a run; return the bytes and where in them it starts.
+
+        A long one is packed in segments that are compared at once: they stay in the processor's cache, and
+        one buffer for all would be new memory for every save, which takes longer than packing. When all of the old
+        run is there, only what follows it is returned, and the start lies before the bytes.
+        """
+        if old.size <= SEGMENT:
+            return self._pack_whole(elements, is_dict)
+        at = cuts = done = 0
+        while cuts < len(old.ends):
+            cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
+            data, start = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
+            if not old.has(memoryview(data)[start:], at, old.ends[cuts - 1]):
+                break
+            at, done = old.ends[cuts - 1], old.marks[cuts - 1]
+        data, start = self._pack_whole(elements[done:], is_dict)
+        if at == old.size:
+            return data, start - at
+        return b"".join((old.cut(0, at), memoryview(data)[start:])), 0
 
     def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
         """Pack elements as one container; return the bytes and the length of the header before them."""
@@ -232,14 +257,14 @@ class _Splitter:
         return data[start:]
 
     def cut(
-        self, elements: list[Any], is_dict: bool, limit: int, average: float
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
     ) -> tuple[list[bytes], list[int], bool]:
-        """Pack elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
+        """Cut the bytes of elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
         step = GROUP if average < TINY and len(elements) > GROUP else 1
         pieces, counts, holds_bytes = [], [], False
         for at in range(0, len(elements), step):
             group = elements[at : at + step]
-            piece = self.pack_run(group, is_dict)
+            piece = packed if len(group) == len(elements) else self.pack_run(group, is_dict)
             if len(piece) >= limit and self._splits(group[0], is_dict, limit):
                 raise Odd
             if may_hold_bytes(piece):
@@ -357,21 +382,22 @@ def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
 _STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
 
 
-def _flatten(node: Node) -> Iterator[Part]:
-    glue = bytearray()
-    for item in _emit(node):
+def _flatten(node: Node) -> list[Part]:
+    parts: list[Part] = []
+    glue = b""
+    for item in (*_emit(node), None):
         if isinstance(item, bytes):
             glue += item
             continue
         if glue:
-            yield Part(bytes(glue), [len(glue)])
-            glue.clear()
-        yield item
-    if glue:
-        yield Part(bytes(glue), [len(glue)])
+            parts.append(Part(glue, [len(glue)]))
+            glue = b""
+        if item is not None:
+            parts.append(item)
+    return parts
 
 
-def _emit(node: Node, nested: int = 0) -> Iterable[bytes | Part]:
+def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
     if isinstance(node, Leaf):
         return [node.part]
     nested += len(node.wraps)
@@ -384,7 +410,7 @@ def _emit(node: Node, nested: int = 0) -> Iterable[bytes | Part]:
         else:
             out.append(item.lead)
             out.extend(_emit(item.node, nested))
-    size = sum(part.size if isinstance(part, Part) else len(part) for part in out)
+    size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
     for code, lead in reversed(node.wraps):
         size += len(lead)
         header = _ext_header(size, code)

@@ -51,6 +51,8 @@ _TRIES = 8
 class Home(Protocol):
     """What a thread asks of its store."""
 
+    _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
+
     def thread(self, id: str, *, namespace: str = "") -> AsyncThread: ...
     def _timeout(self, timeout_s: float | None) -> float | None: ...
     def _is_delayed(self, durability: str | None) -> bool: ...
@@ -125,7 +127,8 @@ class AsyncThread:
                     'expect= needs an answer from the store: use durability="sync" for this save'
                 )
             return await self._home._delayed(self._key).save(state, draft)
-        await self._settled()
+        if self._home._queues:
+            await self._settled()
         return await self._engine.save(self._key, state, draft)
 
     async def load(

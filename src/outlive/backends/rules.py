@@ -109,9 +109,9 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         return None, Receipt(row.generation, row.revision, existing=existing)
     _check(commit, view, row, clock)
     row = row or Row(token, 0, 0, 0, clock.now)
-    removal = commit.removal or Removal()
+    removal = commit.removal or _NOTHING
     removed = tuple(
-        pair for pair in removal.checkpoints if view.find(*pair) is not None or view.has_writes(pair)
+        [pair for pair in removal.checkpoints if view.find(*pair) is not None or view.has_writes(pair)]
     )
     doomed, freed = _doomed_chunks(removal, view)
     placed = _Placing(commit, view, row, clock.now)
@@ -132,8 +132,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         row=new,
         at=clock.now,
         checkpoints=tuple(placed.stored),
-        rewrites=tuple(record for _, record in rewrites),
-        replaced=(*placed.replaced, *(old for old, _ in rewrites)),
+        rewrites=tuple([record for _, record in rewrites]),
+        replaced=(*placed.replaced, *[old for old, _ in rewrites]),
         chunks=commit.chunks,
         writes=_writes(commit, view, new),
         entries=_entries(commit, view, new, clock),
@@ -149,6 +149,9 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         new.generation, new.revision, effect.checkpoints, None, effect.entries, effect.writes, gone, freed
     )
     return effect, receipt
+
+
+_NOTHING = Removal()
 
 
 def _existing(commit: Commit, view: View) -> CheckpointRecord | None:

@@ -1,7 +1,7 @@
 """Records in one SQLite file, shared by any number of threads and processes.
 
 WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share one
-transaction and so one fsync; each is a savepoint of its own. A crash at any moment leaves the last
+transaction and so one fsync; one that is refused is taken back alone. A crash at any moment leaves the last
 committed transaction: SQLite rolls back the rest when the file is opened next.
 
 Every row carries a checksum over all of its columns. Rows that could vanish without a trace are counted
@@ -15,10 +15,11 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -53,6 +54,7 @@ from .rules import decide
 from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, orphans, thread_key
 from .sqlite_writer import Writer
 
+T = TypeVar("T")
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
 _BUSY_S = 30.0
@@ -125,15 +127,20 @@ class SQLiteBackend:
             return [error] * len(commits)
 
     def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Commit all in one savepoint; only when one is refused, which is rare, start again with one for each."""
         if len(commits) == 1:  # its refusal may roll back the whole transaction
             return [self._commit(db, commits[0])]
-        return [self._try_commit(db, commit) for commit in commits]
+        receipts = self._in_savepoint(db, lambda: [self._commit(db, commit) for commit in commits])
+        if isinstance(receipts, list):
+            return [*receipts]
+        return [self._in_savepoint(db, partial(self._commit, db, commit)) for commit in commits]
 
-    def _try_commit(self, db: apsw.Connection, commit: Commit) -> Receipt | OutliveError:
+    def _in_savepoint(self, db: apsw.Connection, work: Callable[[], T]) -> T | OutliveError:
+        """Do all of some work or none of it; return what came of it, or why it was refused."""
         db.execute("savepoint one")
         try:
             with _translated():
-                receipt = self._commit(db, commit)
+                done = work()
         except OutliveError as error:
             if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
                 raise
@@ -142,13 +149,13 @@ class SQLiteBackend:
             db.execute("release one")
             return error
         db.execute("release one")
-        return receipt
+        return done
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        view = Rows(db, commit.thread, known=self._known)
+        view = Rows(db, commit.thread, draft=commit.checkpoints[0] if commit.checkpoints else None)
         effect, receipt = decide(commit, view, clock(), new_token())
         if effect is not None:
-            Writer(db, view, effect).write()
+            Writer(db, view, effect, self._known).write()
         return receipt
 
     def _clean_up(self, commits: Sequence[Commit], results: Sequence[Receipt | OutliveError]) -> None:

@@ -36,6 +36,14 @@ THREAD = (
 )
 
 
+HEAD = "epoch, seq, id, checkpoints, checksum"
+# What a save asks of its thread: its row, whether the checkpoint is there, and the head. (A join would be
+# prepared anew for every value that is bound.)
+_FOR_SAVE = (
+    f"select {THREAD}, exists(select 1 from checkpoint where thread = t.key and id = ?3 and namespace = ?2) "
+    f"from thread t where digest = ?1 union all "
+    f"select {HEAD}{', null' * 12} from head where digest = ?1 and namespace = ?2"
+)
 GONE = bytes(16)  # in place of the name of a chunk that is not there
 
 
@@ -70,21 +78,38 @@ class Rows:
         db: apsw.Connection,
         thread: ThreadKey,
         row: Sequence[Any] | None = None,
-        known: KnownKeys | None = None,
+        draft: CheckpointRecord | None = None,
     ) -> None:
         self._db = db
-        self._known = known
         self.thread = thread
         self.row: Row | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
         self.is_listed = False
         self._heads: dict[str, Sequence[Any] | None] = {}
+        self._unchecked: dict[str, Sequence[Any] | None] = {}  # heads that came along with the row
+        self._absent: tuple[str, str] | None = None
         self._names: dict[int, bytes] = {}  # of chunks, by key
-        found = row or one(db, f"select {THREAD} from thread where digest = ?", (thread.digest,))
+        found = row or self._find_row(draft)
         if found is not None:
             self._load(found)
         elif one(db, "select 1 from roster where tenant = ? and id = ?", _roster_key(thread)) is not None:
             raise Corrupt("its row is gone", thread=thread.id)
+
+    def _find_row(self, draft: CheckpointRecord | None) -> Sequence[Any] | None:
+        """Return the thread's row; with a draft, look at what its commit asks next in the same statement."""
+        digest = self.thread.digest
+        if draft is None:
+            row: Any = one(self._db, f"select {THREAD} from thread where digest = ?", (digest,))
+            return row  # type: ignore[no-any-return]
+        rows: list[Any] = self._db.execute(
+            _FOR_SAVE, (digest, escape(draft.namespace), escape(draft.id))
+        ).fetchall()
+        if not rows or rows[0][16] is None:
+            return None
+        self._unchecked[draft.namespace] = rows[1][:5] if len(rows) > 1 else None
+        if not rows[0][16]:
+            self._absent = (draft.namespace, draft.id)
+        return rows[0][:16]  # type: ignore[no-any-return]
 
     def _load(self, row: Sequence[Any]) -> None:
         *fields, check = row
@@ -100,6 +125,8 @@ class Rows:
     # What `decide` asks
 
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        if self._absent == (namespace, id):
+            return None
         row = one(
             self._db,
             f"select {CHECKPOINT} from checkpoint where thread = ? and id = ? and namespace = ?",
@@ -150,17 +177,8 @@ class Rows:
 
     def chunk_key(self, name: bytes) -> int | None:
         """Return the key under which a chunk is stored."""
-        known = (
-            self._known.of(self.thread.digest, self.row)
-            if self._known is not None and self.row is not None
-            else {}
-        )
-        if name not in known:
-            row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
-            if row is None:
-                return None
-            known[name] = row[0]
-        return known[name]
+        row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
+        return None if row is None else row[0]
 
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
         """Return the names behind the keys of a record, checked: no row of `chunk` can stand in for another.
@@ -265,15 +283,17 @@ class Rows:
         if namespace in self._heads:
             return self._heads[namespace]
         name = escape(namespace)
-        row: Sequence[Any] | None = one(
-            self._db,
-            "select epoch, seq, id, checkpoints, checksum from head where digest = ? and namespace = ?",
-            (self.thread.digest, name),
+        row: Sequence[Any] | None = (
+            self._unchecked[namespace] if namespace in self._unchecked else self._select_head(name)
         )
         if row is not None and row[4] != checksum(self.thread.digest, name, *row[:4]):
             raise self._corrupt(f"the head of namespace {namespace!r} is damaged", _guess(row[2]))
         self._heads[namespace] = row
         return row
+
+    def _select_head(self, name: str) -> Any:
+        sql = f"select {HEAD} from head where digest = ? and namespace = ?"
+        return one(self._db, sql, (self.thread.digest, name))
 
     def check_absent(self, namespace: str) -> None:
         """Make sure that what was not found was never there: look at every row, and count them."""
@@ -360,10 +380,15 @@ class Rows:
             self.key, self.thread.digest, escape(self.thread.tenant), None if is_empty else escape(self.thread.id), int(listed),
             row.generation, row.revision, row.epoch, row.seq, *counts, row.created_at, at, row.info_version,
         )  # fmt: skip
+        counters = (
+            "generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
+            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?"
+        )
+        if listed and self.is_listed:  # the id stays: what is not written leaves its index alone
+            self._db.execute(f"update thread set {counters}", (*fields[5:], checksum(*fields), self.key))
+            return
         self._db.execute(
-            "update thread set id = ?, listed = ?, generation = ?, revision = ?, epoch = ?, seq = ?, checkpoints = ?, "
-            "entries = ?, stored = ?, created_at = ?, updated_at = ?, info_version = ?, checksum = ? where key = ?",
-            (*fields[3:], checksum(*fields), self.key),
+            f"update thread set id = ?, listed = ?, {counters}", (*fields[3:], checksum(*fields), self.key)
         )
         if listed != self.is_listed:
             what = (

@@ -11,13 +11,13 @@ import ormsgpack
 from ..backend import CheckpointRecord, Entry, WriteRecord, checksum, escape
 from ..errors import StaleBase
 from .rules import Effect
-from .sqlite_rows import CHECKPOINT, WRITE, Rows, chunk_crc, one
+from .sqlite_rows import CHECKPOINT, WRITE, KnownKeys, Rows, chunk_crc, one
 
 
 class Writer:
     """Writes an effect into the tables."""
 
-    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect) -> None:
+    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect, known: KnownKeys) -> None:
         self._db = db
         self._view = view
         self._effect = effect
@@ -25,7 +25,7 @@ class Writer:
         self._entries = view.entries
         self._stored = view.stored
         self._touched: dict[str, int] = {}  # namespace → change of its count
-        self._keys: dict[bytes, int] = {}  # of the chunks that this commit brings
+        self._keys = known.of(view.thread.digest, effect.row)  # of chunks, by name
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
     def write(self) -> None:
