@@ -9,15 +9,13 @@ settings, not here (docs/backends.md).
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..backend import (
     ABSENT,
-    NEXT,
     CheckpointRecord,
     Commit,
     Cursor,
@@ -30,14 +28,9 @@ from ..backend import (
     ThreadKey,
     ThreadRow,
     WriteRecord,
-    stamped,
 )
 from ..errors import (
     Corrupt,
-    EntryHeld,
-    EpochPassed,
-    HeadMoved,
-    LeaseLost,
     NotReplicated,
     OutliveError,
     StaleBase,
@@ -45,19 +38,23 @@ from ..errors import (
     StoreClosed,
     ThreadNotEmpty,
 )
+from . import redis_messages as messages
 from . import redis_rows as rows
 from .memory import new_token, write_order
+from .redis_audit import Audit
+from .redis_gathered import Gathering
+from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_listing import Listing
 from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
-from .rules import Clock, Effect, Pair, decide
+from .rules import Clock, decide
 from .server import Attempts, Deadline
-from .snapshot import Snapshot, Wanted, is_plain, what_was_done
+from .snapshot import is_plain, what_was_done
 
 T = TypeVar("T")
-_PATIENCE_S = 30.0  # of calls that have no deadline of their own
+_PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
 _BATCH = 64
 
 
@@ -86,7 +83,8 @@ class RedisBackend:
         self._shown = shown
         self._is_closed = False
         self._slots: dict[int, int] = {}
-        self._listing = Listing(self, choices.prefix)
+        self._identity = Identity(self, choices.prefix)
+        self._listing = Listing(self, choices.prefix, self._identity)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._shown}>"
@@ -144,10 +142,10 @@ class RedisBackend:
 
     async def identity(self, offered: bytes) -> bytes:
         """Return the store's naming key, which stands beside the list of buckets in use."""
-        key = await self._listing.identity(offered)
+        key = await self._identity.adopt(offered)
         if self._choices.idle:
             await self.attempt(lambda deadline: self._link.warm(self._choices.idle, deadline))
-        await self._listing.check_eviction(
+        await self._identity.check_eviction(
             allowed=self._choices.allow_eviction, has_ttl=self._choices.ttl_ms > 0
         )
         return key
@@ -177,168 +175,68 @@ class RedisBackend:
     async def _commit(self, commit: Commit) -> Receipt:
         keys = self.keys(commit.thread)
         deadline = self.deadline(commit.timeout_s)
-        if self._link.nodes.is_sharded:
-            await self._listing.register(keys.bucket, deadline)
-        if is_plain(commit) and not any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
-            return await self._commit_plainly(commit, keys, deadline)
-        return await self._commit_by_rules(commit, keys, deadline)
-
-    async def _send(
-        self, call: Call, commit: Commit, deadline: Deadline, tried: list[Call] | None = None
-    ) -> Any:
-        """Send a commit, and wait for replicas when that is asked for; note each attempt in `tried`."""
-        wanted = self._choices.wait_replicas
-
-        first = self._listing.registration(self.keys(commit.thread).bucket)
-
-        async def send(call: Call, attempt: Deadline) -> Any:
-            if first is None:
-                return await self._link.one(call, attempt)
-            _, reply = await self._link.all([first, call], attempt)  # in this order, by one exchange
-            self._listing.note(self.keys(commit.thread).bucket)
-            return reply
-
-        async def work(attempt: Deadline) -> Any:
-            if tried is not None:
-                tried.append(call)
-            if not wanted:
-                return await send(call, attempt)
-            wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 800))
-            tailed = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
-            reply, reached = await send(tailed, attempt)
-            if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
-                ids = [draft.id for draft in commit.checkpoints]
-                raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
-            return reply
-
-        return await self.attempt(work, _rest(deadline), commit)
-
-    async def _commit_plainly(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """One script decides and does it."""
-        thread = commit.thread
-        draft = commit.checkpoints[0] if commit.checkpoints else None
-        blob = (
-            b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
-        )
-        extras = Extras(len(commit.chunks))
-        header = (
-            str(new_token()),
-            None if commit.generation is None else str(commit.generation),
-            commit.epoch,
-            None if commit.fence is None else _fence(commit.fence),
-            None if commit.expect_head is None else _expected(commit.expect_head),
-            None if draft is None else _draft(draft),
-            [_offered(thread, entry, extras) for entry in commit.entries],
-            [_written(thread, write, extras) for write in commit.writes],
-            self._choices.ttl_ms,
-            text(thread.tenant),
-            text(thread.id),
-            self._choices.wait_replicas > 0,
-            len(commit.chunks),
-        )
-        call = self.call(keys, "commit", pack(_without_none(header)), blob, *_chunks(commit), *extras.values)
-        reply = await self._send(call, commit, deadline)
-        return _receipt(commit, draft, reply)
+        if self.is_sharded:
+            await self._identity.register(keys.bucket, deadline)
+        if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
+            return await self._commit_by_rules(commit, keys, deadline)
+        args = messages.plain_commit(commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0)
+        return messages.receipt(commit, await self._send(self.call(keys, "commit", *args), commit, deadline))
 
     async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """Gather, decide, apply; again when somebody else was faster."""
-        tried: list[Call] = []
-        for turn in itertools.count():
-            snapshot, raw, now = await self._gather(commit, keys, deadline)
+        """Gather, decide, apply; again when somebody else was faster, or the answer was lost."""
+        gathering = Gathering(commit)
+        sent: dict[int, Receipt] = {}
+        while True:
+            reply = await self.ask(
+                commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
+            )
+            snapshot, raw, now = gathering.snapshot(reply)
+            if snapshot.row is not None and snapshot.row.generation in sent:
+                return sent[snapshot.row.generation]  # it was done, and only the answer was lost
             try:
-                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
+                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
             except (ThreadNotEmpty, StaleBase):
-                if len(tried) > turn and (done := what_was_done(commit, snapshot)) is not None:
+                if sent and (done := what_was_done(commit, snapshot)) is not None:
                     return done
                 raise
             if effect is None:
                 return receipt
-            extras = Extras(len(effect.chunks))
-            said = self._said(effect, raw, extras)
-            doomed = rows.pack_names(effect.removed_chunks)
-            call = self.call(keys, "apply", said, doomed, *_chunks(effect), *extras.values)
-            reply = await self._send(call, commit, deadline, tried)
-            _check_row(commit.thread, reply)
+            sent[token] = receipt
+            args = messages.effect(effect, raw, self._choices.ttl_ms)
+            reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
+            messages.check_row(commit.thread, reply)
             if reply[0] == b"ok":
                 return receipt
             if deadline.left_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
             await self._link.colour.pause(random.uniform(0, 0.005))
-        raise AssertionError("never reached")
 
-    def _said(self, effect: Effect, raw: bytes, extras: Extras) -> bytes:
-        thread, row = effect.thread, effect.row
-        return pack(
-            (
-                raw,
-                (str(row.generation), row.revision, row.epoch, row.seq, str(row.created_at), str(effect.at), row.info_version),
-                effect.everything,
-                [pair_field(*pair) for pair in effect.removed],
-                [_placed(thread, record, extras) for record in (*effect.checkpoints, *effect.rewrites)],
-                [_stored_write(thread, write, extras) for write in effect.writes],
-                [_stored_entry(thread, entry, extras) for entry in effect.entries],
-                False if effect.info is None else extras.add(rows.info_value(thread, effect.info)),
-                False if effect.info_projection is None else effect.info_projection,
-                self._choices.ttl_ms,
-                text(thread.tenant),
-                text(thread.id),
-                len(effect.chunks),
-            )
-        )  # fmt: skip
+    async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
+        """Send a commit, and wait for replicas when that is asked for."""
+        wanted, bucket = self._choices.wait_replicas, self.keys(commit.thread).bucket
 
-    async def _gather(self, commit: Commit, keys: Keys, deadline: Deadline) -> tuple[Snapshot, bytes, int]:
-        """Return what `decide` may ask, the raw row that stands for its moment, and the server's time."""
-        thread, wanted = commit.thread, Wanted.of(commit)
-        record_fields = [pair_field(*pair) for pair in wanted.checkpoints]
-        write_fields = [rows.write_field(key) for key in wanted.writes]
-        entry_fields = [rows.entry_field(*entry) for entry in wanted.entries]
-        said = (
-            record_fields,
-            [text(namespace) for namespace in wanted.namespaces],
-            write_fields,
-            [pair_field(*pair) for pair in wanted.pairs],
-            entry_fields,
-        )
-        reply = await self.ask(thread, "gather", said, _rest(deadline), rows.pack_names(wanted.chunks))
-        _check_row(thread, reply)
-        _, now, raw, info, records, heads, writes, has, entries, sizes, stamps = reply
-        stored = rows.stored_of(thread, raw)
-        snapshot = Snapshot(stored.row if stored else None)
-        if stored is None:
-            return snapshot, b"", now
-        snapshot.is_listed, snapshot.checkpoints = stored.is_listed, stored.checkpoints
-        snapshot.metadata = rows.info_of(thread, stored, info)
-        for pair, field, value in zip(wanted.checkpoints, record_fields, records, strict=True):
-            if value is not None:
-                snapshot.records[pair] = self._readable(thread, commit, pair, field, value)
-        for namespace, id, value in zip(wanted.namespaces, heads[::2], heads[1::2], strict=True):
-            if id is not None:
-                pair = (namespace, rows.plain(id))
-                if value is None:
-                    raise Corrupt("the newest checkpoint is gone", thread=thread.id, checkpoint=pair[1])
-                snapshot.heads[namespace] = self._readable(thread, commit, pair, pair_field(*pair), value)
-        for key, field, value in zip(wanted.writes, write_fields, writes, strict=True):
-            if value is not None:
-                snapshot.written[key] = rows.write_of(thread, field, value)
-        snapshot.pairs.update(pair for pair, found in zip(wanted.pairs, has, strict=True) if found)
-        for note, field, value in zip(wanted.entries, entry_fields, entries, strict=True):
-            if value is not None:
-                snapshot.notes[note] = rows.entry_of(thread, field, value)
-        for name, size, stamp in zip(wanted.chunks, sizes, stamps, strict=True):
-            if stamp is not None:
-                snapshot.chunks[name] = (size, int(stamp.split()[0]))
-        return snapshot, raw, now
+        async def work(attempt: Deadline) -> Any:
+            await self._identity.reassure(self._link, attempt)
+            first, sent = self._identity.registration(bucket), call
+            if wanted:
+                wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
+                sent = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
+            if first is None:
+                reply = await self._link.one(sent, attempt)
+            else:
+                _, reply = await self._link.all([first, sent], attempt)  # in this order, by one exchange
+                self._identity.note(bucket)
+            return self._confirmed(commit, *reply) if wanted else reply
 
-    def _readable(
-        self, thread: ThreadKey, commit: Commit, pair: Pair, field: bytes, value: bytes
-    ) -> CheckpointRecord:
-        """Return a record. A damaged one can still be removed: then only that it is there counts."""
-        try:
-            return rows.record_of(thread, field, value)
-        except Corrupt:
-            if commit.removal is None or pair not in commit.removal.checkpoints:
-                raise
-            return CheckpointRecord(*pair, None, None, None, "", 0, 0, (), b"")
+        return await self.attempt(work, deadline.remaining_s(), commit)
+
+    def _confirmed(self, commit: Commit, reply: list[Any], reached: object) -> list[Any]:
+        """Return the reply of a commit that enough replicas have."""
+        wanted = self._choices.wait_replicas
+        if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
+            ids = [draft.id for draft in commit.checkpoints]
+            raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
+        return reply
 
     # Reading
 
@@ -444,7 +342,9 @@ class RedisBackend:
             "any" if lapsed is None else lapsed,
         ]
         if thread is None:
-            return await self._listing.entries(tenant, kind, asked, prefix, after, limit, timeout_s)
+            return await self._listing.entries(
+                tenant, kind, asked, prefix, after, limit, self.deadline(timeout_s)
+            )
         if thread.tenant != tenant:
             return []
         start = b"e" + text(kind) + b"\0"
@@ -473,7 +373,7 @@ class RedisBackend:
                 thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads
             )
             return [] if row is None else [row]
-        return await self._listing.threads(tenant, prefix, after, limit, heads, timeout_s)
+        return await self._listing.threads(tenant, prefix, after, limit, heads, self.deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self.ask(thread, "inventory", (), timeout_s)
@@ -481,7 +381,7 @@ class RedisBackend:
         if stored is None:
             return Inventory(0, 0, {})
         chunks = {
-            name: (size, int(stamp.split()[0]) if stamp else 0)
+            name: (size, rows.stamp_of(thread, name, stamp)[0])
             for name, size, stamp in zip(*reply[1:], strict=True)
         }
         return Inventory(stored.row.generation, stored.row.revision, chunks)
@@ -508,236 +408,5 @@ class RedisBackend:
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:
-            return await self._listing.audit()
-        return await audit_thread(self, thread)
-
-
-async def audit_thread(backend: RedisBackend, thread: ThreadKey) -> list[Corrupt]:
-    """Look at every value of a thread."""
-    reply = await backend.ask(thread, "audit", ())
-    raw, records, order, writes, entries, chunks, meta, _ = reply
-    found: list[Corrupt] = []
-
-    def look(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Corrupt as error:
-            found.append(error)
-
-    def wrong(what: str) -> None:
-        found.append(Corrupt(what, thread=thread.id))
-
-    try:
-        stored = rows.stored_of(thread, raw)
-    except Corrupt as error:
-        return [error]
-    if stored is None:
-        if records or order or writes or entries or chunks:
-            wrong("its row is gone")
-        return found
-    look(lambda: rows.info_of(thread, stored, meta[2]))
-    expected: set[bytes] = set()
-    for field, value in rows.pairs(records):
-        look(lambda field=field, value=value: rows.record_of(thread, field, value))  # type: ignore[misc]
-        namespace, _, id = field.partition(b"\0")
-        expected |= {b"n" + namespace + b"\0" + value[:16] + id, b"a" + value[:16] + id + b"\0" + namespace}
-    for field, value in rows.pairs(writes):
-        look(lambda field=field, value=value: rows.write_of(thread, field, value))  # type: ignore[misc]
-        expected.add(b"w" + field)
-    for field, value in rows.pairs(entries):
-        look(lambda field=field, value=value: rows.entry_of(thread, field, value))  # type: ignore[misc]
-        expected.add(b"e" + field)
-    if set(order) != expected:
-        wrong("its order and its records do not agree")
-    for what, count, said in (
-        ("checkpoints", len(records) // 2, stored.checkpoints),
-        ("writes", len(writes) // 2, stored.writes),
-        ("entries", len(entries) // 2, stored.entries),
-    ):
-        if count != said:
-            wrong(f"it has {count} {what} instead of {said}")
-    names = sorted({field[1:] for field in chunks})
-    for at in range(0, len(names), _BATCH):
-        await _audit_chunks(backend, thread, stored, names[at : at + _BATCH], wrong)
-    return found
-
-
-async def _audit_chunks(
-    backend: RedisBackend, thread: ThreadKey, stored: Stored, names: list[bytes], wrong: Callable[[str], None]
-) -> None:
-    keys = backend.keys(thread)
-    fields = [letter + name for name in names for letter in (b"d", b"s")]
-    call = Call(backend.slot(keys.bucket), ("HMGET", keys.all[3], *fields))
-    (values,) = await backend.ask_all([call])
-    for name, data, stamp in zip(names, values[::2], values[1::2], strict=True):
-        if data is None and stamp is None:
-            continue  # swept meanwhile
-        crc = b"" if stamp is None else stamp.partition(b" ")[2]
-        if data is None or crc != rows.chunk_crc(name, data):
-            wrong(f"chunk {name.hex()} is damaged")
-
-
-# What goes into a script and what comes out ---------------------------------------------------------------
-
-
-class Extras:
-    """Values that stand behind the chunks in the arguments of a script, each named by its place."""
-
-    def __init__(self, chunks: int) -> None:
-        self.values: list[bytes] = []
-        self._first = 3 + 3 * chunks
-
-    def add(self, value: bytes) -> int:
-        self.values.append(value)
-        return self._first + len(self.values) - 1
-
-
-def _rest(deadline: Deadline) -> float | None:
-    """Return the time that is left, as a timeout."""
-    return None if deadline.timeout_s is None else max(deadline.left_s(), 0.001)
-
-
-def _without_none(header: Sequence[Any]) -> list[Any]:
-    return [False if value is None else value for value in header]
-
-
-def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
-    kind, key, epoch, number = fence
-    return rows.entry_field(kind, key), b"%016x%016x" % (epoch, number)
-
-
-def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
-    return text(expect[0]), False if expect[1] is None else text(expect[1])
-
-
-def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
-    parent = False if draft.follows or draft.parent is None else text(draft.parent)
-    return text(draft.namespace), text(draft.id), draft.follows, parent, draft.created_at, len(draft.body)
-
-
-def _offered(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[Any, ...]:
-    field = rows.entry_field(entry.kind, entry.key)
-    return (
-        field,
-        extras.add(rows.entry_payload(thread, field, entry.body or b"")),
-        entry.body is None,
-        text(entry.status),
-        rows.entry_rank(entry),
-        entry.fence == NEXT,
-        entry.gone,
-        rows.until_hex(entry.until),
-        text(entry.clock),
-        False if entry.lease_s is None else int(entry.lease_s * 1e6),
-        False if entry.expect is None else rows.rank_hex(entry.expect),
-        entry.expect_lapsed,
-    )
-
-
-def _written(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[Any, ...]:
-    field = rows.write_field(write.key)
-    return (
-        field,
-        write.index < 0,
-        rows.rank_hex(write.rank),
-        extras.add(rows.write_blob(thread, field, write)),
-    )
-
-
-def _chunks(commit: Commit | Effect) -> list[bytes]:
-    return [part for name, data in commit.chunks for part in (name, rows.chunk_crc(name, data), data)]
-
-
-def _placed(thread: ThreadKey, record: CheckpointRecord, extras: Extras) -> tuple[bytes, bytes, int]:
-    namespace, id = text(record.namespace), text(record.id)
-    return namespace, id, extras.add(rows.record_value(thread, namespace + b"\0" + id, record))
-
-
-def _stored_write(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[bytes, int]:
-    field = rows.write_field(write.key)
-    return field, extras.add(rows.write_value(thread, field, write))
-
-
-def _stored_entry(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[bytes, int]:
-    field = rows.entry_field(entry.kind, entry.key)
-    return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
-
-
-def _check_row(thread: ThreadKey, reply: list[Any]) -> None:
-    if reply[0] == b"damaged":
-        raise Corrupt("its row is damaged", thread=thread.id)
-
-
-def _receipt(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    """Say what the script did, or raise why it refused."""
-    thread, kind = commit.thread, reply[0]
-    if kind == b"ok":
-        return _done(commit, draft, reply)
-    _check_row(thread, reply)
-    if kind == b"existing":
-        assert draft is not None
-        stored = rows.stored_of(thread, reply[1])
-        assert stored is not None
-        existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
-        return Receipt(stored.row.generation, stored.row.revision, existing=existing)
-    raise _refusal(commit, kind, reply)
-
-
-def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
-    thread = commit.thread
-    if kind == b"lease" and commit.fence is not None:
-        name, key, _, fence = commit.fence
-        held = None if reply[1] is None else rows.entry_of(thread, rows.entry_field(name, key), reply[1])
-        return LeaseLost(thread.id, name, key, fence, held.fence if held else None)
-    if kind == b"epoch" and commit.epoch is not None:
-        return EpochPassed(thread.id, commit.epoch, reply[1])
-    if kind == b"head" and commit.expect_head is not None:
-        head = None if reply[1] is None else rows.plain(reply[1])
-        return HeadMoved(thread.id, *commit.expect_head, head)
-    if kind == b"held":
-        entry = commit.entries[reply[1] - 1]
-        field = rows.entry_field(entry.kind, entry.key)
-        stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
-        return EntryHeld(thread.id, entry.kind, entry.key, stored)
-    generation = None if reply[1] is None else int(reply[1])
-    return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
-
-
-def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    _, generation, revision, seq, epoch, now, parent, accepted, kept = reply
-    placed: tuple[CheckpointRecord, ...] = ()
-    if draft is not None:
-        record = stamped(
-            draft,
-            epoch=epoch,
-            seq=seq,
-            created_at=draft.created_at or now,
-            parent=None if parent is None else rows.plain(parent),
-            version=draft.version,
-        )
-        placed = (record,)
-    entries = tuple(
-        _settled(commit.thread, entry, stored, revision, now)
-        for entry, stored in zip(commit.entries, kept, strict=True)
-    )
-    writes: dict[tuple[str, str, str, int], WriteRecord] = {}
-    for write, flag in zip(commit.writes, accepted, strict=True):
-        if flag == ord("1"):
-            writes[write.key] = replace(write, rank=(epoch, 0, revision)) if write.index < 0 else write
-    return Receipt(int(generation), revision, placed, None, entries, tuple(writes.values()))
-
-
-def _settled(thread: ThreadKey, entry: Entry, stored: bytes | None, revision: int, now: int) -> Entry:
-    """Return an entry as the script stored it."""
-    body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
-    if body is None:
-        kept = (
-            None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
-        )
-        body = b"" if kept is None else kept.body
-        status = status or ("" if kept is None else kept.status)
-    if entry.lease_s is not None:
-        until, clock = now + int(entry.lease_s * 1e6), rows.CLOCK
-    fence = revision if entry.fence == NEXT else entry.fence
-    return replace(
-        entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False
-    )  # fmt: skip
+            return [*await self._identity.audit(), *await self._listing.audit()]
+        return await Audit(self, thread).run()

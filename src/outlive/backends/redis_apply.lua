@@ -17,14 +17,9 @@ if is_new then
   redis.call('UNLINK', R, O, C, W, E)
 end
 
-local function unindex(name, value)
-  local one, two = index_member(tenant, name .. '\0' .. WHO, value)
-  redis.call('ZREM', ENTRIES, one .. two)
-end
-
 if everything then
-  local all = redis.call('HGETALL', E)
-  for i = 1, #all, 2 do unindex(all[i], all[i + 1]) end
+  local all = redis.call('HKEYS', E)
+  for i = 1, #all do forget_entry(tenant, all[i]) end
   redis.call('UNLINK', R, O, C, W, E)
   redis.call('HDEL', M, 'info', 'projection')
   row.checkpoints, row.writes, row.entries, row.stored, row.info = 0, 0, 0, 0, 0
@@ -32,8 +27,19 @@ end
 
 local function forget_order(field, value)
   local at = string.find(field, '\0', 1, true)
-  local one, all = members(sub(field, 1, at - 1), sub(field, at + 1), sub(value, 1, 16))
-  redis.call('ZREM', O, one, all)
+  local namespace, name = sub(field, 1, at - 1), sub(field, at + 1)
+  local one, all = members(namespace, name, sub(value, 1, 16))
+  if redis.call('ZREM', O, one, all) == 2 then return end
+  -- The record is damaged and does not tell its place: look for it.
+  local start, tail = 'n' .. namespace .. '\0', name .. '\0' .. namespace
+  local found = redis.call('ZRANGEBYLEX', O, '[' .. start, '(n' .. namespace .. '\1')
+  for i = 1, #found do
+    if sub(found[i], #start + 17) == name then redis.call('ZREM', O, found[i]) end
+  end
+  found = redis.call('ZRANGEBYLEX', O, '[a', '(b')
+  for i = 1, #found do
+    if sub(found[i], 18) == tail then redis.call('ZREM', O, found[i]) end
+  end
 end
 
 for i = 1, #removed do
@@ -57,13 +63,7 @@ for i = 1, #doomed do
 end
 
 for i = 3, 3 * chunks, 3 do
-  local name, crc, data = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
-    row.stored = row.stored + #data
-  else
-    crc = string.match(redis.call('HGET', C, 's' .. name) or '', ' (%x+)$') or crc
-  end
-  redis.call('HSET', C, 's' .. name, int(row.revision) .. ' ' .. crc)
+  row.stored = row.stored + store_chunk(ARGV[i], int(row.revision), ARGV[i + 1], ARGV[i + 2])
 end
 
 for i = 1, #records do
@@ -90,12 +90,11 @@ end
 for i = 1, #entries do
   local name, value = entries[i][1], entries[i][2] and ARGV[entries[i][2]]
   local old = redis.call('HGET', E, name)
-  if old then unindex(name, old) end
+  if old then forget_entry(tenant, name) end
   if value then
     redis.call('HSET', E, name, value)
     redis.call('ZADD', O, 0, 'e' .. name)
-    local one, two = index_member(tenant, name .. '\0' .. WHO, value)
-    redis.call('ZADD', ENTRIES, 0, one .. two)
+    index_entry(tenant, name, value)
   elseif old then
     redis.call('HDEL', E, name)
     redis.call('ZREM', O, 'e' .. name)

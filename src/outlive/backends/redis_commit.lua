@@ -28,6 +28,26 @@ if generation and (not row or row.generation ~= generation) then
   local stored = head and redis.call('HGET', R, draft[1] .. '\0' .. head)
   return { 'generation', row and row.generation or false, stored and (names_and_run(stored)) or '' }
 end
+-- The generation tells of deletions. A server that came back without its last commits, or a replica in its place,
+-- does not tell that chunks are gone, so they are looked for.
+if generation then
+  local brought, fields = {}, {}
+  for i = 3, 3 * chunks, 3 do brought[ARGV[i]] = true end
+  local function look(names)
+    for _, name in ipairs(split(names)) do
+      if not brought[name] then fields[#fields + 1] = 's' .. name end
+    end
+  end
+  if draft then look(sub(blob, 13, 12 + struct.unpack('>I4', blob))) end
+  for i = 1, #writes do
+    local rest = ARGV[writes[i][4]]
+    look(sub(rest, 5, 4 + struct.unpack('>I4', rest)))
+  end
+  local found, count = hmget(C, fields)
+  for i = 1, count do
+    if not found[i] then return { 'generation', false, '' } end
+  end
+end
 if expect then
   local head = row and head_of(expect[1]) or false
   if head ~= expect[2] then return { 'head', head } end
@@ -75,13 +95,7 @@ row.updated = int(at)
 local revision = int(row.revision)
 
 for i = 3, 3 * chunks, 3 do
-  local name, crc, data = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
-    row.stored = row.stored + #data
-  else
-    crc = string.match(redis.call('HGET', C, 's' .. name) or '', ' (%x+)$') or crc
-  end
-  redis.call('HSET', C, 's' .. name, revision .. ' ' .. crc)
+  row.stored = row.stored + store_chunk(ARGV[i], revision, ARGV[i + 1], ARGV[i + 2])
 end
 
 if draft then
@@ -127,14 +141,10 @@ if #entries > 0 then
     if lease then lapses, clock = hex(at + lease), 'redis' end
     if is_next then rank = sub(rank, 1, 16) .. hex(row.revision) .. sub(rank, 33) end
     local before, after = present[name], not gone and entry_value(rank, lapses, status, clock, payload)
-    if before then
-      local one, two = index_member(tenant, name .. '\0' .. WHO, before)
-      redis.call('ZREM', ENTRIES, one .. two)
-    end
+    if before then forget_entry(tenant, name) end
     if after then
       redis.call('HSET', E, name, after)
-      local one, two = index_member(tenant, name .. '\0' .. WHO, after)
-      redis.call('ZADD', ENTRIES, 0, one .. two)
+      index_entry(tenant, name, after)
       if not before then
         redis.call('ZADD', O, 0, 'e' .. name)
         row.entries = row.entries + 1

@@ -1,9 +1,10 @@
--- Entries that an index names, with the id of their thread. A line of a thread that a TTL has taken is cleared.
-local fields, lines = unpack(cmsgpack.unpack(ARGV[1]), 1, 2)
-local id = redis.call('HGET', M, 'id')
-local raw = redis.call('HGET', M, 'row')
-if not raw then
-  for i = 1, #lines do redis.call('ZREM', ENTRIES, lines[i]) end
+-- Entries that an index names, with the id of their thread. Lines of a thread that a TTL has taken are cleared.
+local tenant, fields, met = unpack(cmsgpack.unpack(ARGV[1]), 1, 3)
+if redis.call('HEXISTS', M, 'row') == 0 then
+  for i = 1, #fields do
+    forget_entry(tenant, fields[i])
+    redis.call('ZREM', ENTRIES, met[i])
+  end
   return { false }
 end
-return { id, (hmget(E, fields)) }
+return { redis.call('HGET', M, 'id'), (hmget(E, fields)) }

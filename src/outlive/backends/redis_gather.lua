@@ -18,6 +18,6 @@ end
 local sizes = {}
 for i = 1, #chunks do sizes[i] = redis.call('HSTRLEN', C, 'd' .. chunks[i]) end
 return {
-  'ok', now(), raw, redis.call('HGET', M, 'info'), (hmget(R, records)), heads, (hmget(W, writes)), has, (hmget(E, entries)),
+  'ok', now(), raw, redis.call('HMGET', M, 'info', 'projection'), (hmget(R, records)), heads, (hmget(W, writes)), has, (hmget(E, entries)),
   sizes, (hmget(C, prefixed('s', chunks))),
 }

@@ -1,23 +1,34 @@
--- A page of a bucket's index of entries. A member ends with when its lease ends, by which clock, and its status.
-local limit, statuses, lapsed, key_start = unpack(cmsgpack.unpack(ARGV[1]), 1, 4)
-local low, high = ARGV[2], ARGV[3]
+-- Some lines of each of some indexes, one behind the other. A line of entries has behind its key: NUL, digest, when its lease
+-- ends, by which clock, and perhaps its status.
+local limit, statuses, lapsed = unpack(cmsgpack.unpack(ARGV[1]), 1, 3)
 local time = redis.call('TIME')
-local at = string.format('%016x', time[1] * 1000000 + time[2])
-local found = {}
-while #found < limit do
-  local page = redis.call('ZRANGEBYLEX', KEYS[1], low, high, 'LIMIT', 0, 500)
-  if #page == 0 then break end
-  for i = 1, #page do
-    local suffix = string.find(page[i], '\0', key_start, true) + 33 -- behind the key and the digest
-    local fits = lapsed == 'any'
-      or lapsed == (string.sub(page[i], suffix + 16, suffix + 16) ~= '1' or string.sub(page[i], suffix, suffix + 15) <= at)
-    if fits and statuses then
-      local status = string.sub(page[i], suffix + 17)
-      fits = false
-      for j = 1, #statuses do fits = fits or statuses[j] == status end
-    end
-    if fits and #found < limit then found[#found + 1] = page[i] end
+local now = string.format('%016x', time[1] * 1000000 + time[2])
+local sub = string.sub
+
+local function fits(line, start)
+  local at = string.find(line, '\0', start, true) + 33
+  if lapsed ~= 'any' and lapsed ~= (sub(line, at + 16, at + 16) ~= '1' or sub(line, at, at + 15) <= now) then return false end
+  if not statuses then return true end
+  for i = 1, #statuses do
+    if statuses[i] == sub(line, at + 17) then return true end
   end
-  low = '(' .. page[#page]
+  return false
 end
+
+local function look(key, low, high, start)
+  if lapsed == 'any' and not statuses then return redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, limit) end
+  local found = {}
+  while true do
+    local page = redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, 500)
+    for i = 1, #page do
+      if fits(page[i], start) then found[#found + 1] = page[i] end
+      if #found == limit then return found end
+    end
+    if #page < 500 then return found end
+    low = '(' .. page[#page]
+  end
+end
+
+local found = {}
+for i = 1, #KEYS do found[i] = look(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], tonumber(ARGV[3 * i + 1])) end
 return found

@@ -55,6 +55,7 @@ class Link:
     def __init__(self, colour: Colour, nodes: Nodes, secrets: tuple[str, ...] = ()) -> None:
         self.colour = colour
         self.nodes = nodes
+        self.losses = 0  # how often a server was lost: it may have come back without its last commits
         self._secrets = secrets
 
     async def one(self, call: Call, deadline: Deadline) -> Reply:
@@ -101,8 +102,10 @@ class Link:
                 commands.append(call.tail)
         try:
             replies = iter(await pool.call(commands, deadline))
-        except Lost:
-            self.nodes.distrust(pool)
+        except Lost as lost:
+            if not lost.busy:
+                self.losses += 1
+                self.nodes.distrust(pool)
             raise
         return [next(replies) if call.tail is None else (next(replies), next(replies)) for call in calls]
 

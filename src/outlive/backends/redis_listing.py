@@ -1,127 +1,56 @@
-"""What belongs to no single thread: the store's identity, the buckets in use, and listings over all of them.
+"""Listings over all threads of a store in Redis.
 
 A thread's bucket is one of 1,024 by its digest, each with an index of threads and one of entries in the slot of its
-threads. Which buckets are in use stands beside the identity, written before the first thread of a bucket: a superset.
-A listing asks the buckets in use for a few lines each, by one exchange with each node, merges them, and asks
-again those that ran out.
+threads. A listing asks the buckets in use for a few lines each, by one exchange with each node, merges them, and reads what
+the lines name.
 """
 
 from __future__ import annotations
 
-import heapq
-import warnings
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ormsgpack
-
-from ..backend import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow, checksum
-from ..errors import BadArgument, Corrupt, NewerFormat
+from ..backend import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow
+from ..errors import Corrupt
 from . import redis_rows as rows
+from .redis_identity import Identity
 from .redis_links import Call
-from .redis_nodes import slot_of
-from .redis_rows import BUCKETS, Keys, pack, text
+from .redis_merge import Merge, Range
+from .redis_rows import Keys, pack, text
 from .redis_scripts import script
 from .server import Deadline
 
 if TYPE_CHECKING:
     from .redis import RedisBackend
 
-FORMAT = 1
-_FEW = 4  # lines of a bucket that are asked for at first
-Line = tuple[bytes, int]  # (member, bucket)
+_FEW = 4  # lines of an index that are asked for at first
 
 
 class Listing:
-    """The identity and the indexes of a store."""
+    """The indexes of a store."""
 
-    def __init__(self, backend: RedisBackend, prefix: str) -> None:
+    def __init__(self, backend: RedisBackend, prefix: str, identity: Identity) -> None:
         self._backend = backend
         self._prefix = prefix
-        self._key = f"{prefix}identity"
-        self._slot = slot_of(self._key)
-        self._buckets: set[int] = set()
-        self._is_complete = False  # all buckets were looked at once
-
-    # Identity
-
-    async def identity(self, offered: bytes) -> bytes:
-        held = await self._load()
-        if b"key" not in held:
-            if held:
-                raise Corrupt("the naming key of this store is gone")
-            value = ormsgpack.packb((FORMAT, BUCKETS, offered, checksum("naming key", BUCKETS, offered)))
-            await self._ask("HSETNX", "key", value)
-            held = await self._load()
-        return _naming_key(held[b"key"])
-
-    async def _ask(self, name: str, *args: Any) -> Any:
-        (reply,) = await self._backend.ask_all([Call(self._slot, (name, self._key, *args))])
-        return reply
-
-    async def _load(self) -> dict[bytes, bytes]:
-        held = dict(rows.pairs(await self._ask("HGETALL")))
-        self._note(list(held))
-        return held
-
-    def _note(self, fields: Sequence[bytes]) -> None:
-        self._buckets.update(int(field) for field in fields if field != b"key")
-
-    def registration(self, bucket: int) -> Call | None:
-        """Return the call that notes a bucket as used; None when it is noted."""
-        return None if bucket in self._buckets else Call(self._slot, ("HSET", self._key, str(bucket), "1"))
-
-    def note(self, bucket: int) -> None:
-        self._buckets.add(bucket)
-
-    async def register(self, bucket: int, deadline: Deadline) -> None:
-        """Note that a bucket is in use, before it is. A single server is told in one exchange with the first commit."""
-        if (call := self.registration(bucket)) is not None:
-            await self._backend.ask_all([call], deadline.remaining_s())
-            self.note(bucket)
-
-    async def check_eviction(self, *, allowed: bool, has_ttl: bool) -> None:
-        """Refuse a server that throws records away when its memory is full. Who may not ask is not told."""
-        for policy in await self._backend.policies():
-            if policy.startswith("allkeys-") and not allowed:
-                raise BadArgument(
-                    f"this Redis has maxmemory-policy {policy}: when its memory is full, it deletes checkpoints; "
-                    "run CONFIG SET maxmemory-policy noeviction, or open with allow_eviction=True to take the loss"
-                )
-            if policy.startswith("allkeys-") or (policy.startswith("volatile-") and has_ttl):
-                warnings.warn(
-                    f"this Redis has maxmemory-policy {policy}: when its memory is full, it deletes threads that "
-                    "have not ended; CONFIG SET maxmemory-policy noeviction keeps them",
-                    stacklevel=2,
-                )
+        self._identity = identity
 
     # Threads
 
     async def threads(
-        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, timeout_s: float | None
+        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, deadline: Deadline
     ) -> list[ThreadRow]:
-        start = text(tenant) + b"\0"
-        low, high = _range(start, text(prefix), None if after is None else text(after))
-
-        async def ask(places: Sequence[tuple[int, bytes]], count: int) -> list[Call]:
-            return [
-                Call(
-                    self._backend.slot(bucket),
-                    ("ZRANGEBYLEX", rows.threads_key(self._prefix, bucket), place, high, "LIMIT", 0, count),
-                )
-                for bucket, place in places
-            ]
-
-        merge = await self._merge(ask, low, limit, timeout_s)
+        await self._identity.complete(deadline)
+        start, behind = text(tenant) + b"\0", None if after is None else text(after)
+        ranges = [Range.of(bucket, start, text(prefix), behind) for bucket in sorted(self._identity.buckets)]
+        merge = self._merge(rows.threads_key, ranges, limit, (False, "any"), deadline)
         found: list[ThreadRow] = []
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            keys = [ThreadKey.of(tenant, rows.plain(member[len(start) :])) for member, _ in lines]
+            keys = [ThreadKey.of(tenant, rows.plain(id)) for _, id in lines]
             calls = [
-                self._backend.call(self._backend.keys(key), "summary", pack((heads, member)))
-                for key, (member, _) in zip(keys, lines, strict=True)
+                self._backend.call(self._backend.keys(key), "summary", pack((heads, line)))
+                for key, (line, _) in zip(keys, lines, strict=True)
             ]
-            replies = await self._backend.ask_all(calls, timeout_s)
+            replies = await self._backend.ask_all(calls, deadline.remaining_s())
             shown = [self.row(key, reply, heads) for key, reply in zip(keys, replies, strict=True)]
             found += [row for row in shown if row is not None]
         return found
@@ -153,106 +82,91 @@ class Listing:
         prefix: str,
         after: EntryCursor | None,
         limit: int,
-        timeout_s: float | None,
+        deadline: Deadline,
     ) -> list[tuple[ThreadKey, Entry]]:
+        """Return entries by key and thread. `asked` is the statuses, or False, and whether their leases have lapsed."""
+        await self._identity.complete(deadline)
+        statuses, lapsed = asked
         start = text(tenant) + b"\0" + text(kind) + b"\0"
+        starts = [b"k" + start]
+        if statuses is not False and b"" not in statuses:  # each status has lines of its own
+            starts, statuses = [b"s" + start + status + b"\0" for status in dict.fromkeys(statuses)], False
         behind = None if after is None else text(after[0]) + b"\0" + after[1].hex().encode() + b"\x7f"
-        low, high = _range(start, text(prefix), behind)
-
-        async def ask(places: Sequence[tuple[int, bytes]], count: int) -> list[Call]:
-            return [
-                Call.of(
-                    self._backend.slot(bucket),
-                    script("index"),
-                    [rows.entries_key(self._prefix, bucket)],
-                    pack((count, *asked, len(start) + 1)),
-                    place,
-                    high,
-                )
-                for bucket, place in places
-            ]
-
-        merge = await self._merge(ask, low, limit, timeout_s)
+        buckets = sorted(self._identity.buckets)
+        ranges = [Range.of(bucket, one, text(prefix), behind) for bucket in buckets for one in starts]
+        merge = self._merge(rows.entries_key, ranges, limit, (statuses, lapsed), deadline)
         found: list[tuple[ThreadKey, Entry]] = []
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            found += await self._values(
-                tenant, text(kind), [member for member, _ in lines], len(start), timeout_s
-            )
+            found += await self._values(tenant, text(kind), lines, deadline)
         return found
 
     async def _values(
-        self, tenant: str, kind: bytes, members: Sequence[bytes], start: int, timeout_s: float | None
+        self, tenant: str, kind: bytes, lines: Sequence[tuple[bytes, bytes]], deadline: Deadline
     ) -> list[tuple[ThreadKey, Entry]]:
         """Read the entries that an index names. What went meanwhile is left out."""
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
         places = []
-        for member in members:
-            key, _, rest = member[start:].partition(b"\0")
-            digest = bytes.fromhex(rest[:32].decode())
-            places.append((digest, kind + b"\0" + key))
-            by_thread.setdefault(digest, []).append((kind + b"\0" + key, member))
+        for line, named in lines:
+            key, _, tail = named.partition(b"\0")
+            digest, field = bytes.fromhex(tail[:32].decode()), kind + b"\0" + key
+            places.append((digest, field))
+            by_thread.setdefault(digest, []).append((field, line))
         calls = [
-            self._backend.call(Keys.of(self._prefix, digest), "found", pack(list(zip(*named, strict=True))))
-            for digest, named in by_thread.items()
+            self._backend.call(
+                Keys.of(self._prefix, digest), "found", pack((text(tenant), *zip(*met, strict=True)))
+            )
+            for digest, met in by_thread.items()
         ]
         values: dict[tuple[bytes, bytes], tuple[ThreadKey, Entry]] = {}
-        replies = await self._backend.ask_all(calls, timeout_s)
-        for (digest, named), reply in zip(by_thread.items(), replies, strict=True):
+        replies = await self._backend.ask_all(calls, deadline.remaining_s())
+        for (digest, met), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
                 continue
-            thread = ThreadKey(tenant, rows.plain(reply[0]), digest)
-            for (field, _), value in zip(named, reply[1], strict=True):
+            thread = ThreadKey.of(tenant, rows.plain(reply[0]))
+            if thread.digest != digest:
+                raise Corrupt("the name of a thread is damaged", thread=thread.id)
+            for (field, _), value in zip(met, reply[1], strict=True):
                 if value is not None:
                     values[digest, field] = (thread, rows.entry_of(thread, field, value))
         return [values[place] for place in places if place in values]
 
     # All buckets
 
-    async def _merge(
+    def _merge(
         self,
-        make: Callable[[Sequence[tuple[int, bytes]], int], Awaitable[list[Call]]],
-        low: bytes,
+        key_of: Callable[[str, int], str],
+        ranges: Sequence[Range],
         limit: int,
-        timeout_s: float | None,
+        asked: tuple[Any, Any],
+        deadline: Deadline,
     ) -> Merge:
-        await self._complete(timeout_s)
-
-        async def ask(places: Sequence[tuple[int, bytes]], count: int) -> list[list[bytes]]:
-            return await self._backend.ask_all(await make(places, count), timeout_s)
-
-        few = min(limit, max(_FEW, 3 * limit // max(1, len(self._buckets)) + 1))
-        return Merge(ask, self._buckets, low, few)
-
-    async def _complete(self, timeout_s: float | None) -> None:
-        """Learn of buckets that others began to use."""
-        calls = [Call(self._slot, ("HKEYS", self._key))]
-        if self._backend.is_sharded and not self._is_complete:
-            # The list is on one node and a thread on another: a failover of the one may have lost what the other has.
-            calls += [
-                Call(self._backend.slot(bucket), ("EXISTS", key))
-                for bucket in range(BUCKETS)
-                for key in (rows.threads_key(self._prefix, bucket), rows.entries_key(self._prefix, bucket))
+        async def ask(some: Sequence[Range], count: int) -> list[list[bytes]]:
+            """Ask for lines: all at once of a single server, each index by itself in a Cluster."""
+            groups = [[one] for one in some] if self._backend.is_sharded else [some]
+            calls = [
+                Call.of(
+                    self._backend.slot(group[0].bucket),
+                    script("index"),
+                    [key_of(self._prefix, one.bucket) for one in group],
+                    pack((count, *asked)),
+                    *(part for one in group for part in (one.low, one.high, len(one.start) + 1)),
+                )
+                for group in groups
+                if group
             ]
-        fields, *exist = await self._backend.ask_all(calls, timeout_s)
-        self._note(fields)
-        found = {number // 2 for number, is_there in enumerate(exist) if is_there}
-        for bucket in found - self._buckets:
-            await self.register(bucket, self._backend.deadline(timeout_s))
-        self._is_complete = True
+            replies = await self._backend.ask_all(calls, deadline.remaining_s())
+            return [page for reply in replies for page in reply]
+
+        few = min(limit, max(_FEW, 3 * limit // max(1, len(ranges)) + 1))
+        return Merge(ask, ranges, few)
+
+    # Damage
 
     async def audit(self) -> list[Corrupt]:
-        """Check the identity, and every line of every index."""
-        held = await self._load()
+        """Check every line of the indexes of threads."""
+        await self._identity.complete(self._backend.deadline(None))
         found: list[Corrupt] = []
-        if b"key" in held:
-            try:
-                _naming_key(held[b"key"])
-            except Corrupt as error:
-                found.append(error)
-        elif held:
-            found.append(Corrupt("the naming key of this store is gone"))
-        await self._complete(None)
-        for bucket in sorted(self._buckets):
+        for bucket in sorted(self._identity.buckets):
             found += await self._audit_bucket(bucket)
         return found
 
@@ -284,72 +198,3 @@ class Listing:
                 if again[0] == reply[0]:
                     found.append(Corrupt("it is listed and has nothing to be listed for", thread=thread.id))
         return found
-
-
-class Merge:
-    """Lines of many buckets in one order. A bucket that runs out is asked again before anybody goes on."""
-
-    def __init__(
-        self,
-        ask: Callable[[Sequence[tuple[int, bytes]], int], Awaitable[list[list[bytes]]]],
-        buckets: set[int],
-        low: bytes,
-        count: int,
-    ) -> None:
-        self._ask = ask
-        self._count = count
-        self._places = dict.fromkeys(sorted(buckets), low)  # of buckets that may have more
-        self._queues: dict[int, deque[bytes]] = {}
-        self._heads: list[Line] = []
-        self._hungry = list(self._places)
-
-    async def take(self, count: int) -> list[Line]:
-        """Return the next lines; fewer at the end."""
-        taken: list[Line] = []
-        while len(taken) < count:
-            if self._hungry:
-                await self._fill()
-            if not self._heads:
-                break
-            line = heapq.heappop(self._heads)
-            taken.append(line)
-            self._advance(line[1])
-        return taken
-
-    async def _fill(self) -> None:
-        hungry, self._hungry = self._hungry, []
-        pages = await self._ask([(bucket, self._places[bucket]) for bucket in hungry], self._count)
-        for bucket, page in zip(hungry, pages, strict=True):
-            if len(page) < self._count:
-                del self._places[bucket]
-            else:
-                self._places[bucket] = b"(" + page[-1]
-            self._queues[bucket] = deque(page)
-            self._advance(bucket)
-
-    def _advance(self, bucket: int) -> None:
-        queue = self._queues[bucket]
-        if queue:
-            heapq.heappush(self._heads, (queue.popleft(), bucket))
-        elif bucket in self._places:
-            self._hungry.append(bucket)
-
-
-def _range(start: bytes, prefix: bytes, behind: bytes | None) -> tuple[bytes, bytes]:
-    """Return the bounds of lines with a prefix, behind a place. No UTF-8 has the byte 0xff."""
-    low = b"[" + start + prefix
-    if behind is not None and behind >= prefix:
-        low = b"(" + start + behind
-    return low, b"(" + start + prefix + b"\xff"
-
-
-def _naming_key(value: bytes) -> bytes:
-    try:
-        format, buckets, key, check = ormsgpack.unpackb(value)
-    except ValueError as error:
-        raise Corrupt("the naming key of this store is damaged") from error
-    if isinstance(format, int) and format > FORMAT:
-        raise NewerFormat("this store", format, FORMAT)
-    if check != checksum("naming key", buckets, key) or buckets != BUCKETS:
-        raise Corrupt("the naming key of this store is damaged")
-    return bytes(key)

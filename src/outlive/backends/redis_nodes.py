@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from ..errors import StoreBusy, StoreUnavailable
+from ..errors import StoreUnavailable
 from .redis_wires import Colour, Command, Gate, Limits, Reply, Wire
 from .server import Deadline, Lost
 
@@ -28,7 +28,7 @@ class Dialling:
     """How connections are made: their class and options, how many, and how patiently."""
 
     family: type
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)  # credentials among them
     size: int = 10
     limits: Limits = field(default_factory=Limits)
 
@@ -67,11 +67,10 @@ class Pool:
         """Send commands over one connection and return their replies, errors among them."""
         idle = self._here()
         if not await idle.gate.enter(deadline):
-            raise StoreBusy(
-                f"all {self._dialling.size} connections were busy for the whole time; give pool_size or timeout_s more"
-            )
+            reason = f"all {self._dialling.size} connections were in use; give pool_size more"
+            raise Lost(reason, sent=False, busy=True)
         try:
-            wire = idle.wires.pop() if idle.wires else await self._open(deadline)
+            wire = self._spare(idle) or await self._open(deadline)
             try:
                 replies = await wire.call(commands, deadline)
             except Lost:
@@ -81,6 +80,12 @@ class Pool:
             return replies
         finally:
             idle.gate.leave()
+
+    def _spare(self, idle: _Idle) -> Wire | None:
+        try:
+            return idle.wires.pop()
+        except IndexError:  # asked by trying: another thread may have been faster
+            return None
 
     async def _open(self, deadline: Deadline) -> Wire:
         wire = self._colour.wire(self._dialling.family, self._dialling.options, self._dialling.limits)
@@ -94,8 +99,8 @@ class Pool:
             idle.wires.append(await self._open(deadline))
 
     async def _drop_all(self, idle: _Idle) -> None:
-        while idle.wires:
-            await idle.wires.pop().drop()
+        while (wire := self._spare(idle)) is not None:
+            await wire.drop()
 
     async def close(self) -> None:
         idle, self._idle = self._idle, None
@@ -173,7 +178,7 @@ class _Several:
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
             try:
                 (reply,) = await pool.call([command], share)
-            except (Lost, StoreBusy) as error:
+            except Lost as error:
                 reason = str(error)
                 continue
             if reply is not None and not isinstance(reply, ResponseError):

@@ -109,6 +109,15 @@ def chunk_crc(name: bytes, data: bytes) -> bytes:
     return b"%08x" % zlib.crc32(name, zlib.crc32(data))
 
 
+def stamp_of(thread: ThreadKey, name: bytes, stamp: bytes | None) -> tuple[int, bytes]:
+    """Return the revision with which a chunk is stamped, and the checksum of its bytes."""
+    said, _, check = (stamp or b"").rpartition(b" ")
+    if check != _sum(name + said):
+        raise Corrupt(f"the stamp of chunk {name.hex()} is damaged", thread=thread.id)
+    revision, crc = said.split()
+    return int(revision), crc
+
+
 # Checkpoints ----------------------------------------------------------------------------------------------
 
 
@@ -317,17 +326,21 @@ def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
     return Stored(Row(g, v, e, s, c, x), u, n, w, k, b, bool(i))
 
 
-def info_value(thread: ThreadKey, info: bytes) -> bytes:
-    return info + _seal(thread, b"info", info)
+def info_value(thread: ThreadKey, info: bytes, projection: str | None) -> bytes:
+    return info + _seal_info(thread, info, None if projection is None else projection.encode())
 
 
-def info_of(thread: ThreadKey, stored: Stored, value: bytes | None) -> bytes | None:
+def _seal_info(thread: ThreadKey, info: bytes, projection: bytes | None) -> bytes:
+    return _seal(thread, b"info", ormsgpack.packb((info, projection)))
+
+
+def info_of(thread: ThreadKey, stored: Stored, value: bytes | None, projection: bytes | None) -> bytes | None:
     """Return the thread's own metadata, checked."""
     if (value is not None) != stored.has_info:
         raise Corrupt("its metadata is gone", thread=thread.id)
     if value is None:
         return None
-    if value[-8:] != _seal(thread, b"info", value[:-8]):
+    if value[-8:] != _seal_info(thread, value[:-8], projection):
         raise Corrupt("its metadata is damaged", thread=thread.id)
     return value[:-8]
 
@@ -338,7 +351,7 @@ def summary(
     row, projection = stored.row, reply[2]
     return ThreadRow(
         thread.id, row.generation, row.revision, row.epoch, row.seq, stored.checkpoints, stored.bytes, row.created_at,
-        stored.updated_at, info_of(thread, stored, reply[1]), None if projection is None else projection.decode(),
+        stored.updated_at, info_of(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
         row.info_version, head,
     )  # fmt: skip
 

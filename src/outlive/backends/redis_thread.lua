@@ -66,6 +66,22 @@ local function members(namespace, id, order)
   return 'n' .. namespace .. '\0' .. order .. id, 'a' .. order .. id .. '\0' .. namespace
 end
 
+-- The stamp of a chunk: the revision that stored it last, the checksum of its bytes, and one of the stamp.
+local function stamp(name, revision, crc)
+  local text = revision .. ' ' .. crc
+  return text .. ' ' .. sum(name .. text)
+end
+
+local function store_chunk(name, revision, crc, data)
+  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
+    redis.call('HSET', C, 's' .. name, stamp(name, revision, crc))
+    return #data
+  end
+  local held = string.match(redis.call('HGET', C, 's' .. name) or '', '^%d+ (%x+) ')
+  redis.call('HSET', C, 's' .. name, stamp(name, revision, held or crc))
+  return 0
+end
+
 -- Names of chunks, each behind its length. (cmsgpack knows no binary strings.)
 local function split(names)
   local list, at = {}, 1
@@ -79,17 +95,21 @@ end
 
 -- A record: epoch, seq, created_at, length of the parent, checksum, parent; then what the client packed:
 -- lengths of names, body, run; names, run, rest.
-local function body_bytes(value)
+local function lengths(value)
   local parent = struct.unpack('>I4', value, 25)
   if parent == NONE then parent = 0 end
-  return (struct.unpack('>I4', value, 41 + parent))
+  local names, body, run = struct.unpack('>I4I4I4', value, 37 + parent)
+  return 49 + parent, names, body, run
+end
+
+local function body_bytes(value)
+  local is_whole, _, _, body = pcall(lengths, value)
+  return is_whole and body or 0 -- a damaged record must not stop a script that has begun to write
 end
 
 local function names_and_run(value)
-  local parent = struct.unpack('>I4', value, 25)
-  if parent == NONE then parent = 0 end
-  local names, _, run = struct.unpack('>I4I4I4', value, 37 + parent)
-  local at = 49 + parent
+  local is_whole, at, names, _, run = pcall(lengths, value)
+  if not is_whole then return '', false end -- the client finds out why
   return sub(value, at, at + names - 1), run ~= NONE and sub(value, at + names, at + names + run - 1)
 end
 
@@ -105,9 +125,30 @@ local function entry_value(rank, lapses, status, clock, payload)
   return head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
 end
 
-local function index_member(who, field, value)
+-- Lines of the index of entries: 'k' tenant, kind, key, digest; then when the lease ends, by which clock, and the status. With a
+-- status there is a second one, 's' tenant, kind, status, key, digest, end, clock: those that run are few among those that ended.
+local function lines(tenant, field, ending)
+  local line = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO .. ending
+  local status = sub(ending, 18)
+  if status == '' then return line, line end
+  local at = string.find(field, '\0', 1, true)
+  local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. WHO
+  return line, by .. sub(ending, 1, 17)
+end
+
+local function index_entry(tenant, field, value)
   local status, clock = status_clock(value)
-  return who .. '\0' .. field, sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status
+  local one, two = lines(tenant, field, sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status)
+  redis.call('ZADD', ENTRIES, 0, one, 0, two)
+end
+
+local function forget_entry(tenant, field)
+  local start = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO
+  local found = redis.call('ZRANGEBYLEX', ENTRIES, '[' .. start, '(' .. start .. '\127')
+  for i = 1, #found do
+    local one, two = lines(tenant, field, sub(found[i], #start + 1))
+    redis.call('ZREM', ENTRIES, one, two)
+  end
 end
 
 local function keep_alive(ttl_ms)

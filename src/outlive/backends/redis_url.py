@@ -34,10 +34,10 @@ class Target:
     scheme: str
     addresses: list[tuple[str, int]]
     service: str = ""
-    connection: dict[str, Any] = field(default_factory=dict)  # options of a connection
-    asking: dict[str, Any] = field(default_factory=dict)  # of one to a Sentinel
+    connection: dict[str, Any] = field(default_factory=dict, repr=False)  # options of a connection
+    asking: dict[str, Any] = field(default_factory=dict, repr=False)  # of one to a Sentinel
     is_tls: bool = False
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def serve(url: str, options: dict[str, object]) -> Served:
@@ -239,7 +239,7 @@ def _served(shown: str, make: Callable[[Any, float | None], Backend]) -> Served:
 def _need_redis() -> None:
     from importlib.util import find_spec
 
-    if find_spec("redis") is None or find_spec("redis.asyncio") is None:
+    if find_spec("redis") is None:  # it is not imported yet: that takes a quarter of a second
         raise MissingExtra("redis://", "redis")
 
 

@@ -93,6 +93,10 @@ def lost(*, sent: bool) -> Iterator[None]:
     except BusyLoadingError as error:
         raise Lost("it is loading its data", sent=False) from error
     except (RedisConnectionError, OSError) as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise StoreUnavailable(
+                f"the server's certificate is not trusted: {error}; name its authority by ssl_ca_certs=/path/ca.pem"
+            ) from error
         raise Lost(str(error) or type(error).__name__, sent=sent) from error
     except RedisError as error:
         raise Lost(f"{type(error).__name__}: {error}", sent=sent) from error
@@ -271,7 +275,7 @@ class AwaitingWire:
         packed = [part for command in commands for part in connection.pack_command(*command)]
         try:
             with lost(sent=True):
-                async with asyncio.timeout(_bounded(deadline, self._limits.read_s)):
+                async with asyncio.timeout(_bounded(deadline, self._limits.write_s + self._limits.read_s)):
                     await connection.send_packed_command(packed)
                     return [await self._read() for _ in commands]
         except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
@@ -285,6 +289,9 @@ class AwaitingWire:
             return error
 
     async def drop(self) -> None:
+        """Close at once: what is still to be sent, or a farewell by TLS, could wait for ever."""
+        if (writer := getattr(self._connection, "_writer", None)) is not None:
+            writer.transport.abort()
         await self._connection.disconnect(nowait=True)
 
 

@@ -1,0 +1,98 @@
+"""Looking at every value of a thread in Redis: checksums, counts, and whether its keys agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..backend import ThreadKey
+from ..errors import Corrupt
+from . import redis_rows as rows
+from .redis_links import Call
+from .redis_rows import Stored, text
+
+if TYPE_CHECKING:
+    from .redis import RedisBackend
+
+_BATCH = 64
+
+
+class Audit:
+    """What is wrong with one thread."""
+
+    def __init__(self, backend: RedisBackend, thread: ThreadKey) -> None:
+        self._backend = backend
+        self._thread = thread
+        self.found: list[Corrupt] = []
+
+    async def run(self) -> list[Corrupt]:
+        reply = await self._backend.ask(self._thread, "audit", ())
+        raw, records, order, writes, entries, chunks, meta, unseen, is_unseen = reply
+        try:
+            stored = rows.stored_of(self._thread, raw)
+        except Corrupt as error:
+            return [error]
+        if stored is None:
+            if records or order or writes or entries or chunks:
+                self._wrong("its row is gone")
+            return self.found
+        self._look(lambda: rows.info_of(self._thread, stored, *meta[2:]))
+        name = [text(self._thread.tenant), text(self._thread.id)]
+        if (stored.is_listed or stored.entries) and meta[:2] != name:
+            self._wrong("its name is damaged")
+        if set(order) != self._values(records, writes, entries):
+            self._wrong("its order and its records do not agree")
+        if unseen or is_unseen:
+            self._wrong("an index does not show it as it is")
+        self._counts(stored, len(records) // 2, len(writes) // 2, len(entries) // 2)
+        names = sorted({field[1:] for field in chunks})
+        for at in range(0, len(names), _BATCH):
+            await self._chunks(names[at : at + _BATCH])
+        return self.found
+
+    def _wrong(self, what: str) -> None:
+        self.found.append(Corrupt(what, thread=self._thread.id))
+
+    def _look(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Corrupt as error:
+            self.found.append(error)
+
+    def _values(self, records: list[bytes], writes: list[bytes], entries: list[bytes]) -> set[bytes]:
+        """Check every value; return the order that they should have."""
+        thread, order = self._thread, set()
+        for field, value in rows.pairs(records):
+            self._look(lambda field=field, value=value: rows.record_of(thread, field, value))  # type: ignore[misc]
+            namespace, _, id = field.partition(b"\0")
+            order |= {b"n" + namespace + b"\0" + value[:16] + id, b"a" + value[:16] + id + b"\0" + namespace}
+        for field, value in rows.pairs(writes):
+            self._look(lambda field=field, value=value: rows.write_of(thread, field, value))  # type: ignore[misc]
+            order.add(b"w" + field)
+        for field, value in rows.pairs(entries):
+            self._look(lambda field=field, value=value: rows.entry_of(thread, field, value))  # type: ignore[misc]
+            order.add(b"e" + field)
+        return order
+
+    def _counts(self, stored: Stored, checkpoints: int, writes: int, entries: int) -> None:
+        for what, count, said in (
+            ("checkpoints", checkpoints, stored.checkpoints),
+            ("writes", writes, stored.writes),
+            ("entries", entries, stored.entries),
+        ):
+            if count != said:
+                self._wrong(f"it has {count} {what} instead of {said}")
+
+    async def _chunks(self, names: list[bytes]) -> None:
+        keys = self._backend.keys(self._thread)
+        fields = [letter + name for name in names for letter in (b"d", b"s")]
+        call = Call(self._backend.slot(keys.bucket), ("HMGET", keys.all[3], *fields))
+        (values,) = await self._backend.ask_all([call])
+        for name, data, stamp in zip(names, values[::2], values[1::2], strict=True):
+            if data is not None or stamp is not None:  # else it was swept meanwhile
+                self._look(lambda name=name, data=data, stamp=stamp: self._chunk(name, data, stamp))  # type: ignore[misc]
+
+    def _chunk(self, name: bytes, data: bytes | None, stamp: bytes | None) -> None:
+        _, crc = rows.stamp_of(self._thread, name, stamp)
+        if data is None or crc != rows.chunk_crc(name, data):
+            self._wrong(f"chunk {name.hex()} is damaged")

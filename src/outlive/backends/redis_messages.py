@@ -1,0 +1,216 @@
+"""What a commit says to its script, and what the script answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..backend import NEXT, CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
+from ..errors import Corrupt, EntryHeld, EpochPassed, HeadMoved, LeaseLost, OutliveError, StaleBase
+from . import redis_rows as rows
+from .memory import new_token
+from .redis_rows import pack, pair_field, text
+from .rules import Effect
+
+
+class Extras:
+    """Values that stand behind the chunks in the arguments of a script, each named by its place."""
+
+    def __init__(self, chunks: int) -> None:
+        self.values: list[bytes] = []
+        self._first = 3 + 3 * chunks
+
+    def add(self, value: bytes) -> int:
+        self.values.append(value)
+        return self._first + len(self.values) - 1
+
+
+def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
+    """Return the arguments of `redis_commit.lua`."""
+    thread = commit.thread
+    draft = commit.checkpoints[0] if commit.checkpoints else None
+    blob = b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
+    extras = Extras(len(commit.chunks))
+    header = (
+        str(new_token()),
+        None if commit.generation is None else str(commit.generation),
+        commit.epoch,
+        None if commit.fence is None else _fence(commit.fence),
+        None if commit.expect_head is None else _expected(commit.expect_head),
+        None if draft is None else _draft(draft),
+        [_offered(thread, entry, extras) for entry in commit.entries],
+        [_written(thread, write, extras) for write in commit.writes],
+        ttl_ms,
+        text(thread.tenant),
+        text(thread.id),
+        touch,
+        len(commit.chunks),
+    )
+    said = [False if value is None else value for value in header]
+    return [pack(said), blob, *_chunks(commit), *extras.values]
+
+
+def effect(done: Effect, raw: bytes, ttl_ms: int) -> list[bytes]:
+    """Return the arguments of `redis_apply.lua`."""
+    thread, row, extras = done.thread, done.row, Extras(len(done.chunks))
+    times = str(row.created_at), str(done.at)
+    info = None if done.info is None else rows.info_value(thread, done.info, done.info_projection)
+    header = (
+        raw,
+        (str(row.generation), row.revision, row.epoch, row.seq, *times, row.info_version),
+        done.everything,
+        [pair_field(*pair) for pair in done.removed],
+        [_placed(thread, record, extras) for record in (*done.checkpoints, *done.rewrites)],
+        [_stored_write(thread, write, extras) for write in done.writes],
+        [_stored_entry(thread, entry, extras) for entry in done.entries],
+        False if info is None else extras.add(info),
+        False if done.info_projection is None else done.info_projection,
+        ttl_ms,
+        text(thread.tenant),
+        text(thread.id),
+        len(done.chunks),
+    )
+    return [pack(header), rows.pack_names(done.removed_chunks), *_chunks(done), *extras.values]
+
+
+def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
+    kind, key, epoch, number = fence
+    return rows.entry_field(kind, key), b"%016x%016x" % (epoch, number)
+
+
+def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
+    return text(expect[0]), False if expect[1] is None else text(expect[1])
+
+
+def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
+    parent = False if draft.follows or draft.parent is None else text(draft.parent)
+    return text(draft.namespace), text(draft.id), draft.follows, parent, draft.created_at, len(draft.body)
+
+
+def _offered(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[Any, ...]:
+    field = rows.entry_field(entry.kind, entry.key)
+    return (
+        field,
+        extras.add(rows.entry_payload(thread, field, entry.body or b"")),
+        entry.body is None,
+        text(entry.status),
+        rows.entry_rank(entry),
+        entry.fence == NEXT,
+        entry.gone,
+        rows.until_hex(entry.until),
+        text(entry.clock),
+        False if entry.lease_s is None else int(entry.lease_s * 1e6),
+        False if entry.expect is None else rows.rank_hex(entry.expect),
+        entry.expect_lapsed,
+    )
+
+
+def _written(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[Any, ...]:
+    field = rows.write_field(write.key)
+    return (
+        field,
+        write.index < 0,
+        rows.rank_hex(write.rank),
+        extras.add(rows.write_blob(thread, field, write)),
+    )
+
+
+def _chunks(commit: Commit | Effect) -> list[bytes]:
+    return [part for name, data in commit.chunks for part in (name, rows.chunk_crc(name, data), data)]
+
+
+def _placed(thread: ThreadKey, record: CheckpointRecord, extras: Extras) -> tuple[bytes, bytes, int]:
+    namespace, id = text(record.namespace), text(record.id)
+    return namespace, id, extras.add(rows.record_value(thread, namespace + b"\0" + id, record))
+
+
+def _stored_write(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[bytes, int]:
+    field = rows.write_field(write.key)
+    return field, extras.add(rows.write_value(thread, field, write))
+
+
+def _stored_entry(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[bytes, int]:
+    field = rows.entry_field(entry.kind, entry.key)
+    return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
+
+
+def check_row(thread: ThreadKey, reply: list[Any]) -> None:
+    if reply[0] == b"damaged":
+        raise Corrupt("its row is damaged", thread=thread.id)
+
+
+def receipt(commit: Commit, reply: list[Any]) -> Receipt:
+    """Say what the script did, or raise why it refused."""
+    thread, kind = commit.thread, reply[0]
+    draft = commit.checkpoints[0] if commit.checkpoints else None
+    if kind == b"ok":
+        return _done(commit, draft, reply)
+    check_row(thread, reply)
+    if kind == b"existing":
+        assert draft is not None
+        stored = rows.stored_of(thread, reply[1])
+        assert stored is not None
+        existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
+        return Receipt(stored.row.generation, stored.row.revision, existing=existing)
+    raise _refusal(commit, kind, reply)
+
+
+def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
+    thread = commit.thread
+    if kind == b"lease" and commit.fence is not None:
+        name, key, _, fence = commit.fence
+        held = None if reply[1] is None else rows.entry_of(thread, rows.entry_field(name, key), reply[1])
+        return LeaseLost(thread.id, name, key, fence, held.fence if held else None)
+    if kind == b"epoch" and commit.epoch is not None:
+        return EpochPassed(thread.id, commit.epoch, reply[1])
+    if kind == b"head" and commit.expect_head is not None:
+        head = None if reply[1] is None else rows.plain(reply[1])
+        return HeadMoved(thread.id, *commit.expect_head, head)
+    if kind == b"held":
+        entry = commit.entries[reply[1] - 1]
+        field = rows.entry_field(entry.kind, entry.key)
+        stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
+        return EntryHeld(thread.id, entry.kind, entry.key, stored)
+    generation = None if reply[1] is None else int(reply[1])
+    return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
+
+
+def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
+    _, generation, revision, seq, epoch, now, parent, accepted, kept = reply
+    placed: tuple[CheckpointRecord, ...] = ()
+    if draft is not None:
+        record = stamped(
+            draft,
+            epoch=epoch,
+            seq=seq,
+            created_at=draft.created_at or now,
+            parent=None if parent is None else rows.plain(parent),
+            version=draft.version,
+        )
+        placed = (record,)
+    entries = tuple(
+        _settled(commit.thread, entry, stored, revision, now)
+        for entry, stored in zip(commit.entries, kept, strict=True)
+    )
+    writes: dict[tuple[str, str, str, int], WriteRecord] = {}
+    for write, flag in zip(commit.writes, accepted, strict=True):
+        if flag == ord("1"):
+            writes[write.key] = replace(write, rank=(epoch, 0, revision)) if write.index < 0 else write
+    return Receipt(int(generation), revision, placed, None, entries, tuple(writes.values()))
+
+
+def _settled(thread: ThreadKey, entry: Entry, stored: bytes | None, revision: int, now: int) -> Entry:
+    """Return an entry as the script stored it."""
+    body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
+    if body is None:
+        kept = (
+            None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
+        )
+        body = b"" if kept is None else kept.body
+        status = status or ("" if kept is None else kept.status)
+    if entry.lease_s is not None:
+        until, clock = now + int(entry.lease_s * 1e6), rows.CLOCK
+    fence = revision if entry.fence == NEXT else entry.fence
+    return replace(
+        entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False
+    )  # fmt: skip
