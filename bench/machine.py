@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -63,3 +64,14 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def keep_memory() -> None:
+    """Let malloc keep what is freed: otherwise a lane pays, or not, for what another lane gave back to the system."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

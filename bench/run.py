@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--write publishes a full run: leave out --quick and --only")
     if options.dir is not None:
         tempfile.tempdir = str(options.dir.resolve())  # the servers make their folders there too
+    machine.keep_memory()
     with tempfile.TemporaryDirectory(prefix="outlive-bench-") as folder:
         where = machine.describe(Path(folder))
         print(f"{where}\n{machine.versions()}\n")

@@ -20,8 +20,9 @@ from crash.conversation import state
 from outlive.testing.servers import PostgresServer, ValkeyServer
 
 PROCESSES, THREADS = 4, 3
-SAVES = rounds(170, long=4_000)  # of each thread
-PAUSE_S = 0.7  # between two restarts
+SAVES = rounds(200, long=2_000)  # of each thread, at least
+RESTARTS = rounds(5, long=100)  # at least
+PAUSE_S = 0.5  # between two restarts
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,15 @@ def workers():
         yield server
 
 
-def converse(report, url, who):
+def steps(stop):
+    """Count until there were enough saves and enough restarts."""
+    step = 0
+    while step < SAVES or not stop.exists():
+        step += 1
+        yield step
+
+
+def converse(report, url, who, stop):
     """Save to threads of one's own and to one that all share; say what was acknowledged."""
     with outlive.open(url) as store, contextlib.ExitStack() as stack:
         failures = []
@@ -38,7 +47,7 @@ def converse(report, url, who):
         def work(number):
             own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
             try:
-                for step in range(1, SAVES + 1):
+                for step in steps(stop):
                     report(own.id, own.save(state("talk", step % 40), step=step).seq)
                     if step % 10 == 0:
                         report("shared", shared.save({"who": who, "step": step}).id)
@@ -53,10 +62,10 @@ def converse(report, url, who):
     report("failures", [repr(failure) for failure in failures])
 
 
-def converse_async(report, url, who):
+def converse_async(report, url, who, stop):
     async def work(store, number):
         own, shared = store.thread(f"own {who} {number}"), store.thread("shared")
-        for step in range(1, SAVES + 1):
+        for step in steps(stop):
             report(own.id, (await own.save(state("talk", step % 40), step=step)).seq)
             if step % 10 == 0:
                 report("shared", (await shared.save({"who": who, "step": step})).id)
@@ -72,8 +81,8 @@ def converse_async(report, url, who):
 
 
 @contextlib.contextmanager
-def restarted(server, ways, seed):
-    """Restart the server every so often until the block ends; yields the times of its downtimes."""
+def restarted(server, ways, seed, enough):
+    """Restart the server every so often until the block ends; yields its downtimes. `enough` is made after some."""
     rng, stop, downtimes = random.Random(seed), threading.Event(), []
 
     def restart():
@@ -83,6 +92,8 @@ def restarted(server, ways, seed):
             time.sleep(rng.uniform(0, 0.2))
             server.start()
             downtimes.append(time.monotonic() - start)
+            if len(downtimes) >= RESTARTS:
+                enough.touch()
 
     thread = threading.Thread(target=restart)
     thread.start()
@@ -110,24 +121,25 @@ def server(backend):
 
 
 @pytest.mark.parametrize("backend", WAYS)
-def test_restarts_under_load_lose_nothing_and_show_nobody_an_error(backend, server, workers):
-    url, said = server.url, {}
+def test_restarts_under_load_lose_nothing_and_show_nobody_an_error(backend, server, workers, tmp_path):
+    url, said, stop = server.url, {}, tmp_path / "stop"
     with contextlib.ExitStack() as stack:
         jobs = [converse_async if who % 2 else converse for who in range(PROCESSES)]
-        running = [stack.enter_context(workers.spawn(job, url, who)) for who, job in enumerate(jobs)]
-        with restarted(server, WAYS[backend], seed=1) as downtimes:
+        running = [stack.enter_context(workers.spawn(job, url, who, stop)) for who, job in enumerate(jobs)]
+        with restarted(server, WAYS[backend], 1, stop) as downtimes:
             for worker in running:
                 for thread, value in worker.finish():
                     said.setdefault(thread, []).append(value)
     print(f"{len(downtimes)} restarts, {sum(downtimes):.1f} s down")
-    assert len(downtimes) >= 3
+    assert len(downtimes) >= RESTARTS
     assert [failure for failures in said.pop("failures") for failure in failures] == []
     with outlive.open(url) as store:
         shared = said.pop("shared")
         assert sorted(one.id for one in store.thread("shared").history()) == sorted(shared)
         for thread, seqs in said.items():
-            assert seqs == list(range(1, SAVES + 1)), thread
-            assert [one.step for one in store.thread(thread).history()] == list(range(SAVES, 0, -1))
-            assert store.thread(thread).load() == state("talk", SAVES % 40)
+            last = len(seqs)
+            assert seqs == list(range(1, last + 1)), thread
+            assert [one.step for one in store.thread(thread).history()] == list(range(last, 0, -1))
+            assert store.thread(thread).load() == state("talk", last % 40)
         assert len(said) == PROCESSES * THREADS
         assert store.verify().problems == ()

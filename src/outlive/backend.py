@@ -396,10 +396,10 @@ async def commit(backend: Backend, one: Commit) -> Receipt:
     raise result
 
 
-def unknown(commit: Commit) -> OutcomeUnknown:
+def unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
     """Say that nobody knows whether a commit was done."""
     ids = [draft.id for draft in commit.checkpoints]
-    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s)
+    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s, reason)
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:

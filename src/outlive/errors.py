@@ -196,14 +196,15 @@ class StoreBusy(StoreUnavailable):
 
 
 class OutcomeUnknown(StoreError):
-    """The deadline ended before the store answered: saved or not, nobody knows.
+    """The call ended before the store answered: saved or not, nobody knows.
 
     `thread.save(state, id=error.checkpoint_id)` is the safe retry: it stores the state once.
     """
 
-    def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None) -> None:
+    def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None, reason: str = "") -> None:
+        why = reason or f"no answer within {timeout_s} s"
         super().__init__(
-            f"no answer within {timeout_s} s for checkpoint {checkpoint_id!r} of thread {thread!r}; "
+            f"{why}: whether checkpoint {checkpoint_id!r} of thread {thread!r} is stored is not known; "
             f"retry with save(state, id={checkpoint_id!r})"
         )
         self.thread = thread

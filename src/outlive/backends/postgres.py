@@ -224,7 +224,7 @@ class PostgresBackend:
         except (StaleBase, Corrupt):
             raise
         except StoreError as error:  # the commit was done; what it stored could not be read back
-            raise unknown(commit) from error
+            raise unknown(commit, str(error)) from error
 
     async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Read what the function answered: its verdict, and the fields that only the server knows."""

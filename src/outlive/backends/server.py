@@ -98,7 +98,7 @@ class Attempts:
             except StoreError as error:
                 if commit is None or not self.sent:
                     raise
-                raise unknown(commit) from error  # an attempt before may have done it
+                raise unknown(commit, str(error)) from error  # an attempt before may have done it
 
     async def _go_on(self, lost: Lost, commit: Commit | None) -> None:
         """Wait a little before the next attempt, or give up."""
@@ -113,7 +113,7 @@ class Attempts:
 
     def _failure(self, lost: Lost, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
         if commit is not None and self.sent:
-            return unknown(commit)
+            return unknown(commit, f"no answer within {self.deadline.timeout_s} s ({lost.reason})")
         if lost.busy:
             return StoreBusy(f"{self.place} was busy for {self.deadline.timeout_s} s: {lost.reason}")
         times = "once" if self.count == 1 else f"{self.count} times within {self.deadline.timeout_s} s"
