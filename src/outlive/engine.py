@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import chunk, manifest
-from .backend import FORMAT, Backend, CheckpointRecord, Commit, Reading, Receipt, ThreadKey, WriteRecord
+from .backend import (
+    FORMAT,
+    Backend,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Reading,
+    Receipt,
+    ThreadKey,
+    WriteRecord,
+)
 from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
@@ -37,6 +47,7 @@ class Draft:
     source: str = "loop"
     run: str | None = None
     fence: tuple[str, str, int, int] | None = None
+    entries: tuple[Entry, ...] = ()
     replace: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
     next_nodes: tuple[str, ...] = ()
@@ -126,6 +137,7 @@ class Engine:
             generation=base.generation if base is not None and shares else None,
             expect_head=draft.expect,
             fence=draft.fence,
+            entries=draft.entries,
             replace=draft.replace,
             timeout_s=draft.timeout_s,
         )

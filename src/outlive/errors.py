@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable
 
 
@@ -166,6 +167,78 @@ class EntryHeld(CallerError):
         self.kind = kind
         self.key = key
         self.stored = stored
+
+
+class ThreadBusy(CallerError):
+    """Another run, or a lock, has this place. `holder` is its run, `until` when its lease ends unless it is renewed."""
+
+    def __init__(self, thread: str, namespace: str, holder: str | None, until: dt.datetime | None) -> None:
+        who = "a lock" if holder is None else f"run {holder!r}"
+        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not go on"
+        where = f" namespace {namespace!r}" if namespace else ""
+        super().__init__(
+            f"thread {thread!r}{where} is held by {who}{when}; wait for it, or use exclusive=False"
+        )
+        self.thread = thread
+        self.namespace = namespace
+        self.holder = holder
+        self.until = until
+
+
+class RunBusy(CallerError):
+    """The run is alive elsewhere, or was just claimed by another process."""
+
+    def __init__(self, run: str, until: dt.datetime | None) -> None:
+        when = "" if until is None else f" until {until:%H:%M:%S} UTC"
+        super().__init__(f"run {run!r} is alive in another process, which holds it{when}")
+        self.run = run
+        self.until = until
+
+
+class RunEnded(CallerError):
+    """The run has ended: nothing more can be written in its name."""
+
+    def __init__(self, run: str, status: str) -> None:
+        super().__init__(
+            f"run {run!r} is {status}: start another one, or store.retry({run!r}) to go on with it"
+        )
+        self.run = run
+        self.status = status
+
+
+class AmbiguousStep(CallerError):
+    """Two steps of one name at once: without keys nobody could tell their results apart after a crash."""
+
+    def __init__(self, run: str, name: str) -> None:
+        super().__init__(f"a step {name!r} of run {run!r} is in flight already; give each a key=")
+        self.run = run
+        self.name = name
+
+
+class StepMismatch(CallerError):
+    """A step came back with other arguments than those of its stored result."""
+
+    def __init__(self, run: str, name: str, key: str) -> None:
+        super().__init__(
+            f"step {name!r} ({key}) of run {run!r} is stored for other arguments: the code or its input has changed; "
+            "give the new call a key= of its own"
+        )
+        self.run = run
+        self.name = name
+        self.key = key
+
+
+class StepUnfinished(CallerError):
+    """A step with a side effect had begun when its process died, and its policy is to ask."""
+
+    def __init__(self, run: str, name: str, key: str) -> None:
+        super().__init__(
+            f"step {name!r} ({key}) of run {run!r} had begun when its process died: whether its effect happened is not known; "
+            'find out, and go on with on_unfinished="retry", "skip" or ("value", x)'
+        )
+        self.run = run
+        self.name = name
+        self.key = key
 
 
 class EpochPassed(CallerError):

@@ -61,6 +61,12 @@ class Task(Protocol):
     async def wait(self, timeout_s: float | None = None) -> None: ...
 
 
+class Ticker(Protocol):
+    """Work that is done every so often."""
+
+    def stop(self) -> None: ...
+
+
 class Runtime(Protocol):
     """Time, ids and background work; a simulation brings its own."""
 
@@ -70,6 +76,14 @@ class Runtime(Protocol):
 
     def spawn(self, work: Work) -> Task:
         """Start `work` in the background."""
+        ...
+
+    def tick(self, interval_s: float, work: Work) -> Ticker:
+        """Do `work` every so often in the background, until it is stopped. It does not keep the process alive."""
+        ...
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finish `work` even when the caller is being cancelled."""
         ...
 
     def lock(self) -> AbstractContextManager[Any]:
@@ -98,6 +112,34 @@ class _LoopTask:
         await asyncio.wait([self._task], timeout=timeout_s)
 
 
+class _ThreadTicker:
+    def __init__(self, interval_s: float, work: Work) -> None:
+        self._stop = threading.Event()
+        threading.Thread(
+            target=self._go_on, args=(interval_s, work), name="outlive-ticker", daemon=True
+        ).start()
+
+    def _go_on(self, interval_s: float, work: Work) -> None:
+        while not self._stop.wait(interval_s):
+            run_now(work())
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+class _LoopTicker:
+    def __init__(self, interval_s: float, work: Work) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._go_on(interval_s, work))
+
+    async def _go_on(self, interval_s: float, work: Work) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            await work()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
 class _ThreadMutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,6 +160,12 @@ class SyncRuntime:
     def spawn(self, work: Work) -> Task:
         return _ThreadTask(work)
 
+    def tick(self, interval_s: float, work: Work) -> Ticker:
+        return _ThreadTicker(interval_s, work)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()
 
@@ -130,6 +178,18 @@ class AsyncRuntime(SyncRuntime):
 
     def spawn(self, work: Work) -> Task:
         return _LoopTask(work)
+
+    def tick(self, interval_s: float, work: Work) -> Ticker:
+        return _LoopTicker(interval_s, work)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(work)
+        while True:
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.done():
+                    raise
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
         return asyncio.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,11 +11,16 @@ from . import copying, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
 from .backend import ThreadKey, ThreadRow
 from .cache import Cache
-from .checkpoint import Sizes, ThreadInfo, Verified
+from .checkpoint import Sizes, ThreadInfo, Verified, moment
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
+from .heart import Heart
 from .info import describe_thread
+from .lease import RunInfo
+from .recovery import Handler, Policy, Recovered, Recovery, check_statuses, find_interrupted, find_runs
+from .run import AsyncRun, check_run
+from .runtime import new_id
 from .thread import AsyncThread
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
@@ -44,6 +49,7 @@ class AsyncStore:
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
+        self._heart = Heart(engine)
 
     def __repr__(self) -> str:
         tenant = f" tenant={self._settings.tenant!r}" if self._settings.tenant else ""
@@ -84,6 +90,81 @@ class AsyncStore:
             check_limit(limit),
             None if after is None else check_text("after", after),
         )
+
+    # Runs
+
+    def run(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        run_id: str | None = None,
+        agent: str | None = None,
+        prompt: Any = None,
+        parent: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        code_version: str | None = None,
+        lease_s: float = 30.0,
+        max_attempts: int = 5,
+        exclusive: bool = True,
+    ) -> AsyncRun:
+        """Return a run on a thread: `async with store.run("t", agent="planner") as run`.
+
+        With the id of a run that was interrupted it goes on with that; with one that has ended, `run.is_finished` is true and
+        `run.result` is what it gave. Raises ThreadBusy and RunBusy when it starts.
+        """
+        check_run(lease_s, max_attempts)
+        info = RunInfo(
+            id=new_id() if run_id is None else check_id("run_id", run_id),
+            thread=thread_id,
+            namespace=check_namespace(namespace),
+            max_attempts=max_attempts,
+            agent=agent,
+            prompt=prompt,
+            parent=parent,
+            attributes=dict(attributes or {}),
+            code_version=code_version,
+            exclusive=exclusive,
+            lease_s=float(lease_s),
+        )
+        return self._run(info)
+
+    def _run(self, info: RunInfo) -> AsyncRun:
+        place = self.thread(info.thread, namespace=info.namespace)
+        return AsyncRun(self._engine, place, self._heart, info, lambda: moment(self._engine.runtime.now()))
+
+    async def runs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        agent: str | None = None,
+        thread: str | None = None,
+    ) -> AsyncIterator[RunInfo]:
+        """Iterate over the runs of this tenant by id, also those that have ended."""
+        async for _, run in find_runs(self._engine, self._settings.tenant, statuses=check_statuses(status)):
+            if (agent is None or run.agent == agent) and (thread is None or run.thread == thread):
+                yield run
+
+    async def interrupted(self) -> AsyncIterator[RunInfo]:
+        """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
+        async for _, run in find_interrupted(self._engine, self._settings.tenant):
+            yield run
+
+    async def recover(
+        self,
+        handlers: Mapping[str | None, Handler],
+        *,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+    ) -> Recovered:
+        """Go on with every dead run: `handlers` maps an agent (or "*") to what is called with its run.
+
+        Says what was resumed, what is alive elsewhere and what was refused, and why.
+        """
+        recovery = Recovery(self._engine, self._run, handlers, policy, code_version)
+        async for key, info in find_interrupted(self._engine, self._settings.tenant):
+            await recovery.take(key, info)
+        return recovery.report
 
     async def delete(self, id: str) -> bool:
         """Delete a thread with everything of it; False when there was none."""
@@ -174,6 +255,7 @@ class AsyncStore:
         if self._is_closed:
             return
         try:
+            await self._heart.close()
             await self.flush()
         finally:
             self._is_closed = True

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
+from .errors import BadArgument
+from .lease import RunInfo
+from .recovery import Policy, Recovered
+from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
 from .thread import AsyncThread
@@ -184,6 +189,84 @@ class Thread:
         run_now(self._thread.flush())
 
 
+class Run:
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(self._run).replace("<AsyncRun", "<Run", 1)
+
+    @property
+    def id(self) -> str:
+        return self._run.id
+
+    @property
+    def info(self) -> RunInfo:
+        return self._run.info
+
+    @property
+    def status(self) -> str:
+        return self._run.status
+
+    @property
+    def result(self) -> Any:
+        return self._run.result
+
+    @property
+    def is_finished(self) -> bool:
+        return self._run.is_finished
+
+    @property
+    def thread(self) -> Thread:
+        return Thread(self._run.thread)
+
+    def start(self) -> Self:
+        run_now(self._run.start())
+        return self
+
+    def load(self) -> Any:
+        return run_now(self._run.load())
+
+    def save(
+        self,
+        state: Any,
+        *,
+        iteration: int | None = None,
+        phase: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Checkpoint:
+        return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
+        return run_now(self._run.step(name, function, *args, **options))
+
+    def complete(self, result: Any = None) -> None:
+        run_now(self._run.complete(result))
+
+    def fail(self, error: BaseException | str) -> None:
+        run_now(self._run.fail(error))
+
+    def cancel(self) -> None:
+        run_now(self._run.cancel())
+
+    def interrupt(self) -> None:
+        run_now(self._run.interrupt())
+
+    def __enter__(self) -> Self:
+        run_now(self._run.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_now(self._run.__aexit__(kind, error, trace))
+
+
 class Store:
     """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
 
@@ -214,6 +297,59 @@ class Store:
     ) -> Iterator[ThreadInfo]:
         return _each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
 
+    def run(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        run_id: str | None = None,
+        agent: str | None = None,
+        prompt: Any = None,
+        parent: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        code_version: str | None = None,
+        lease_s: float = 30.0,
+        max_attempts: int = 5,
+        exclusive: bool = True,
+    ) -> Run:
+        return Run(
+            self._store.run(
+                thread_id,
+                namespace=namespace,
+                run_id=run_id,
+                agent=agent,
+                prompt=prompt,
+                parent=parent,
+                attributes=attributes,
+                code_version=code_version,
+                lease_s=lease_s,
+                max_attempts=max_attempts,
+                exclusive=exclusive,
+            )
+        )
+
+    def runs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        agent: str | None = None,
+        thread: str | None = None,
+    ) -> Iterator[RunInfo]:
+        return _each(self._store.runs(status=status, agent=agent, thread=thread))
+
+    def interrupted(self) -> Iterator[RunInfo]:
+        return _each(self._store.interrupted())
+
+    def recover(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+    ) -> Recovered:
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
+        return run_now(self._store.recover(wrapped, policy=policy, code_version=code_version))
+
     def delete(self, id: str) -> bool:
         return run_now(self._store.delete(id))
 
@@ -241,3 +377,7 @@ for _sync, _async in ((Thread, AsyncThread), (Store, AsyncStore)):
     for _name, _method in vars(_sync).items():
         if callable(_method) and not _name.startswith("_"):
             _method.__doc__ = getattr(_async, _name).__doc__
+
+
+def _on_sync_run(handler: Callable[[Run], Any]) -> Callable[[AsyncRun], Any]:
+    return lambda run: handler(Run(run))

@@ -103,7 +103,36 @@ class AsyncThread:
         the same `id` again is safe and stores nothing. Raises Unencodable, HeadMoved, CheckpointExists,
         and StoreError when the store is in the way.
         """
-        draft = Draft(
+        draft = self._draft(
+            id=id, parent=parent, expect=expect, step=step, source=source, metadata=metadata, next_nodes=next_nodes,
+            completed_tasks=completed_tasks, interrupts=interrupts, run=run, replace=replace, timeout_s=timeout_s,
+        )  # fmt: skip
+        if self._home._is_delayed(durability):
+            if expect is not None:
+                raise BadArgument(
+                    'expect= needs an answer from the store: use durability="sync" for this save'
+                )
+            return await self._home._delayed(self._key).save(state, draft)
+        return await self._save(state, draft)
+
+    def _draft(
+        self,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> Draft:
+        """Check what a caller wants to save beside the state."""
+        return Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
             parent=optional_id("parent", parent) or expect or None,
@@ -121,12 +150,8 @@ class AsyncThread:
             interrupts=check_interrupts(interrupts) if interrupts else (),
             timeout_s=self._home._timeout(timeout_s),
         )
-        if self._home._is_delayed(durability):
-            if expect is not None:
-                raise BadArgument(
-                    'expect= needs an answer from the store: use durability="sync" for this save'
-                )
-            return await self._home._delayed(self._key).save(state, draft)
+
+    async def _save(self, state: Any, draft: Draft) -> Checkpoint:
         if self._home._queues:
             await self._settled()
         return await self._engine.save(self._key, state, draft)

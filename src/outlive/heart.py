@@ -1,0 +1,58 @@
+"""One timer for all live runs of a store: between their writes it renews their leases, by one call to the backend."""
+
+from __future__ import annotations
+
+from .engine import Engine
+from .errors import EntryHeld, LeaseLost, OutliveError
+from .run import AsyncRun
+from .runtime import Ticker
+
+_SHARE = 3  # beats in the time of the shortest lease
+
+
+class Heart:
+    """The live runs of one store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runs: dict[int, AsyncRun] = {}
+        self._ticker: Ticker | None = None
+        self._interval_s = float("inf")
+
+    def add(self, run: AsyncRun) -> None:
+        self._runs[id(run)] = run
+        interval_s = run.info.lease_s / _SHARE
+        if self._ticker is None or interval_s < self._interval_s:
+            self._stop()
+            self._interval_s = interval_s
+            self._ticker = self._engine.runtime.tick(interval_s, self.beat)
+
+    def discard(self, run: AsyncRun) -> None:
+        self._runs.pop(id(run), None)
+        if not self._runs:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+        self._ticker, self._interval_s = None, float("inf")
+
+    async def beat(self) -> None:
+        """Renew all leases. What cannot be renewed now is tried again at the next beat, or by the run's own next write."""
+        runs = list(self._runs.values())
+        commits = [run.renewal() for run in runs]
+        if not commits:
+            return
+        try:
+            results = await self._engine.backend.commit_all(commits)
+        except OutliveError:
+            return
+        for run, result in zip(runs, results, strict=True):
+            if isinstance(result, LeaseLost | EntryHeld):
+                run.lose(result)
+
+    async def close(self) -> None:
+        """Give up all live runs: their owner is closing the store under them."""
+        self._stop()
+        for run in list(self._runs.values()):
+            await run.interrupt()

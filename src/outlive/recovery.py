@@ -1,0 +1,164 @@
+"""Finding runs whose process died, and handing each to one successor.
+
+A run is a candidate when it was interrupted, when its lease has run out, or when its owner has certainly ended on this machine. `recover`
+claims each candidate in turn: of many processes that try, one succeeds, and the others see it alive. What could not be taken is
+reported with the reason; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .backend import Commit, Entry, ThreadKey
+from .engine import Engine
+from .errors import BadArgument, EntryHeld, RunBusy, ThreadBusy
+from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_run
+from .run import AsyncRun
+
+Handler = Callable[[AsyncRun], Any]
+Policy = Literal["resume", "hold"]
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A run that nobody took, and why."""
+
+    run: RunInfo
+    reason: str
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What `recover` did."""
+
+    resumed: list[RunInfo] = field(default_factory=list)
+    failed: list[Refused] = field(default_factory=list)  # taken, and its handler raised
+    waiting: list[RunInfo] = field(default_factory=list)  # alive elsewhere
+    refused: list[Refused] = field(default_factory=list)
+
+
+async def find_runs(
+    engine: Engine,
+    tenant: str,
+    *,
+    statuses: Sequence[str] | None = None,
+    lapsed: bool | None = None,
+) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs by id."""
+    after: tuple[str, bytes] | None = None
+    while True:
+        page = await engine.backend.entries(
+            tenant, RUN, statuses=statuses, lapsed=lapsed, after=after, limit=_PAGE
+        )
+        for key, entry in page:
+            yield key, unpack_run(engine.codec, key, entry)
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][1].key, page[-1][0].digest)
+
+
+async def find_interrupted(engine: Engine, tenant: str) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs that are really dead."""
+    async for found in find_runs(engine, tenant, statuses=[INTERRUPTED]):
+        yield found
+    async for found in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
+        yield found
+    async for key, run in find_runs(engine, tenant, statuses=[RUNNING], lapsed=False):
+        if run.owner is not None and run.owner.is_gone():
+            yield key, run
+
+
+class Recovery:
+    """One pass over the dead runs of a store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        resume: Callable[[RunInfo], AsyncRun],
+        handlers: Mapping[str | None, Handler],
+        policy: Policy,
+        code_version: str | None,
+    ) -> None:
+        if policy not in ("resume", "hold"):
+            raise BadArgument(f'policy must be "resume" or "hold", not {policy!r}')
+        self._engine = engine
+        self._resume = resume
+        self._handlers = handlers
+        self._policy = policy
+        self._code_version = code_version
+        self.report = Recovered()
+
+    async def take(self, key: ThreadKey, info: RunInfo) -> None:
+        """Claim one run and let its handler go on with it."""
+        handler = self._handlers.get(info.agent) or self._handlers.get("*")
+        if handler is None:
+            self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))
+        elif self._is_other_code(info):
+            self.report.refused.append(Refused(info, f"it was started by code version {info.code_version!r}"))
+        elif info.attempt >= info.max_attempts:
+            await self._park(key, info)
+        else:
+            await self._go_on(info, handler)
+
+    def _is_other_code(self, info: RunInfo) -> bool:
+        return (
+            self._policy == "hold"
+            and None not in (info.code_version, self._code_version)
+            and info.code_version != self._code_version
+        )
+
+    async def _park(self, key: ThreadKey, info: RunInfo) -> None:
+        """Set a run aside that keeps killing its process."""
+        assert info._entry is not None
+        info.status = PARKED
+        info.error = info.error or f"its process died {info.attempt} times"
+        entry = Entry(
+            RUN, info.id, pack_run(self._engine.codec, info), PARKED,
+            epoch=info._entry.epoch, fence=-1, expect=info._entry.rank,
+        )  # fmt: skip
+        try:
+            await self._engine.commit(Commit(key, entries=(entry,)))
+        except EntryHeld:
+            self.report.waiting.append(info)  # somebody else was faster
+            return
+        self.report.refused.append(Refused(info, f"parked after {info.attempt} attempts"))
+
+    async def _go_on(self, info: RunInfo, handler: Handler) -> None:
+        run = self._resume(info)
+        try:
+            await run.start()
+        except (RunBusy, ThreadBusy):
+            self.report.waiting.append(info)
+            return
+        if run.is_finished:
+            return
+        try:
+            async with run:
+                await _call(handler, run)
+        except Exception as error:  # noqa: BLE001  # it is the run's, which has recorded it
+            self.report.failed.append(Refused(run.info, f"{type(error).__name__}: {error}"))
+        else:
+            self.report.resumed.append(run.info)
+
+
+async def _call(handler: Handler, run: AsyncRun) -> None:
+    result: Any | Awaitable[Any] = handler(run)
+    if inspect.isawaitable(result):
+        result = await result
+    if result is not None and run.result is None:
+        run.info.result = result
+
+
+def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:
+    """Return a list of known statuses."""
+    if status is None:
+        return None
+    found = [status] if isinstance(status, str) else list(status)
+    for one in found:
+        if one not in STATUSES:
+            raise BadArgument(f"a run is {', '.join(STATUSES)}; there is no status {one!r}")
+    return found
