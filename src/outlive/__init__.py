@@ -2,6 +2,7 @@
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import (
+    AmbiguousStep,
     BadArgument,
     BadURL,
     CallerError,
@@ -18,29 +19,44 @@ from .errors import (
     NotReplicated,
     OutcomeUnknown,
     OutliveError,
+    RunBusy,
+    RunEnded,
     StaleBase,
+    StepMismatch,
+    StepUnfinished,
     StoreBusy,
     StoreClosed,
     StoreError,
     StoreFull,
     StoreUnavailable,
+    ThreadBusy,
     ThreadNotEmpty,
     TypeChanged,
     Unencodable,
     UnknownTag,
 )
 from .extension import Opaque
+from .lease import RunInfo
+from .ledger import Step
+from .lock import AsyncLock
 from .opening import open, open_async
+from .recovery import Recovered, Refused
 from .registry import register
+from .run import AsyncRun
 from .store import AsyncStore
-from .sync import Store, Thread
+from .sync import Lock, Run, Store, Thread, Worker
 from .thread import AsyncThread
+from .worker import AsyncWorker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AmbiguousStep",
+    "AsyncLock",
+    "AsyncRun",
     "AsyncStore",
     "AsyncThread",
+    "AsyncWorker",
     "BadArgument",
     "BadURL",
     "CallerError",
@@ -53,6 +69,7 @@ __all__ = [
     "HeadMoved",
     "Interrupt",
     "LeaseLost",
+    "Lock",
     "MetadataMoved",
     "MissingExtra",
     "NeedsUpgrade",
@@ -63,8 +80,17 @@ __all__ = [
     "OutliveError",
     "PendingWrite",
     "Pruned",
+    "Recovered",
+    "Refused",
+    "Run",
+    "RunBusy",
+    "RunEnded",
+    "RunInfo",
     "Sizes",
     "StaleBase",
+    "Step",
+    "StepMismatch",
+    "StepUnfinished",
     "Store",
     "StoreBusy",
     "StoreClosed",
@@ -72,12 +98,14 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Thread",
+    "ThreadBusy",
     "ThreadInfo",
     "ThreadNotEmpty",
     "TypeChanged",
     "Unencodable",
     "UnknownTag",
     "Verified",
+    "Worker",
     "open",
     "open_async",
     "register",
