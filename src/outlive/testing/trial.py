@@ -26,7 +26,7 @@ from ..engine import Engine
 from ..registry import Registry
 from ..runtime import AsyncRuntime, SyncRuntime, run_now
 from ..store import AsyncStore, Settings
-from ..sync import Store, Thread
+from ..sync import Lock, Run, Store, Thread
 from .interposed import Interposed
 from .records import Waist
 
@@ -227,22 +227,27 @@ class _Awaited:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # what a test looks at behind the store is the same in both colours
-            return getattr(
-                self._inner._store if isinstance(self._inner, Store) else self._inner._thread, name
-            )
+            return getattr(_behind(self._inner), name)
         found = getattr(self._inner, name)
         if not callable(found):
             return found
-        if name == "thread":
+        if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(found(*args, **options))
-        if name in ("history", "threads"):
+        if name in ("history", "threads", "runs", "interrupted"):
             return lambda **options: _each(found(**options))
 
         async def call(*args: Any, **options: Any) -> Any:
             result = found(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
-            return _Awaited(result) if isinstance(result, Thread) else result
+            return _Awaited(result) if isinstance(result, Thread | Run | Lock) else result
 
         return call
+
+
+def _behind(inner: Any) -> Any:
+    """Return what a sync object stands before."""
+    return next(
+        getattr(inner, name) for name in ("_store", "_thread", "_run", "_lock") if hasattr(inner, name)
+    )
 
 
 async def _each(items: Iterable[T]) -> AsyncIterator[T]:

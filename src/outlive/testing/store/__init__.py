@@ -12,6 +12,7 @@ from .listing import ListingContract
 from .pending import PendingContract
 from .pruning import PruningContract
 from .races import RaceContract
+from .runs import RunContract
 from .saving import SavingContract
 from .sharing import SharingContract
 from .typed import TypedContract
@@ -33,6 +34,7 @@ class StoreContract(
     DamageContract,
     DelayedContract,
     ArgumentContract,
+    RunContract,
 ):
     """What a thread and a store do, each a test."""
 
