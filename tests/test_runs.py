@@ -26,6 +26,7 @@ from outlive.errors import (
     StepUnfinished,
     ThreadBusy,
 )
+from outlive.runtime import run_now
 from outlive.testing.servers import PostgresServer
 
 ALL = [*BACKENDS, *SERVERS]
@@ -534,6 +535,40 @@ def test_gathered_steps_of_one_name_keep_their_results_apart_after_a_crash(backe
         ]
         assert found == [f"answer {n}" for n in range(5)]
         assert called == [0]
+
+
+@pytest.mark.parametrize("backend", ["memory", *ALL])
+def test_heartbeats_and_saves_at_once_do_not_stand_in_each_others_way(backend, url):
+    with outlive.open(url) as store, contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(store.run(f"t{n}", lease_s=0.5)) for n in range(4)]
+        end = time.monotonic() + 1.5
+        beats = threading.Thread(target=lambda: [run_now(store._store._heart.beat()) for _ in range(60)])
+        beats.start()
+        n = 0
+        while time.monotonic() < end or beats.is_alive():
+            n += 1
+            for run in runs:
+                run.save({"n": n})
+                run.step("s", lambda n=n: n)
+        beats.join()
+
+
+def test_a_forked_child_does_not_write_in_the_name_of_its_parents_run(tmp_path):
+    with outlive.open(f"sqlite:///{tmp_path}/store.db") as store, store.run("t", run_id="r") as run:
+        run.save({"n": 1})
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with pytest.raises(RunBusy):
+                    run.save({"n": "child"})
+                run.__exit__(SystemExit, SystemExit(), None)
+                store.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        run.save({"n": 2})
 
 
 # Beside -----------------------------------------------------------------------------------------------------------

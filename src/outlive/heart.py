@@ -26,6 +26,7 @@ class Beating(Protocol):
 
     def renewal(self) -> Commit: ...
     def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
     async def give_up(self) -> None: ...
 
 
@@ -69,7 +70,7 @@ class Heart:
         except OutliveError:
             return
         for run, result in zip(runs, results, strict=True):
-            if isinstance(result, LeaseLost | EntryHeld):
+            if isinstance(result, LeaseLost | EntryHeld) and not run.is_overtaken(result):
                 run.lose(result)
 
     def _terminate(self) -> None:

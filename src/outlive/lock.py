@@ -122,5 +122,8 @@ class AsyncLock:
             error if isinstance(error, LeaseLost) else LeaseLost(self._key.id, LOCK, self._namespace, 0, None)
         )
 
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+        return False
+
     async def give_up(self) -> None:
         await self.release()

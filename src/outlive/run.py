@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -323,7 +324,7 @@ class AsyncRun:
 
     async def give_up(self) -> None:
         """Its store is closed under it."""
-        if self._is_live:
+        if self._is_live and self._is_mine():
             await self.interrupt()
 
     async def __aenter__(self) -> Self:
@@ -332,7 +333,7 @@ class AsyncRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_live:
+        if not self._is_live or not self._is_mine():
             return
         if error is None:
             await self._complete_or_fail()
@@ -353,7 +354,13 @@ class AsyncRun:
 
     # Writing
 
+    def _is_mine(self) -> bool:
+        """A forked child has its parent's objects, not its runs."""
+        return self.info.owner is not None and self.info.owner.pid == os.getpid()
+
     def _check_live(self) -> None:
+        if self._is_live and not self._is_mine():
+            raise RunBusy(self.id, None)
         if self._is_lost:
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
         if not self._is_live:
@@ -363,8 +370,11 @@ class AsyncRun:
         return (RUN, self.id, self._epoch, self._fence)
 
     def _renewals(self, body: bytes | None = None) -> tuple[Entry, ...]:
-        """Return the entries that renew the leases; called under the mutex, by every write."""
+        """Return the entries that renew the leases, of a revision of their own; called under the mutex, by every write."""
         self._revision += 1
+        return self._leases(body)
+
+    def _leases(self, body: bytes | None = None) -> tuple[Entry, ...]:
         run = Entry(
             RUN, self.id, body, RUNNING,
             epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
@@ -391,11 +401,17 @@ class AsyncRun:
 
     def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         """Note that another process has taken this run or its place over."""
-        self._is_lost = True
-        self._stop()
+        if self._is_live:
+            self._is_lost = True
+            self._stop()
         if isinstance(error, LeaseLost):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)
+
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+        """Tell whether a renewal was refused only because a newer write of this very run came first."""
+        stored = error.stored if isinstance(error, EntryHeld) else None
+        return isinstance(stored, Entry) and stored.fence == self._fence
 
     async def write_entries(self, *entries: Entry) -> Receipt:
         """Store entries of this run durably."""
@@ -404,10 +420,8 @@ class AsyncRun:
             return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
 
     def renewal(self) -> Commit:
-        """Return the commit that renews the leases and nothing else."""
-        return Commit(
-            self.thread._key, entries=self._renewals(), fence=self._token() if self._fence else None
-        )
+        """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
+        return Commit(self.thread._key, entries=self._leases(), fence=self._token() if self._fence else None)
 
 
 def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:
