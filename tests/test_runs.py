@@ -687,13 +687,18 @@ def work_until_terminated(report, url, in_thread):
             report("saved")
             time.sleep(30)
 
-    if in_thread:
-        with store.run("main", run_id="m"):  # so that the handler is set
-            thread = threading.Thread(target=work, daemon=True)
-            thread.start()
-            thread.join()
-    else:
-        work()
+    try:
+        if in_thread:
+            with store.run("main", run_id="m"):  # so that the handler is set
+                thread = threading.Thread(target=work, daemon=True)
+                thread.start()
+                thread.join()
+        else:
+            work()
+    finally:  # as the interpreter does when it ends, and this worker does not
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
