@@ -33,10 +33,8 @@ from ..errors import (
     Corrupt,
     NotReplicated,
     OutliveError,
-    StaleBase,
     StoreBusy,
     StoreClosed,
-    ThreadNotEmpty,
 )
 from . import redis_messages as messages
 from . import redis_rows as rows
@@ -50,8 +48,8 @@ from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .rules import Clock, decide
-from .server import Attempts, Deadline
-from .snapshot import is_plain, what_was_done
+from .server import Attempts, Deadline, GivenUp
+from .snapshot import done_before, is_plain
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
@@ -83,6 +81,7 @@ class RedisBackend:
         self._shown = shown
         self._is_closed = False
         self._slots: dict[int, int] = {}
+        self._given_up = GivenUp()
         self._identity = Identity(self, choices.prefix)
         self._listing = Listing(self, choices.prefix, self._identity)
 
@@ -173,39 +172,39 @@ class RedisBackend:
         return results
 
     async def _commit(self, commit: Commit) -> Receipt:
+        return await self._given_up.watch(commit, lambda void: self._decided(commit, commit.token + void))
+
+    async def _decided(self, commit: Commit, tokens: bytes) -> Receipt:
         keys = self.keys(commit.thread)
         deadline = self.deadline(commit.timeout_s)
         if self.is_sharded:
             await self._identity.register(keys.bucket, deadline)
         if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
-            return await self._commit_by_rules(commit, keys, deadline)
-        args = messages.plain_commit(commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0)
+            return await self._commit_by_rules(commit, tokens, keys, deadline)
+        args = messages.plain_commit(
+            commit, tokens, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0
+        )
         return messages.receipt(commit, await self._send(self.call(keys, "commit", *args), commit, deadline))
 
-    async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """Gather, decide, apply; again when somebody else was faster, or the answer was lost."""
+    async def _commit_by_rules(
+        self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline
+    ) -> Receipt:
+        """Gather, decide, apply; again when somebody else was faster."""
         gathering = Gathering(commit)
-        sent: dict[int, Receipt] = {}
         while True:
             reply = await self.ask(
                 commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
             )
             snapshot, raw, now = gathering.snapshot(reply)
-            if snapshot.row is not None and snapshot.row.generation in sent:
-                return sent[snapshot.row.generation]  # it was done, and only the answer was lost
-            try:
-                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
-            except (ThreadNotEmpty, StaleBase):
-                if sent and (done := what_was_done(commit, snapshot)) is not None:
-                    return done
-                raise
+            if gathering.is_done:
+                return done_before(commit, snapshot)
+            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
             if effect is None:
                 return receipt
-            sent[token] = receipt
-            args = messages.effect(effect, raw, self._choices.ttl_ms)
+            args = messages.effect(effect, tokens, raw, self._choices.ttl_ms)
             reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
             messages.check_row(commit.thread, reply)
-            if reply[0] == b"ok":
+            if reply[0] in (b"ok", b"repeated"):  # an answer that was lost was the same
                 return receipt
             if deadline.left_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")

@@ -1,16 +1,18 @@
 -- An effect that `rules.decide` made of what was gathered: done if the thread is still just that. Removals come
 -- first, also because a full server then lets the rest pass.
-local expected, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 13)
+local tokens, expected, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 14)
 local doomed = split(ARGV[2])
 local raw, row = load_row()
 if row == false then return { 'damaged', raw } end
+if is_known(row, tokens) then return { 'repeated' } end
 if (raw or '') ~= expected then return { 'moved' } end
 local is_new = not row
 if is_new then
-  row = { checkpoints = 0, writes = 0, entries = 0, stored = 0, info = 0 }
+  row = { checkpoints = 0, writes = 0, entries = 0, stored = 0, info = 0, tokens = '' }
 end
 row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.info_version = unpack(new, 1, 7)
+remember(row, tokens)
 local was_listed = is_listed(row)
 if is_new then
   redis.call('HSET', M, 'row', row_text(row))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import ormsgpack
 
 from ..backend import checksum
-from ..errors import BadArgument, Corrupt, NewerFormat, StoreUnavailable
+from ..errors import BadArgument, Corrupt, NewerFormat
 from . import redis_rows as rows
 from .redis_links import Call, Link
 from .redis_nodes import slot_of
 from .redis_rows import BUCKETS
-from .server import Deadline, Lost
+from .server import BegunAnew, Deadline, Lost
 
 if TYPE_CHECKING:
     from .redis import RedisBackend
@@ -70,7 +70,7 @@ class Identity:
         except Lost:
             return  # its node may be another one than that of the thread: the next commit asks again
         if replies[1] != self._own:
-            raise StoreUnavailable("this store was emptied and begun anew by another process; open it again")
+            raise BegunAnew("this store was emptied and begun anew by another process; open it again")
         self._losses = losses
 
     async def _ask(self, name: str, *args: Any) -> Any:

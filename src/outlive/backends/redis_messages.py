@@ -25,7 +25,7 @@ class Extras:
         return self._first + len(self.values) - 1
 
 
-def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
+def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool) -> list[bytes]:
     """Return the arguments of `redis_commit.lua`."""
     thread = commit.thread
     draft = commit.checkpoints[0] if commit.checkpoints else None
@@ -33,6 +33,7 @@ def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
     extras = Extras(len(commit.chunks))
     header = (
         str(new_token()),
+        tokens.hex(),
         None if commit.generation is None else str(commit.generation),
         commit.epoch,
         None if commit.fence is None else _fence(commit.fence),
@@ -50,12 +51,13 @@ def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
     return [pack(said), blob, *_chunks(commit), *extras.values]
 
 
-def effect(done: Effect, raw: bytes, ttl_ms: int) -> list[bytes]:
+def effect(done: Effect, tokens: bytes, raw: bytes, ttl_ms: int) -> list[bytes]:
     """Return the arguments of `redis_apply.lua`."""
     thread, row, extras = done.thread, done.row, Extras(len(done.chunks))
     times = str(row.created_at), str(done.at)
     info = None if done.info is None else rows.info_value(thread, done.info, done.info_projection)
     header = (
+        tokens.hex(),
         raw,
         (str(row.generation), row.revision, row.epoch, row.seq, *times, row.info_version),
         done.everything,
@@ -152,7 +154,22 @@ def receipt(commit: Commit, reply: list[Any]) -> Receipt:
         assert stored is not None
         existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
         return Receipt(stored.row.generation, stored.row.revision, existing=existing)
+    if kind == b"repeated" and draft is None:
+        return _repeated(commit, reply)
     raise _refusal(commit, kind, reply)
+
+
+def _repeated(commit: Commit, reply: list[Any]) -> Receipt:
+    """Say what is there: this very commit was done when it came the first time."""
+    stored = rows.stored_of(commit.thread, reply[1])
+    assert stored is not None
+    entries = [
+        entry
+        if value is None
+        else rows.entry_of(commit.thread, rows.entry_field(entry.kind, entry.key), value)
+        for entry, value in zip(commit.entries, reply[2], strict=True)
+    ]
+    return Receipt(stored.row.generation, stored.row.revision, entries=tuple(entries), writes=commit.writes)
 
 
 def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
@@ -171,6 +188,8 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
         field = rows.entry_field(entry.kind, entry.key)
         stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
+    if kind == b"repeated":  # what it saved was deleted since
+        return StaleBase(thread.id)
     generation = None if reply[1] is None else int(reply[1])
     return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
 

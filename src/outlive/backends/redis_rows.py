@@ -303,6 +303,7 @@ class Stored:
     """The row of a thread, with its counts."""
 
     row: Row
+    tokens: bytes  # in hex
     updated_at: int
     checkpoints: int
     writes: int
@@ -322,8 +323,9 @@ def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
     said, check = raw[:-9], raw[-8:]
     if _sum(thread.digest.hex().encode() + said) != check:
         raise Corrupt("its row is damaged", thread=thread.id)
-    g, v, e, s, c, u, n, w, k, b, x, i = map(int, said.split())
-    return Stored(Row(g, v, e, s, c, x), u, n, w, k, b, bool(i))
+    *numbers, tokens = said.split(b" ")
+    g, v, e, s, c, u, n, w, k, b, x, i = map(int, numbers)
+    return Stored(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i))
 
 
 def info_value(thread: ThreadKey, info: bytes, projection: str | None) -> bytes:

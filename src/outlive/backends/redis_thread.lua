@@ -14,27 +14,31 @@ local function int(number) return format('%.0f', number) end
 local function hex(number) return format('%016x', number) end
 local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
 
--- The row of the thread: twelve numbers and a checksum.
-local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+-- The row of the thread: twelve numbers, the tokens of its last commits, newest first, and a checksum.
+local ROW = '^' .. string.rep('(%d+) ', 12) .. '(%x*)$'
 
 local function load_row()
   local raw = redis.call('HGET', M, 'row')
   if not raw then return nil, nil end
   local text = sub(raw, 1, -10)
-  local g, v, e, s, c, u, n, w, k, b, x, i = string.match(text, ROW)
+  local g, v, e, s, c, u, n, w, k, b, x, i, t = string.match(text, ROW)
   if not g or sum(WHO .. text) ~= sub(raw, -8) then return raw, false end
   return raw, {
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
-    info_version = tonumber(x), info = tonumber(i),
+    info_version = tonumber(x), info = tonumber(i), tokens = t,
   }
 end
 
 local function row_text(row)
-  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f', row.generation, row.revision, row.epoch,
-    row.seq, row.created, row.updated, row.checkpoints, row.writes, row.entries, row.stored, row.info_version, row.info)
+  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
+    row.seq, row.created, row.updated, row.checkpoints, row.writes, row.entries, row.stored, row.info_version, row.info, row.tokens)
   return text .. ' ' .. sum(WHO .. text)
 end
+
+-- A commit says its own token, then those of commits that were given up: these do nothing if they come after it.
+local function is_known(row, tokens) return row and string.find(row.tokens, sub(tokens, 1, 16), 1, true) end
+local function remember(row, tokens) row.tokens = sub(tokens .. row.tokens, 1, 128) end
 
 local function is_listed(row) return row.checkpoints > 0 or row.writes > 0 or row.info > 0 end
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from ..backend import Backend, Commit, unknown
+from ..backend import Backend, Commit, Receipt, unknown
 from ..errors import BadURL, Corrupt, OutcomeUnknown, StaleBase, StoreBusy, StoreError, StoreUnavailable
 from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
@@ -23,6 +23,7 @@ T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 _PATIENCE_S = 30.0  # for one attempt, when the call itself may take for ever
 _LITTLE_S = 0.5
+_MOST_GIVEN_UP = 4  # commits of one thread that are remembered
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
@@ -60,6 +61,46 @@ def lock_ms(deadline: Deadline) -> int:
     return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
 
 
+class GivenUp:
+    """Tokens of commits whose callers did not wait for the end: they may still be on their way.
+
+    They are told to the server with the thread's next commit, after which they do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[bytes, tuple[bytes, ...]] = {}  # by the thread's digest
+
+    async def watch(self, commit: Commit, send: Callable[[bytes], Awaitable[Receipt]]) -> Receipt:
+        """Send a commit with the tokens that it makes void."""
+        void = self._tokens.get(commit.thread.digest, ())
+        try:
+            receipt = await send(b"".join(void))
+        except OutcomeUnknown:
+            self._add(commit)
+            raise
+        except Exception:
+            raise
+        except BaseException:  # cancelled, or interrupted
+            self._add(commit)
+            raise
+        if void and receipt.existing is None:  # else nothing was stored, and nothing told
+            self._forget(commit, void)
+        return receipt
+
+    def _add(self, commit: Commit) -> None:
+        tokens = self._tokens.get(commit.thread.digest, ())
+        self._tokens[commit.thread.digest] = (*tokens, commit.token)[-_MOST_GIVEN_UP:]
+
+    def _forget(self, commit: Commit, void: tuple[bytes, ...]) -> None:
+        left = tuple(token for token in self._tokens.pop(commit.thread.digest, ()) if token not in void)
+        if left:
+            self._tokens[commit.thread.digest] = left
+
+
+class BegunAnew(StoreUnavailable):
+    """The server lost everything, and somebody else has begun another store there: what was done before is gone."""
+
+
 class Lost(Exception):
     """The server could not be reached or cannot do it now.
 
@@ -93,7 +134,7 @@ class Attempts:
                 return await attempt(Attempt(self.deadline, self.count))
             except Lost as lost:
                 await self._go_on(lost, commit)
-            except (StaleBase, Corrupt):
+            except (StaleBase, Corrupt, BegunAnew):
                 raise
             except StoreError as error:
                 if commit is None or not self.sent:

@@ -134,14 +134,3 @@ def done_before(commit: Commit, seen: Snapshot) -> Receipt:
         writes=commit.writes,
         removed=int(commit.removal is not None),
     )
-
-
-def what_was_done(commit: Commit, seen: Snapshot) -> Receipt | None:
-    """Return the receipt of a commit into an empty thread whose answer was lost: the thread holds just that."""
-    if not commit.expect_empty or seen.row is None or seen.checkpoints != len(commit.checkpoints):
-        return None
-    for draft in commit.checkpoints:
-        held = seen.find(draft.namespace, draft.id)
-        if held is None or (held.seq, held.body, held.chunks) != (draft.seq, draft.body, draft.chunks):
-            return None
-    return Receipt(seen.row.generation, seen.row.revision, commit.checkpoints)
