@@ -49,7 +49,7 @@ from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .rules import Clock, decide
 from .server import Attempts, Deadline, GivenUp
-from .snapshot import done_before, is_plain
+from .snapshot import done_before, is_deletion, is_plain
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
@@ -179,6 +179,8 @@ class RedisBackend:
         deadline = self.deadline(commit.timeout_s)
         if self.is_sharded:
             await self._identity.register(keys.bucket, deadline)
+        if is_deletion(commit):
+            return await self._delete(commit, tokens, keys, deadline)
         if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
             return await self._commit_by_rules(commit, tokens, keys, deadline)
         args = messages.plain_commit(
@@ -201,14 +203,23 @@ class RedisBackend:
             effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
             if effect is None:
                 return receipt
-            args = messages.effect(effect, tokens, raw, self._choices.ttl_ms)
+            base = messages.base(commit, snapshot.row)
+            args = messages.effect(effect, tokens, raw, base, self._choices.ttl_ms)
             reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
             messages.check_row(commit.thread, reply)
-            if reply[0] in (b"ok", b"repeated"):  # an answer that was lost was the same
-                return receipt
+            if reply[0] == b"ok":
+                return messages.applied(commit.thread, receipt, reply)
+            if reply[0] == b"repeated":
+                return receipt  # the answer that was lost was the same
             if deadline.left_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
             await self._link.colour.pause(random.uniform(0, 0.005))
+
+    async def _delete(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
+        """Delete a thread, whatever is there and however damaged."""
+        args = messages.deletion(commit, tokens, self._choices.ttl_ms)
+        reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
+        return messages.deleted(commit.thread, reply)
 
     async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
         """Send a commit, and wait for replicas when that is asked for."""

@@ -8,6 +8,7 @@ covered. Ids stand in the field names only, and the client's checksum binds a va
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ _RECORD = ("step", "source", "size", "added", "body", "projection", "format", "v
 _fields_of = attrgetter(*_RECORD)
 _lengths = struct.Struct(">III")
 _place = struct.Struct(">QQQI")
+_row = re.compile(rb"(\d+ ){12}[0-9a-f]*")  # what the scripts take for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,7 @@ def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
     if raw is None:
         return None
     said, check = raw[:-9], raw[-8:]
-    if _sum(thread.digest.hex().encode() + said) != check:
+    if _sum(thread.digest.hex().encode() + said) != check or not _row.fullmatch(said):
         raise Corrupt("its row is damaged", thread=thread.id)
     *numbers, tokens = said.split(b" ")
     g, v, e, s, c, u, n, w, k, b, x, i = map(int, numbers)

@@ -31,8 +31,11 @@ local function load_row()
 end
 
 local function row_text(row)
+  -- Counts are never below 0, also when a damaged value told a wrong size.
+  local function count(number) return math.max(0, number) end
   local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
-    row.seq, row.created, row.updated, row.checkpoints, row.writes, row.entries, row.stored, row.info_version, row.info, row.tokens)
+    row.seq, row.created, row.updated, count(row.checkpoints), count(row.writes), count(row.entries), count(row.stored),
+    row.info_version, row.info, row.tokens)
   return text .. ' ' .. sum(WHO .. text)
 end
 
@@ -108,7 +111,7 @@ end
 
 local function body_bytes(value)
   local is_whole, _, _, body = pcall(lengths, value)
-  return is_whole and body or 0 -- a damaged record must not stop a script that has begun to write
+  return is_whole and body <= #value and body or 0 -- a damaged record must not stop a script that has begun to write
 end
 
 local function names_and_run(value)
@@ -135,7 +138,7 @@ local function lines(tenant, field, ending)
   local line = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO .. ending
   local status = sub(ending, 18)
   if status == '' then return line, line end
-  local at = string.find(field, '\0', 1, true)
+  local at = string.find(field, '\0', 1, true) or #field -- a damaged name has none
   local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. WHO
   return line, by .. sub(ending, 1, 17)
 end

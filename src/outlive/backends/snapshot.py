@@ -35,6 +35,31 @@ def is_plain(commit: Commit) -> bool:
     return commit.generation is not None or not unbrought(commit)
 
 
+def is_apart(commit: Commit) -> bool:
+    """Tell whether a commit may come behind plain ones that it has not seen: it neither puts nor expects what they put."""
+    return not (
+        commit.checkpoints
+        or commit.writes
+        or commit.entries
+        or commit.merge
+        or commit.expect_empty
+        or commit.expect_head is not None
+        or commit.fence is not None
+        or commit.epoch is not None
+    )
+
+
+def is_deletion(commit: Commit) -> bool:
+    """Tell whether a commit deletes its thread and does nothing else, whatever the thread is like."""
+    return (
+        commit.removal is not None
+        and commit.removal.everything
+        and is_apart(commit)
+        and not (commit.chunks or commit.rewrites)
+        and (commit.info, commit.info_version, commit.generation) == (None, None, None)
+    )
+
+
 def unbrought(commit: Commit) -> set[bytes]:
     """Return the chunks that a commit names without carrying them."""
     return named(commit) - {name for name, _ in commit.chunks}
