@@ -40,6 +40,7 @@ from outlive.errors import (
 from outlive.runtime import run_now
 from outlive.testing import Opener, Trial
 from outlive.testing.proxy import FaultProxy
+from outlive.testing.records import draft
 from outlive.testing.servers import ValkeyServer
 from outlive.testing.servers.valkey import _make_certificate
 from outlive.testing.trial import AsyncDriver, SyncDriver
@@ -315,6 +316,41 @@ def test_a_server_that_comes_back_empty_gets_its_identity_from_who_still_has_it(
             assert again(other.verify()).problems == ()
 
 
+@pytest.mark.parametrize("where", ["valkey_server", "cluster"])
+@pytest.mark.parametrize("id", ["t", "new"])
+def test_a_store_that_was_emptied_under_a_process_is_still_its_own(where, id, colour, request):
+    servers = request.getfixturevalue(where)
+    with opened(servers.url, colour) as (run, store):
+        run(store.thread("t").save({"n": 1, "text": "x" * 5000}))
+        for server in [servers] if where == "valkey_server" else servers.masters():
+            server.call("FLUSHALL")
+        run(store.thread(id).save({"n": 2, "text": "x" * 5000}))
+        with opened(servers.url) as (again, other):
+            assert again(other.thread(id).load()) == {"n": 2, "text": "x" * 5000}
+            assert again(thread_ids(other)) == [id]
+            again(other.thread("u").save({"text": "y" * 5000}))
+            assert run(store.thread("u").load()) == {"text": "y" * 5000}
+            assert again(other.verify()).problems == ()
+
+
+def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew_the_old_one(valkey_server):
+    with opened(valkey_server.url) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        valkey_server.call("FLUSHALL")
+        other = redis_url.serve(valkey_server.url, {}).sync(30)
+        run_now(other.identity(b"n" * 32))
+        run_now(commit_one(other, Commit(ThreadKey.of("", "theirs"), (draft("a"),))))
+        for call in (
+            lambda: store.thread("t").save({"n": 2}),
+            lambda: store.thread("new").save({"n": 2}),
+            lambda: store.thread("new").update({"title": "x"}),
+        ):
+            with pytest.raises(StoreUnavailable, match="begun anew"):
+                run(call())
+        assert [row.id for row in run_now(other.threads(""))] == ["theirs"]
+        run_now(other.close())
+
+
 def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one(colour):
     with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
         run(store.thread("t").save({"n": 1}))
@@ -524,6 +560,36 @@ def test_a_full_server_refuses_saves_and_still_deletes(colour):
             assert sorted(run(thread_ids(store))) == sorted([*saved[4:], "late"])
 
 
+def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server, colour):
+    with opened(valkey_server.url) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        with opened(valkey_server.url, colour) as (other, newcomer):
+            valkey_server.call("CONFIG", "SET", "maxmemory", "1")
+            try:
+                with pytest.raises(StoreFull):
+                    other(newcomer.thread("u").save({"n": 1}))
+                assert other(newcomer.thread("t").delete())
+            finally:
+                valkey_server.call("CONFIG", "SET", "maxmemory", "0")
+            assert not run(store.thread("t").exists())
+            other(newcomer.thread("u").save({"n": 1}))
+        assert run(thread_ids(store)) == ["u"]
+        assert run(store.verify()).problems == ()
+
+
+def test_what_adds_nothing_registers_nothing(valkey_server, cluster, colour):
+    for url, server in ((valkey_server.url, valkey_server), (cluster.url, None)):
+        with opened(url, colour) as (run, store):
+            backend = store._engine.backend
+            for number in range(5):
+                key = ThreadKey.of("", f"{number}")
+                run(commit_one(backend, Commit(key, removal=Removal(everything=True))))
+                run(commit_one(backend, Commit(key, removal=Removal(checkpoints=(("", "a"),)))))
+            assert backend._identity.buckets == set()
+            if server is not None:
+                assert server.call("HKEYS", "outlive:identity") == [b"key"]
+
+
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-lru", "noeviction"])
 def test_a_server_that_throws_records_away_is_refused(policy):
     with ValkeyServer(ram=True, maxmemory_policy=policy) as server:
@@ -565,6 +631,22 @@ def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url
             run(store.thread("t").save({"n": 1}, id="a", timeout_s=1.5))
     with opened(valkey_url, colour) as (run, store):
         assert run(store.thread("t").load()) == {"n": 1}
+
+
+@pytest.mark.parametrize("what", ["a plain save", "two checkpoints", "what is there"])
+def test_a_lost_reply_is_no_reason_not_to_wait_for_replicas(what, valkey_server, proxy):
+    drafts = (draft("a"),) if what == "a plain save" else (draft("a"), draft("b"))
+    key = ThreadKey.of("", "t")
+    with opened(proxy.through(valkey_server.url), wait_replicas=1) as (run, store):
+        backend = store._engine.backend
+        if what == "what is there":
+            with pytest.raises(NotReplicated):
+                run(commit_one(backend, Commit(key, drafts, timeout_s=1)))
+        else:
+            proxy.lose_reply(skip=len(drafts) - 1)
+        with pytest.raises(NotReplicated):
+            run(commit_one(backend, Commit(key, drafts, timeout_s=3)))
+        assert proxy.replies_lost == (what != "what is there")
 
 
 def test_a_save_that_was_confirmed_is_on_the_replica(valkey_server):
@@ -877,10 +959,11 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
 def test_a_store_whose_naming_key_is_gone_is_not_given_another(valkey_server):
     with opened(valkey_server.url) as (run, store):
         run(store.thread("t").save({"n": 1}))
-    valkey_server.call("HDEL", "outlive:identity", "key")
-    with pytest.raises(Corrupt, match="naming key"):
-        with opened(valkey_server.url):
-            pass
+    for command in (("HDEL", "outlive:identity", "key"), ("DEL", "outlive:identity")):
+        valkey_server.call(*command)
+        with pytest.raises(Corrupt, match="naming key"):
+            with opened(valkey_server.url):
+                pass
 
 
 # Processes ------------------------------------------------------------------------------------------------------

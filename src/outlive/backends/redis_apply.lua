@@ -7,7 +7,10 @@ local doomed = split(ARGV[2])
 local raw, row = load_row()
 local is_damaged = row == false
 if is_damaged and not (base and everything) then return { 'damaged', raw } end
-if is_known(row, tokens) then return { 'repeated', raw } end
+if is_known(row, tokens) then
+  redis.call('HSET', M, 'row', raw) -- so that WAIT waits for what this connection wrote
+  return { 'repeated', raw }
+end
 local at, is_new = now(), not row
 local generation, revision, version, until_ = unpack(base or {}, 1, 4)
 if not base then
@@ -16,6 +19,8 @@ elseif generation then
   if is_new or row.generation ~= generation or row.revision < revision then return { 'moved' } end
   if version and row.info_version ~= version then return { 'moved' } end
 end
+
+if is_new and is_elsewhere() then return { 'elsewhere' } end
 
 -- What is to go and what is to be replaced
 local olds, spent = {}, 0
@@ -54,6 +59,7 @@ end
 remember(row, tokens)
 if is_new and not is_damaged then
   redis.call('HSET', M, 'row', row_text(row))
+  register()
   redis.call('UNLINK', R, O, C, W, E)
 end
 

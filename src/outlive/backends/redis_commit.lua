@@ -78,6 +78,8 @@ for i = 1, #entries do
   end
 end
 
+if not row and is_elsewhere() then return { 'elsewhere' } end
+
 -- From here on nothing refuses. The first write is one that a full server refuses, before anything was changed.
 local parent = draft and draft[3] and row and head_of(draft[1]) or draft and draft[4] or false
 local is_new = not row
@@ -87,6 +89,7 @@ if is_new then
     entries = 0, stored = 0, info_version = 0, info = 0, tokens = '',
   }
   redis.call('HSET', M, 'row', row_text(row))
+  register()
   redis.call('UNLINK', R, O, C, W, E) -- what an eviction may have left of a former thread
 end
 local was_listed = is_listed(row)
@@ -167,4 +170,4 @@ if not was_listed then
 end
 redis.call('HSET', M, 'row', row_text(row))
 keep_alive(ttl_ms)
-return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept }
+return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }

@@ -11,6 +11,7 @@ from . import redis_rows as rows
 from .memory import new_token
 from .redis_rows import pack, pair_field, text
 from .rules import Effect, Row
+from .server import BegunAnew
 from .snapshot import is_apart
 
 
@@ -172,9 +173,11 @@ def _row(thread: ThreadKey, reply: list[Any]) -> Row:
     return stored.row
 
 
-def check_row(thread: ThreadKey, reply: list[Any]) -> None:
+def check(thread: ThreadKey, reply: list[Any]) -> None:
     if reply[0] == b"damaged":
         raise Corrupt("its row is damaged", thread=thread.id)
+    if reply[0] == b"elsewhere":
+        raise BegunAnew("this store was emptied and begun anew by another process; open it again")
 
 
 def receipt(commit: Commit, reply: list[Any]) -> Receipt:
@@ -183,7 +186,7 @@ def receipt(commit: Commit, reply: list[Any]) -> Receipt:
     draft = commit.checkpoints[0] if commit.checkpoints else None
     if kind == b"ok":
         return _done(commit, draft, reply)
-    check_row(thread, reply)
+    check(thread, reply)
     if kind == b"existing":
         assert draft is not None
         row = _row(thread, reply)
@@ -229,7 +232,7 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    _, generation, revision, seq, epoch, now, parent, accepted, kept = reply
+    _, generation, revision, seq, epoch, now, parent, accepted, kept, _ = reply
     placed: tuple[CheckpointRecord, ...] = ()
     if draft is not None:
         record = stamped(

@@ -1,6 +1,7 @@
 -- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries, and of the bucket: the
--- index of threads, the index of entries. Numbers in a row are below 2^53; a generation is 63 bits, so it is text.
+-- index of threads, the index of entries; and perhaps, of the store, its identity. Numbers in a row are below 2^53; a generation is 63 bits, so it is text.
 local M, R, O, C, W, E, THREADS, ENTRIES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local IDENTITY = KEYS[9]
 local WHO = M and string.sub(M, -34, -3) -- the digest, in hex
 local NONE = 4294967295 -- in place of the length of a text that is not there
 local sub, format = string.sub, string.format
@@ -44,6 +45,17 @@ local function is_known(row, tokens) return row and string.find(row.tokens, sub(
 local function remember(row, tokens) row.tokens = sub(tokens .. row.tokens, 1, 128) end
 
 local function is_listed(row) return row.checkpoints > 0 or row.writes > 0 or row.info > 0 end
+
+-- A thread begins only in the store that its writer knows, whose naming key is the last argument, and its bucket is noted
+-- with it. (A Cluster has the identity on another node: there the client does that.)
+local function is_elsewhere()
+  local held = IDENTITY and redis.call('HGET', IDENTITY, 'key')
+  return held and held ~= ARGV[#ARGV]
+end
+
+local function register()
+  if IDENTITY then redis.call('HSET', IDENTITY, 'key', ARGV[#ARGV], string.match(M, '{(%d+)}'), '1') end
+end
 
 -- Commands take some thousand arguments at most: pages.
 local function hmget(key, fields)

@@ -267,7 +267,8 @@ def _limits(chosen: Chosen) -> Any:
 
 
 def _backend(colour: Any, nodes: Any, chosen: Chosen, shown: str, secrets: tuple[str, ...]) -> Backend:
-    from .redis import Choices, RedisBackend
+    from .redis import RedisBackend
+    from .redis_commits import Choices
     from .redis_links import Link
 
     return RedisBackend(Link(colour, nodes, secrets), Choices(**chosen.records), shown)

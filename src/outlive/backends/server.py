@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ..backend import Backend, Commit, Receipt, unknown
-from ..errors import BadURL, Corrupt, OutcomeUnknown, StaleBase, StoreBusy, StoreError, StoreUnavailable
+from ..errors import (
+    BadURL,
+    Corrupt,
+    NotReplicated,
+    OutcomeUnknown,
+    StaleBase,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
 T = TypeVar("T")
@@ -134,7 +143,7 @@ class Attempts:
                 return await attempt(Attempt(self.deadline, self.count))
             except Lost as lost:
                 await self._go_on(lost, commit)
-            except (StaleBase, Corrupt, BegunAnew):
+            except (StaleBase, Corrupt, BegunAnew, NotReplicated):
                 raise
             except StoreError as error:
                 if commit is None or not self.sent:

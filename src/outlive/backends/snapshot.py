@@ -49,14 +49,19 @@ def is_apart(commit: Commit) -> bool:
     )
 
 
+def removes_only(commit: Commit) -> bool:
+    """Tell whether a commit puts nothing."""
+    return is_apart(commit) and not (commit.chunks or commit.rewrites) and commit.info is None
+
+
 def is_deletion(commit: Commit) -> bool:
     """Tell whether a commit deletes its thread and does nothing else, whatever the thread is like."""
     return (
         commit.removal is not None
         and commit.removal.everything
-        and is_apart(commit)
-        and not (commit.chunks or commit.rewrites)
-        and (commit.info, commit.info_version, commit.generation) == (None, None, None)
+        and removes_only(commit)
+        and commit.info_version is None
+        and commit.generation is None
     )
 
 
