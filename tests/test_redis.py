@@ -21,7 +21,7 @@ import redis
 import redis.asyncio
 import redis.sentinel
 
-from outlive.backend import Commit, Entry, Removal, ThreadKey
+from outlive.backend import NEXT, Commit, Entry, Removal, ThreadKey
 from outlive.backend import commit as commit_one
 from outlive.backends import redis_url
 from outlive.backends.redis_rows import _sum
@@ -29,6 +29,7 @@ from outlive.errors import (
     BadArgument,
     BadURL,
     Corrupt,
+    LeaseLost,
     NotReplicated,
     OutcomeUnknown,
     OutliveError,
@@ -481,6 +482,38 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
         assert run(store._engine.backend.inventory(ThreadKey.of("", "t"))).generation != generation
         assert run(thread.load(first.id)) is None
         assert run(store.verify()).problems == ()
+
+
+@pytest.mark.parametrize("puts_info", [False, True])
+def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
+    puts_info, valkey_server, colour
+):
+    key, info = ThreadKey.of("", "t"), b"info" if puts_info else None
+    with opened(valkey_server.url, colour, ttl_s=0.3) as (run, store):
+        backend = store._engine.backend
+
+        def put(**fields):
+            entry = Entry("run", "r", fence=NEXT, **fields)
+            return run(commit_one(backend, Commit(key, entries=(entry,), info=info))).entries[0].fence
+
+        def bodies(**asked):
+            return [entry.body for _, entry in run(backend.entries("", "run", **asked))]
+
+        old = put(body=b"old", status="running", lease_s=0.1)
+        for other in ("other", "third"):
+            run(
+                commit_one(backend, Commit(key, entries=(Entry("run", other, b"old", "running"),), info=info))
+            )
+        run(nap(0.4))
+        new = put(body=b"new", status="completed", lease_s=600)
+        assert new > old + 3
+        with pytest.raises(LeaseLost):
+            run(commit_one(backend, Commit(key, fence=("run", "r", 0, old))))
+        assert bodies(statuses=["running"]) == bodies(lapsed=True) == []
+        assert bodies() == bodies(lapsed=False) == bodies(statuses=["completed", ""]) == [b"new"]
+        lines = valkey_server.call("ZRANGE", backend.keys(key).all[7], 0, -1)
+        assert len(lines) == 2  # by key, and by status
+        assert run(backend.audit(key)) == []
 
 
 def test_a_save_that_builds_on_a_thread_that_ended_starts_anew(valkey_url):

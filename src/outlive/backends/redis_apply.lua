@@ -41,7 +41,7 @@ if everything and not raw then gone = 0 end
 if everything and raw then gone = math.max(redis.call('HLEN', R), (is_damaged or is_listed(row)) and 1 or 0) end
 
 if is_new then
-  row = { revision = 0, epoch = 0, seq = 0, created = int(at), checkpoints = 0, writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, tokens = '' }
+  row = { revision = first_revision(ttl_ms, at), epoch = 0, seq = 0, created = int(at), checkpoints = 0, writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, tokens = '' }
   if is_damaged then
     row.revision = at -- more than any before
     local last = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]

@@ -85,7 +85,7 @@ local parent = draft and draft[3] and row and head_of(draft[1]) or draft and dra
 local is_new = not row
 if is_new then
   row = {
-    generation = fresh, revision = 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0, writes = 0,
+    generation = fresh, revision = first_revision(ttl_ms, at), epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0, writes = 0,
     entries = 0, stored = 0, info_version = 0, info = 0, tokens = '',
   }
   redis.call('HSET', M, 'row', row_text(row))

@@ -16,7 +16,7 @@ from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_rows import Keys
 from .redis_scripts import script
-from .rules import Clock, decide
+from .rules import Clock, Row, decide
 from .server import Deadline, GivenUp
 from .snapshot import done_before, is_deletion, is_plain, removes_only
 
@@ -85,12 +85,14 @@ class Commits:
                 commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
             )
             snapshot, raw, now = gathering.snapshot(reply)
+            if not raw and self._choices.ttl_ms:
+                snapshot.row = Row(new_token(), now, 0, 0, now)  # see `first_revision` in redis_thread.lua
             if gathering.is_done:
                 return await self._settle(commit, done_before(commit, snapshot), keys, deadline)
             effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
             if effect is None:
                 return await self._settle(commit, receipt, keys, deadline)
-            base = messages.base(commit, snapshot.row)
+            base = messages.base(commit, snapshot.row) if raw else None
             args = messages.effect(effect, tokens, raw, base, self._choices.ttl_ms)
             reply = await self._send(self._putting(keys, "apply", args, may_begin=not raw), commit, deadline)
             messages.check(commit.thread, reply)

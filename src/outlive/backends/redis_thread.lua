@@ -155,10 +155,21 @@ local function lines(tenant, field, ending)
   return line, by .. sub(ending, 1, 17)
 end
 
-local function index_entry(tenant, field, value)
+local function ending(value)
   local status, clock = status_clock(value)
-  local one, two = lines(tenant, field, sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status)
+  return sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status
+end
+
+local function index_entry(tenant, field, value)
+  local one, two = lines(tenant, field, ending(value))
   redis.call('ZADD', ENTRIES, 0, one, 0, two)
+end
+
+local function is_asked(value, statuses, lapsed, at)
+  local status, clock = status_clock(value)
+  local fits = not statuses
+  for i = 1, statuses and #statuses or 0 do fits = fits or statuses[i] == status end
+  return fits and (lapsed == 'any' or lapsed == (clock ~= 'redis' or sub(value, 49, 64) <= at))
 end
 
 local function forget_entry(tenant, field)
@@ -170,12 +181,19 @@ local function forget_entry(tenant, field)
   end
 end
 
+-- All keys of a thread end at one moment. A handle without a TTL leaves the one that the thread has.
 local function keep_alive(ttl_ms)
-  if ttl_ms > 0 then
-    redis.call('PEXPIRE', M, ttl_ms)
-  else
-    ttl_ms = redis.call('PTTL', M)
-    if ttl_ms <= 0 then return end
+  local ends = math.floor(now() / 1000) + ttl_ms
+  if ttl_ms == 0 then
+    local left = redis.call('PTTL', M)
+    if left <= 0 then return end
+    ends = redis.pcall('PEXPIRETIME', M) -- since Redis 7
+    if type(ends) ~= 'number' then ends = math.floor(now() / 1000) + left end
   end
-  for i = 2, 6 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+  for i = 1, 6 do
+    if ttl_ms > 0 or redis.call('PTTL', KEYS[i]) == -1 then redis.call('PEXPIREAT', KEYS[i], int(ends)) end
+  end
 end
+
+-- A thread that a TTL has taken leaves no counter behind: where there is one, revisions, and so fences, start with the time.
+local function first_revision(ttl_ms, at) return ttl_ms > 0 and at or 0 end
