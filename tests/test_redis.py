@@ -21,9 +21,10 @@ import redis
 import redis.asyncio
 import redis.sentinel
 
+import outlive
 from outlive.backend import NEXT, Commit, Entry, Removal, ThreadKey
 from outlive.backend import commit as commit_one
-from outlive.backends import redis_url
+from outlive.backends import postgres_url, redis_url
 from outlive.backends.redis_rows import _sum
 from outlive.errors import (
     BadArgument,
@@ -1117,6 +1118,48 @@ def test_a_wrong_url_is_told_what_to_type(url):
     with pytest.raises(BadURL, match=WRONG[url]) as wrong:
         redis_url.serve(url, {})
     assert "s3cret" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:12?hunter2@host:6379/0",
+        "redis://12?hunter2@host/0",
+        "redis://user:1@2?hunter2&x@host/0",
+        "redis://user:12?timeout_s=hunter2@host/0",
+        "redis+sentinel://user:1?hunter2@host/service",
+        "redis+cluster://user:1?x=hunter2@host",
+        "postgresql://user:12?hunter2@127.0.0.1/db",
+        "postgresql://user:9?application_name=a&hunter2@127.0.0.1/db",
+    ],
+)
+def test_a_question_mark_in_a_password_does_not_show_the_rest_of_it(url):
+    serve = postgres_url.serve if url.startswith("postgres") else redis_url.serve
+    for use in (outlive.open, outlive.open_async, lambda url: serve(url, {})):
+        with pytest.raises(BadURL, match="%3F") as wrong:
+            use(url)
+        shown = "".join(traceback.format_exception(wrong.value, chain=True)[-1:])
+        assert "hunter2" not in shown
+
+
+def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
+    key, most = ThreadKey.of("", "t"), 1 << 53
+    with opened(valkey_url) as (run, store):
+        backend = store._engine.backend
+        for number, commit in enumerate(
+            (
+                Commit(key, (draft("a", seq=most, epoch=1),)),
+                Commit(key, (draft("a", seq=1, epoch=most),)),
+                Commit(key, (draft("a", step=most),)),
+                Commit(key, (draft("a"),), epoch=most),
+                Commit(key, info=b"x", info_version=most, merge=True),
+            )
+        ):
+            with pytest.raises(BadArgument, match="2\\*\\*53"):
+                run(commit_one(backend, commit))
+            assert run(backend.threads("")) == [], number
+        run(commit_one(backend, Commit(key, (draft("a", seq=most - 1, epoch=most - 1, step=most - 1),))))
+        assert run(backend.read(key, "")).record.order[:2] == (most - 1, most - 1)
 
 
 def test_an_option_stands_in_the_url_or_beside_it_and_not_in_both():

@@ -52,6 +52,7 @@ class Commits:
 
     async def commit(self, commit: Commit) -> Receipt:
         """Do a commit or raise why not."""
+        messages.check_numbers(commit)
         return await self._given_up.watch(commit, lambda void: self._decide(commit, commit.token + void))
 
     async def _decide(self, commit: Commit, tokens: bytes) -> Receipt:

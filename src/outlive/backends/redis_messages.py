@@ -6,13 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from ..backend import NEXT, CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
-from ..errors import Corrupt, EntryHeld, EpochPassed, HeadMoved, LeaseLost, OutliveError, StaleBase
+from ..errors import (
+    BadArgument,
+    Corrupt,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    OutliveError,
+    StaleBase,
+)
 from . import redis_rows as rows
 from .memory import new_token
 from .redis_rows import pack, pair_field, text
 from .rules import Effect, Row
 from .server import BegunAnew
 from .snapshot import is_apart
+
+_MOST = 1 << 53  # a script has floating-point numbers only
 
 
 class Extras:
@@ -25,6 +36,16 @@ class Extras:
     def add(self, value: bytes) -> int:
         self.values.append(value)
         return self._first + len(self.values) - 1
+
+
+def check_numbers(commit: Commit) -> None:
+    """Refuse numbers that a script cannot count with."""
+    given = [commit.epoch, commit.info_version]
+    for draft in commit.checkpoints:
+        given += [draft.epoch, draft.seq, draft.created_at, draft.step, draft.version]
+    for number in given:
+        if number is not None and abs(number) >= _MOST:
+            raise BadArgument(f"Redis counts to 2**53, and a record of this commit has {number}")
 
 
 def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool) -> list[bytes]:
@@ -144,7 +165,7 @@ def base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
     if row is None or not is_apart(commit):
         return None
     version = None if commit.info is None and commit.info_version is None else row.info_version
-    until = 0 if commit.removal is None else commit.removal.chunks_until
+    until = 0 if commit.removal is None else min(commit.removal.chunks_until, _MOST)
     return str(row.generation), row.revision, False if version is None else version, until
 
 

@@ -183,10 +183,23 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
 
 
+def query_of(url: str) -> list[tuple[str, str]]:
+    """Return the options in a URL. What may be the rest of a password is no option, and is not repeated."""
+    rest, _, query = url.partition("?")
+    place = rest.partition("://")[2]
+    pairs = parse_qsl(query.partition("#")[0], keep_blank_values=True)
+    has_host = bool(place) and not place.startswith("/")
+    if (has_host and "@" in query) or any(set(name) & set("@/:") for name, _ in pairs):
+        raise BadURL(
+            "the options of this URL cannot be read; inside a password or a value '?' is written %3F, '@' %40, '/' %2F"
+        )
+    return pairs
+
+
 def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Move what stands in the query of a URL under a known name to the options beside it."""
-    rest, mark, query = url.partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
+    rest, mark, _ = url.partition("?")
+    pairs = query_of(url)
     known = set(known)
     ours = {name: value for name, value in pairs if name in known}
     if twice := ours.keys() & options.keys():
