@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 
 import outlive
+from outlive.backend import ABSENT, NEXT, Commit, Entry, Receipt, Removal, ThreadKey
+from outlive.backends import postgres_url, redis_url
+from outlive.runtime import run_now
 from outlive.testing.proxy import FaultProxy
+from outlive.testing.records import Waist, draft, write
 
 BACKENDS = ("postgresql", "redis")
 COLOURS = ("sync", "async")
@@ -221,6 +226,239 @@ def test_an_outcome_that_nobody_knows_is_said_and_settled_by_saving_the_same_id(
         proxy.mode = "pass"
         assert thread.save({"n": 1}, id=caught.value.checkpoint_id).seq == 2
         assert [one.seq for one in thread.history()] == [2, 1]
+
+
+# At the waist ---------------------------------------------------------------------------------------------------
+
+KEY = ThreadKey.of("", "t")
+
+
+@contextlib.contextmanager
+def waist(url, timeout_s=10.0):
+    """Open a backend without a store."""
+    served = (postgres_url if url.startswith("postgres") else redis_url).serve(url, {})
+    backend = served.sync(timeout_s)
+    run_now(backend.identity(b"k" * 32))
+    try:
+        yield Waist(backend, KEY)
+    finally:
+        run_now(backend.close())
+
+
+def do(found, commit):
+    (result,) = run_now(found.backend.commit_all([commit]))
+    return result
+
+
+RUN = Entry("run", "r", b"body", "running", fence=NEXT, lease_s=60)
+
+
+def entry(**fields):
+    return Commit(KEY, entries=(Entry("run", "r", **fields),))
+
+
+# What is there before, the commit whose reply is lost (given the fence before), and what its receipt says.
+ONCE = {
+    "a claim": (
+        (),
+        lambda fence: entry(body=b"x", status="running", fence=NEXT, lease_s=60, expect=ABSENT),
+        lambda receipt, fence: (
+            (receipt.entries[0].status, receipt.entries[0].fence) == ("running", fence + 1)
+        ),
+    ),
+    "a takeover": (
+        (Entry("run", "r", b"old", "running", fence=NEXT, lease_s=0.001),),
+        lambda fence: entry(body=b"x", status="running", fence=NEXT, lease_s=60, expect_lapsed=True),
+        lambda receipt, fence: receipt.entries[0].fence == fence + 1,
+    ),
+    "a completion": (
+        (RUN,),
+        lambda fence: Commit(
+            KEY,
+            entries=(Entry("run", "r", b"done", "completed", fence=fence, revision=1),),
+            fence=("run", "r", 0, fence),
+        ),
+        lambda receipt, fence: (receipt.entries[0].status, receipt.entries[0].body) == ("completed", b"done"),
+    ),
+    "a renewal": (
+        (RUN,),
+        lambda fence: entry(body=None, fence=fence, revision=1, lease_s=60, expect=(0, fence, 0)),
+        lambda receipt, fence: (receipt.entries[0].body, receipt.entries[0].revision) == (b"body", 1),
+    ),
+    "an end": (
+        (RUN,),
+        lambda fence: entry(gone=True, expect=(0, fence, 0)),
+        lambda receipt, fence: len(receipt.entries) == 1,
+    ),
+    "metadata": (
+        (),
+        lambda fence: Commit(KEY, info=b"new", info_version=0),
+        lambda receipt, fence: receipt.existing is None,
+    ),
+    "a deletion": (
+        (),
+        lambda fence: Commit(KEY, removal=Removal(everything=True)),
+        lambda receipt, fence: receipt.removed == 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_commit_that_was_done_is_not_refused_for_what_it_did_itself(backend, what, url, proxy):
+    before, commit, fits = ONCE[what]
+    lost = 0
+    with waist(proxy.through(url)) as found:
+        for skip in range(12):
+            do(found, Commit(KEY, removal=Removal(everything=True)))
+            receipt = do(found, Commit(KEY, (draft(f"c{skip}"),), entries=before))
+            fence = receipt.entries[0].fence if before else receipt.revision
+            time.sleep(0.005 if what == "a takeover" else 0)
+            proxy.lose_reply(skip=skip)
+            receipt = do(found, commit(fence))
+            assert isinstance(receipt, Receipt), (skip, receipt)
+            assert fits(receipt, fence), (skip, receipt)
+            if proxy.replies_lost == lost:
+                break
+            lost = proxy.replies_lost
+    assert lost > 0
+
+
+class Holding:
+    """A network that keeps one request back, delivers those behind it, and the one at last, when its client is gone."""
+
+    def __init__(self, url):
+        parts = urlsplit(url)
+        self._target = (parts.hostname, parts.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._holds = False
+        self._go, self._done = threading.Event(), threading.Event()
+        self._sockets = [self._listener]
+        address = f"{parts.hostname}:{parts.port}"
+        self.url = url.replace(address, f"127.0.0.1:{self._listener.getsockname()[1]}")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._go.set()
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def hold(self):
+        """Keep the next request back."""
+        self._go.clear()
+        self._done.clear()
+        self._holds = True
+
+    def deliver(self):
+        """Let it arrive, and wait until the server has answered."""
+        assert not self._holds, "nothing was held"
+        self._go.set()
+        assert self._done.wait(5)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                threading.Thread(target=self._up, args=(client, server), daemon=True).start()
+
+    def _up(self, client, server):
+        down = threading.Thread(target=self._down, args=(client, server), daemon=True)
+        down.start()
+        with contextlib.suppress(OSError):
+            while data := client.recv(65_536):
+                if self._holds:
+                    self._holds = False
+                    self._go.wait()
+                    server.sendall(data)
+                    self._done.wait()
+                    break
+                server.sendall(data)
+        server.close()
+
+    def _down(self, client, server):
+        with contextlib.suppress(OSError):
+            while data := server.recv(65_536):
+                if self._go.is_set():
+                    self._done.set()
+                with contextlib.suppress(OSError):
+                    client.sendall(data)
+
+
+LATE = {
+    "a write": lambda body: Commit(KEY, writes=(write("c", "task", -1, body),)),
+    "an entry": lambda body: Commit(KEY, entries=(Entry("note", "n", body, "s"),)),
+    "metadata": lambda body: Commit(KEY, info=body),
+    "a checkpoint": lambda body: Commit(KEY, (draft(body.decode()),)),
+}
+
+
+def once(url):
+    return f"{url}{'&' if '?' in url else '?'}max_retries=0"
+
+
+async def seen(found):
+    return (
+        [held.body for held in await found.backend.writes(KEY, None)],
+        [held.body for held in await found.entries("note")],
+        (await found.row()).info,
+        await found.head(),
+    )
+
+
+@pytest.mark.parametrize("what", LATE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_commit_whose_first_attempt_comes_late_is_done_once(backend, what, url):
+    with Holding(url) as network, waist(network.url, 1.5) as found, waist(url) as direct:
+        assert isinstance(do(found, Commit(KEY, (draft("c"),))), Receipt)
+        network.hold()
+        assert isinstance(do(found, LATE[what](b"A")), Receipt)  # by its second attempt
+        assert isinstance(do(direct, LATE[what](b"B")), Receipt)
+        before = run_now(seen(direct))
+        network.deliver()
+        assert run_now(seen(direct)) == before
+
+
+@pytest.mark.parametrize("what", LATE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_commit_that_was_given_up_does_nothing_after_the_next_one(backend, what, url):
+    with Holding(url) as network, waist(once(network.url)) as found, waist(url) as direct:
+        assert isinstance(do(found, Commit(KEY, (draft("c"),))), Receipt)
+        network.hold()
+        commit = LATE[what](b"A")
+        commit.timeout_s = 0.3
+        assert isinstance(do(found, commit), outlive.StoreError)
+        assert isinstance(do(found, LATE[what](b"B")), Receipt)
+        before = run_now(seen(direct))
+        network.deliver()
+        assert run_now(seen(direct)) == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_save_that_was_cancelled_does_nothing_after_the_next_one(backend, url):
+    async def scenario():
+        async with outlive.open_async(network.url) as store:
+            thread = store.thread("t")
+            await thread.save({"n": 0})
+            network.hold()
+            saving = asyncio.ensure_future(thread.save({"n": "cancelled"}))
+            await asyncio.sleep(0.2)
+            saving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await saving
+            await thread.save({"n": "acknowledged"})
+            await asyncio.to_thread(network.deliver)
+            assert await thread.load() == {"n": "acknowledged"}
+            assert len([one async for one in thread.history()]) == 2
+
+    with Holding(url) as network:
+        asyncio.run(scenario())
 
 
 # Round trips ----------------------------------------------------------------------------------------------------

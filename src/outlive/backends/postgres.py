@@ -43,7 +43,6 @@ from ..errors import (
     HeadMoved,
     LeaseLost,
     NewerFormat,
-    OutcomeUnknown,
     OutliveError,
     StaleBase,
     StoreError,
@@ -80,12 +79,11 @@ from .postgres_rows import (
 )
 from .postgres_statements import VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
-from .server import Attempts, lock_ms
+from .server import Attempts, GivenUp, lock_ms
 from .snapshot import is_plain
 
 T = TypeVar("T")
 _TOGETHER = 250  # commits in one transaction
-_MOST_GIVEN_UP = 4  # commits of one thread that are remembered as given up
 _MOST_BYTES = 1_000_000_000  # of one message to the server
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
@@ -104,9 +102,7 @@ class PostgresBackend:
         self._sql = statements(self._schema)
         self._place = place
         self._max_retries = max_retries
-        self._given_up: dict[
-            bytes, list[bytes]
-        ] = {}  # thread → tokens of commits that may still be on their way
+        self._given_up = GivenUp()
 
     # Calling
 
@@ -221,21 +217,7 @@ class PostgresBackend:
 
     async def _commit(self, commit: Commit) -> Receipt:
         """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
-        digest = commit.thread.digest
-        void = b"".join(self._given_up.get(digest, ())[-_MOST_GIVEN_UP:])
-        try:
-            receipt = await self._send(commit, void)
-        except OutcomeUnknown:
-            self._given_up.setdefault(digest, []).append(commit.token)
-            raise
-        except Exception:
-            raise
-        except BaseException:  # cancelled, or interrupted
-            self._given_up.setdefault(digest, []).append(commit.token)
-            raise
-        if void:
-            self._given_up.pop(digest, None)
-        return receipt
+        return await self._given_up.watch(commit, lambda void: self._send(commit, void))
 
     async def _send(self, commit: Commit, void: bytes) -> Receipt:
         _check_size(commit)

@@ -9,13 +9,10 @@ settings, not here (docs/backends.md).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..backend import (
-    ABSENT,
     CheckpointRecord,
     Commit,
     Cursor,
@@ -31,45 +28,24 @@ from ..backend import (
 )
 from ..errors import (
     Corrupt,
-    NotReplicated,
     OutliveError,
-    StaleBase,
-    StoreBusy,
     StoreClosed,
-    ThreadNotEmpty,
 )
-from . import redis_messages as messages
 from . import redis_rows as rows
-from .memory import new_token, write_order
+from .memory import write_order
 from .redis_audit import Audit
-from .redis_gathered import Gathering
+from .redis_commits import Choices, Commits
 from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_listing import Listing
 from .redis_nodes import slot_of
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
-from .rules import Clock, decide
 from .server import Attempts, Deadline
-from .snapshot import is_plain, what_was_done
 
 T = TypeVar("T")
 _PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
 _BATCH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the options of a store say about its records."""
-
-    prefix: str = "outlive:"
-    ttl_ms: int = 0
-    refreshes: bool = False  # also by reading
-    wait_replicas: int = 0
-    max_retries: int | None = None
-    idle: int = 0
-    allow_eviction: bool = False
-    timeout_s: float | None = 30.0  # of a call that does not say
 
 
 class RedisBackend:
@@ -85,6 +61,7 @@ class RedisBackend:
         self._slots: dict[int, int] = {}
         self._identity = Identity(self, choices.prefix)
         self._listing = Listing(self, choices.prefix, self._identity)
+        self._commits = Commits(self, link, choices, self._identity)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._shown}>"
@@ -167,76 +144,10 @@ class RedisBackend:
         results: list[Receipt | OutliveError] = []
         for commit in commits:
             try:
-                results.append(await self._commit(commit))
+                results.append(await self._commits.commit(commit))
             except OutliveError as error:
                 results.append(error)
         return results
-
-    async def _commit(self, commit: Commit) -> Receipt:
-        keys = self.keys(commit.thread)
-        deadline = self.deadline(commit.timeout_s)
-        if self.is_sharded:
-            await self._identity.register(keys.bucket, deadline)
-        if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
-            return await self._commit_by_rules(commit, keys, deadline)
-        args = messages.plain_commit(commit, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0)
-        return messages.receipt(commit, await self._send(self.call(keys, "commit", *args), commit, deadline))
-
-    async def _commit_by_rules(self, commit: Commit, keys: Keys, deadline: Deadline) -> Receipt:
-        """Gather, decide, apply; again when somebody else was faster, or the answer was lost."""
-        gathering = Gathering(commit)
-        sent: dict[int, Receipt] = {}
-        while True:
-            reply = await self.ask(
-                commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
-            )
-            snapshot, raw, now = gathering.snapshot(reply)
-            if snapshot.row is not None and snapshot.row.generation in sent:
-                return sent[snapshot.row.generation]  # it was done, and only the answer was lost
-            try:
-                effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), token := new_token())
-            except (ThreadNotEmpty, StaleBase):
-                if sent and (done := what_was_done(commit, snapshot)) is not None:
-                    return done
-                raise
-            if effect is None:
-                return receipt
-            sent[token] = receipt
-            args = messages.effect(effect, raw, self._choices.ttl_ms)
-            reply = await self._send(self.call(keys, "apply", *args), commit, deadline)
-            messages.check_row(commit.thread, reply)
-            if reply[0] == b"ok":
-                return receipt
-            if deadline.left_s() <= 0:
-                raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
-            await self._link.colour.pause(random.uniform(0, 0.005))
-
-    async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
-        """Send a commit, and wait for replicas when that is asked for."""
-        wanted, bucket = self._choices.wait_replicas, self.keys(commit.thread).bucket
-
-        async def work(attempt: Deadline) -> Any:
-            await self._identity.reassure(self._link, attempt)
-            first, sent = self._identity.registration(bucket), call
-            if wanted:
-                wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
-                sent = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
-            if first is None:
-                reply = await self._link.one(sent, attempt)
-            else:
-                _, reply = await self._link.all([first, sent], attempt)  # in this order, by one exchange
-                self._identity.note(bucket)
-            return self._confirmed(commit, *reply) if wanted else reply
-
-        return await self.attempt(work, deadline.remaining_s(), commit)
-
-    def _confirmed(self, commit: Commit, reply: list[Any], reached: object) -> list[Any]:
-        """Return the reply of a commit that enough replicas have."""
-        wanted = self._choices.wait_replicas
-        if reply[0] in (b"ok", b"existing") and (not isinstance(reached, int) or reached < wanted):
-            ids = [draft.id for draft in commit.checkpoints]
-            raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
-        return reply
 
     # Reading
 
@@ -401,7 +312,7 @@ class RedisBackend:
         wanted = list(names)
         while True:
             found = await self.fetch(source, wanted[:_BATCH])
-            receipt = await self._commit(Commit(target, chunks=tuple(found.items())))
+            receipt = await self._commits.commit(Commit(target, chunks=tuple(found.items())))
             wanted = wanted[_BATCH:]
             if not wanted:
                 return receipt.generation

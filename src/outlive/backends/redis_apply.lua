@@ -1,26 +1,72 @@
--- An effect that `rules.decide` made of what was gathered: done if the thread is still just that. Removals come
--- first, also because a full server then lets the rest pass.
-local expected, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 13)
+-- An effect that `rules.decide` made of what was gathered: done if the thread is still just that, or, with a base,
+-- if nothing but ordinary saves came between, which change nothing that was looked at. All that can fail is done before
+-- the first write; removals come first, also because a full server then lets the rest pass.
+local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 15)
 local doomed = split(ARGV[2])
 local raw, row = load_row()
-if row == false then return { 'damaged', raw } end
-if (raw or '') ~= expected then return { 'moved' } end
-local is_new = not row
-if is_new then
-  row = { checkpoints = 0, writes = 0, entries = 0, stored = 0, info = 0 }
+local is_damaged = row == false
+if is_damaged and not (base and everything) then return { 'damaged', raw } end
+if is_known(row, tokens) then
+  redis.call('HSET', M, 'row', raw) -- so that WAIT waits for what this connection wrote
+  return { 'repeated', raw }
 end
-row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.info_version = unpack(new, 1, 7)
-local was_listed = is_listed(row)
+local at, is_new = now(), not row
+local generation, revision, version, until_ = unpack(base or {}, 1, 4)
+if not base then
+  if (raw or '') ~= expected then return { 'moved' } end
+elseif generation then
+  if is_new or row.generation ~= generation or row.revision < revision then return { 'moved' } end
+  if version and row.info_version ~= version then return { 'moved' } end
+end
+
+if is_new and is_elsewhere() then return { 'elsewhere' } end
+
+-- What is to go and what is to be replaced
+local olds, spent = {}, 0
+for i = 1, #removed do olds[removed[i]] = redis.call('HGET', R, removed[i]) end
+local sizes = {}
+for i = 1, #doomed do
+  local stamped = string.match(redis.call('HGET', C, 's' .. doomed[i]) or '', '^(%d+) ')
+  -- one that was stored again meanwhile stays
+  sizes[i] = (not base or stamped and tonumber(stamped) <= until_) and redis.call('HSTRLEN', C, 'd' .. doomed[i])
+end
+local formers = {}
+for i = 1, #records do
+  formers[i] = redis.call('HGET', R, records[i][1] .. '\0' .. records[i][2])
+  if base and not formers[i] then return { 'moved' } end
+end
+local gone = #removed
+if everything and not raw then gone = 0 end
+if everything and raw then gone = math.max(redis.call('HLEN', R), (is_damaged or is_listed(row)) and 1 or 0) end
+
 if is_new then
+  row = { revision = first_revision(ttl_ms, at), epoch = 0, seq = 0, created = int(at), checkpoints = 0, writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, tokens = '' }
+  if is_damaged then
+    row.revision = at -- more than any before
+    local last = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]
+    if last and #last > 16 then row.epoch, row.seq = struct.unpack('>I8I8', last, 2) end
+  end
+end
+local was_listed = is_damaged or is_listed(row)
+if base then
+  row.generation, row.revision, row.updated = new[1], row.revision + 1, int(at)
+  if version then row.info_version = new[7] end
+  if everything then row.info_version = 0 end
+else
+  row.generation, row.revision, row.epoch, row.seq, row.created, row.updated, row.info_version = unpack(new, 1, 7)
+end
+remember(row, tokens)
+if is_new and not is_damaged then
   redis.call('HSET', M, 'row', row_text(row))
+  register()
   redis.call('UNLINK', R, O, C, W, E)
 end
 
 if everything then
   local all = redis.call('HKEYS', E)
-  for i = 1, #all do forget_entry(tenant, all[i]) end
   redis.call('UNLINK', R, O, C, W, E)
+  for i = 1, #all do forget_entry(tenant, all[i]) end
   redis.call('HDEL', M, 'info', 'projection')
   row.checkpoints, row.writes, row.entries, row.stored, row.info = 0, 0, 0, 0, 0
 end
@@ -44,7 +90,7 @@ end
 
 for i = 1, #removed do
   local field = removed[i]
-  local old = redis.call('HGET', R, field)
+  local old = olds[field]
   if old then
     forget_order(field, old)
     redis.call('HDEL', R, field)
@@ -58,9 +104,12 @@ for i = 1, #removed do
   end
 end
 for i = 1, #doomed do
-  row.stored = row.stored - redis.call('HSTRLEN', C, 'd' .. doomed[i])
-  redis.call('HDEL', C, 'd' .. doomed[i], 's' .. doomed[i])
+  if sizes[i] then
+    spent = spent + sizes[i]
+    redis.call('HDEL', C, 'd' .. doomed[i], 's' .. doomed[i])
+  end
 end
+row.stored = row.stored - spent
 
 for i = 3, 3 * chunks, 3 do
   row.stored = row.stored + store_chunk(ARGV[i], int(row.revision), ARGV[i + 1], ARGV[i + 2])
@@ -69,7 +118,7 @@ end
 for i = 1, #records do
   local namespace, name, value = records[i][1], records[i][2], ARGV[records[i][3]]
   local field = namespace .. '\0' .. name
-  local old = redis.call('HGET', R, field)
+  local old = not everything and not olds[field] and formers[i]
   if old then
     if sub(old, 1, 16) ~= sub(value, 1, 16) then forget_order(field, old) end
     row.stored = row.stored - body_bytes(old)
@@ -117,6 +166,7 @@ if is_listed(row) or row.entries > 0 then
 else
   redis.call('HDEL', M, 'tenant', 'id')
 end
-redis.call('HSET', M, 'row', row_text(row))
+raw = row_text(row)
+redis.call('HSET', M, 'row', raw)
 keep_alive(ttl_ms)
-return { 'ok' }
+return { 'ok', raw, gone, spent }

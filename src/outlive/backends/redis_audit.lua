@@ -4,10 +4,9 @@ local entries = redis.call('HGETALL', E)
 local tenant, id = unpack(redis.call('HMGET', M, 'tenant', 'id'), 1, 2)
 local unseen = {}
 for i = 1, #entries, 2 do
-  local is_whole, status, clock = pcall(status_clock, entries[i + 1])
+  local is_whole, its = pcall(ending, entries[i + 1])
   if tenant and is_whole then
-    local ending = sub(entries[i + 1], 49, 64) .. (clock == 'redis' and '1' or '0') .. status
-    local one, two = lines(tenant, entries[i], ending)
+    local one, two = lines(tenant, entries[i], its)
     if not redis.call('ZSCORE', ENTRIES, one) or not redis.call('ZSCORE', ENTRIES, two) then unseen[#unseen + 1] = entries[i] end
   end
 end

@@ -1,6 +1,6 @@
 -- An ordinary save, decided here as `rules.decide` does: nothing is changed before everything holds.
-local token, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 13)
+local fresh, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 14)
 local blob, at = ARGV[2], now()
 local raw, row = load_row()
 if row == false then return { 'damaged', raw } end
@@ -12,6 +12,13 @@ if row and field then
     if touch then redis.call('HSET', M, 'row', raw) end -- so that WAIT waits for what this connection wrote
     return { 'existing', raw, stored }
   end
+end
+
+local names = {}
+for i = 1, #entries do names[i] = entries[i][1] end
+if is_known(row, tokens) then
+  if touch then redis.call('HSET', M, 'row', raw) end
+  return { 'repeated', raw, (hmget(E, names)) }
 end
 
 -- What must still hold
@@ -53,12 +60,7 @@ if expect then
   if head ~= expect[2] then return { 'head', head } end
 end
 
-local held = {}
-if #entries > 0 then
-  local fields = {}
-  for i = 1, #entries do fields[i] = entries[i][1] end
-  if row then held = hmget(E, fields) end
-end
+local held = row and hmget(E, names) or {}
 for i = 1, #entries do
   local _, payload, keeps, status, rank, is_next, gone, _, _, _, wanted, lapsed = unpack(entries[i], 1, 12)
   local stored, had, clock, old = held[i], nil, nil, nil
@@ -76,15 +78,18 @@ for i = 1, #entries do
   end
 end
 
+if not row and is_elsewhere() then return { 'elsewhere' } end
+
 -- From here on nothing refuses. The first write is one that a full server refuses, before anything was changed.
 local parent = draft and draft[3] and row and head_of(draft[1]) or draft and draft[4] or false
 local is_new = not row
 if is_new then
   row = {
-    generation = token, revision = 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0, writes = 0,
-    entries = 0, stored = 0, info_version = 0, info = 0,
+    generation = fresh, revision = first_revision(ttl_ms, at), epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0, writes = 0,
+    entries = 0, stored = 0, info_version = 0, info = 0, tokens = '',
   }
   redis.call('HSET', M, 'row', row_text(row))
+  register()
   redis.call('UNLINK', R, O, C, W, E) -- what an eviction may have left of a former thread
 end
 local was_listed = is_listed(row)
@@ -92,6 +97,7 @@ local had_entries = row.entries > 0
 row.revision = row.revision + 1
 row.epoch = math.max(row.epoch, epoch or 0)
 row.updated = int(at)
+remember(row, tokens)
 local revision = int(row.revision)
 
 for i = 3, 3 * chunks, 3 do
@@ -164,4 +170,4 @@ if not was_listed then
 end
 redis.call('HSET', M, 'row', row_text(row))
 keep_alive(ttl_ms)
-return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept }
+return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }

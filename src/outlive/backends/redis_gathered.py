@@ -16,6 +16,7 @@ class Gathering:
     """What is asked for one commit, and the answer as a snapshot."""
 
     def __init__(self, commit: Commit) -> None:
+        self.is_done = False
         self._commit = commit
         self._thread = commit.thread
         self._wanted = wanted = Wanted.of(commit)
@@ -37,7 +38,10 @@ class Gathering:
         return rows.pack_names(self._chunks)
 
     def snapshot(self, reply: list[Any]) -> tuple[Snapshot, bytes, int]:
-        """Return what `decide` may ask, the raw row that stands for its moment, and the server's time."""
+        """Return what `decide` may ask, the raw row that stands for its moment, and the server's time.
+
+        When the thread knows the commit's token, `is_done` is set.
+        """
         if reply[0] == b"damaged":
             raise Corrupt("its row is damaged", thread=self._thread.id)
         _, now, raw, info, records, heads, writes, has, entries, sizes, stamps = reply
@@ -45,13 +49,18 @@ class Gathering:
         if stored is None:
             return Snapshot(None), b"", now
         found = Snapshot(stored.row, stored.is_listed, stored.checkpoints)
+        self.is_done = self._commit.token.hex().encode() in stored.tokens
         found.metadata = rows.info_of(self._thread, stored, *info)
         self._add_records(found, records, heads)
         self._add_rest(found, writes, has, entries)
         for name, size, stamp in zip(self._chunks, sizes, stamps, strict=True):
             if stamp is not None:
                 found.chunks[name] = (size, rows.stamp_of(self._thread, name, stamp)[0])
-        if self._commit.generation == stored.row.generation and not self._needed <= found.chunks.keys():
+        if (
+            not self.is_done
+            and self._commit.generation == stored.row.generation
+            and not self._needed <= found.chunks.keys()
+        ):
             raise StaleBase(self._thread.id)
         return found, raw, now
 

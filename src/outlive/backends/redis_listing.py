@@ -23,6 +23,7 @@ from .server import Deadline
 if TYPE_CHECKING:
     from .redis import RedisBackend
 
+Place = tuple[bytes, bytes]  # (digest of the thread, field)
 _FEW = 4  # lines of an index that are asked for at first
 
 
@@ -95,14 +96,19 @@ class Listing:
         buckets = sorted(self._identity.buckets)
         ranges = [Range.of(bucket, one, text(prefix), behind) for bucket in buckets for one in starts]
         merge = self._merge(rows.entries_key, ranges, limit, (statuses, lapsed), deadline)
-        found: list[tuple[ThreadKey, Entry]] = []
+        found: dict[Place, tuple[ThreadKey, Entry]] = {}  # what has two lines for a moment is shown once
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            found += await self._values(tenant, text(kind), lines, deadline)
-        return found
+            found.update(await self._values(tenant, text(kind), lines, asked, deadline))
+        return list(found.values())
 
     async def _values(
-        self, tenant: str, kind: bytes, lines: Sequence[tuple[bytes, bytes]], deadline: Deadline
-    ) -> list[tuple[ThreadKey, Entry]]:
+        self,
+        tenant: str,
+        kind: bytes,
+        lines: Sequence[tuple[bytes, bytes]],
+        asked: Sequence[Any],
+        deadline: Deadline,
+    ) -> dict[Place, tuple[ThreadKey, Entry]]:
         """Read the entries that an index names. What went meanwhile is left out."""
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
         places = []
@@ -113,11 +119,11 @@ class Listing:
             by_thread.setdefault(digest, []).append((field, line))
         calls = [
             self._backend.call(
-                Keys.of(self._prefix, digest), "found", pack((text(tenant), *zip(*met, strict=True)))
+                Keys.of(self._prefix, digest), "found", pack((text(tenant), *zip(*met, strict=True), *asked))
             )
             for digest, met in by_thread.items()
         ]
-        values: dict[tuple[bytes, bytes], tuple[ThreadKey, Entry]] = {}
+        values: dict[Place, tuple[ThreadKey, Entry]] = {}
         replies = await self._backend.ask_all(calls, deadline.remaining_s())
         for (digest, met), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
@@ -128,7 +134,7 @@ class Listing:
             for (field, _), value in zip(met, reply[1], strict=True):
                 if value is not None:
                     values[digest, field] = (thread, rows.entry_of(thread, field, value))
-        return [values[place] for place in places if place in values]
+        return {place: values[place] for place in places if place in values}
 
     # All buckets
 

@@ -6,11 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from ..backend import NEXT, CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
-from ..errors import Corrupt, EntryHeld, EpochPassed, HeadMoved, LeaseLost, OutliveError, StaleBase
+from ..errors import (
+    BadArgument,
+    Corrupt,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    OutliveError,
+    StaleBase,
+)
 from . import redis_rows as rows
 from .memory import new_token
 from .redis_rows import pack, pair_field, text
-from .rules import Effect
+from .rules import Effect, Row
+from .server import BegunAnew
+from .snapshot import is_apart
+
+_MOST = 1 << 53  # a script has floating-point numbers only
 
 
 class Extras:
@@ -25,7 +38,17 @@ class Extras:
         return self._first + len(self.values) - 1
 
 
-def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
+def check_numbers(commit: Commit) -> None:
+    """Refuse numbers that a script cannot count with."""
+    given = [commit.epoch, commit.info_version]
+    for draft in commit.checkpoints:
+        given += [draft.epoch, draft.seq, draft.created_at, draft.step, draft.version]
+    for number in given:
+        if number is not None and abs(number) >= _MOST:
+            raise BadArgument(f"Redis counts to 2**53, and a record of this commit has {number}")
+
+
+def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool) -> list[bytes]:
     """Return the arguments of `redis_commit.lua`."""
     thread = commit.thread
     draft = commit.checkpoints[0] if commit.checkpoints else None
@@ -33,6 +56,7 @@ def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
     extras = Extras(len(commit.chunks))
     header = (
         str(new_token()),
+        tokens.hex(),
         None if commit.generation is None else str(commit.generation),
         commit.epoch,
         None if commit.fence is None else _fence(commit.fence),
@@ -50,13 +74,15 @@ def plain_commit(commit: Commit, ttl_ms: int, *, touch: bool) -> list[bytes]:
     return [pack(said), blob, *_chunks(commit), *extras.values]
 
 
-def effect(done: Effect, raw: bytes, ttl_ms: int) -> list[bytes]:
+def effect(done: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int) -> list[bytes]:
     """Return the arguments of `redis_apply.lua`."""
     thread, row, extras = done.thread, done.row, Extras(len(done.chunks))
     times = str(row.created_at), str(done.at)
     info = None if done.info is None else rows.info_value(thread, done.info, done.info_projection)
     header = (
-        raw,
+        tokens.hex(),
+        raw if base is None else False,
+        False if base is None else base,
         (str(row.generation), row.revision, row.epoch, row.seq, *times, row.info_version),
         done.everything,
         [pair_field(*pair) for pair in done.removed],
@@ -134,9 +160,45 @@ def _stored_entry(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[byte
     return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
 
 
-def check_row(thread: ThreadKey, reply: list[Any]) -> None:
+def base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
+    """Return what must still be so when the effect is applied; None: all that was gathered."""
+    if row is None or not is_apart(commit):
+        return None
+    version = None if commit.info is None and commit.info_version is None else row.info_version
+    until = 0 if commit.removal is None else min(commit.removal.chunks_until, _MOST)
+    return str(row.generation), row.revision, False if version is None else version, until
+
+
+def deletion(commit: Commit, tokens: bytes, ttl_ms: int) -> list[bytes]:
+    """Return the arguments of `redis_apply.lua` that delete a thread, whatever is there and however damaged."""
+    assert commit.removal is not None
+    done = Effect(commit.thread, Row(new_token(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase)
+    return effect(done, tokens, b"", (False, 0, False, 0), ttl_ms)
+
+
+def deleted(thread: ThreadKey, reply: list[Any]) -> Receipt:
+    """Say what a deletion did; when it was done before, that there was something."""
+    row = _row(thread, reply)
+    return Receipt(row.generation, row.revision, removed=1 if reply[0] == b"repeated" else reply[2])
+
+
+def applied(thread: ThreadKey, decided: Receipt, reply: list[Any]) -> Receipt:
+    """Return a receipt with what only the script knows."""
+    return replace(decided, revision=_row(thread, reply).revision, freed=reply[3])
+
+
+def _row(thread: ThreadKey, reply: list[Any]) -> Row:
+    stored = rows.stored_of(thread, reply[1])
+    if stored is None:
+        raise Corrupt("its row is gone", thread=thread.id)
+    return stored.row
+
+
+def check(thread: ThreadKey, reply: list[Any]) -> None:
     if reply[0] == b"damaged":
         raise Corrupt("its row is damaged", thread=thread.id)
+    if reply[0] == b"elsewhere":
+        raise BegunAnew("this store was emptied and begun anew by another process; open it again")
 
 
 def receipt(commit: Commit, reply: list[Any]) -> Receipt:
@@ -145,14 +207,27 @@ def receipt(commit: Commit, reply: list[Any]) -> Receipt:
     draft = commit.checkpoints[0] if commit.checkpoints else None
     if kind == b"ok":
         return _done(commit, draft, reply)
-    check_row(thread, reply)
+    check(thread, reply)
     if kind == b"existing":
         assert draft is not None
-        stored = rows.stored_of(thread, reply[1])
-        assert stored is not None
+        row = _row(thread, reply)
         existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
-        return Receipt(stored.row.generation, stored.row.revision, existing=existing)
+        return Receipt(row.generation, row.revision, existing=existing)
+    if kind == b"repeated" and draft is None:
+        return _repeated(commit, reply)
     raise _refusal(commit, kind, reply)
+
+
+def _repeated(commit: Commit, reply: list[Any]) -> Receipt:
+    """Say what is there: this very commit was done when it came the first time."""
+    row = _row(commit.thread, reply)
+    entries = [
+        entry
+        if value is None
+        else rows.entry_of(commit.thread, rows.entry_field(entry.kind, entry.key), value)
+        for entry, value in zip(commit.entries, reply[2], strict=True)
+    ]
+    return Receipt(row.generation, row.revision, entries=tuple(entries), writes=commit.writes)
 
 
 def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
@@ -171,12 +246,14 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
         field = rows.entry_field(entry.kind, entry.key)
         stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
+    if kind == b"repeated":  # what it saved was deleted since
+        return StaleBase(thread.id)
     generation = None if reply[1] is None else int(reply[1])
     return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    _, generation, revision, seq, epoch, now, parent, accepted, kept = reply
+    _, generation, revision, seq, epoch, now, parent, accepted, kept, _ = reply
     placed: tuple[CheckpointRecord, ...] = ()
     if draft is not None:
         record = stamped(

@@ -8,6 +8,7 @@ covered. Ids stand in the field names only, and the client's checksum binds a va
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ _RECORD = ("step", "source", "size", "added", "body", "projection", "format", "v
 _fields_of = attrgetter(*_RECORD)
 _lengths = struct.Struct(">III")
 _place = struct.Struct(">QQQI")
+_row = re.compile(rb"(\d+ ){12}[0-9a-f]*")  # what the scripts take for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ class Stored:
     """The row of a thread, with its counts."""
 
     row: Row
+    tokens: bytes  # in hex
     updated_at: int
     checkpoints: int
     writes: int
@@ -320,10 +323,11 @@ def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
     if raw is None:
         return None
     said, check = raw[:-9], raw[-8:]
-    if _sum(thread.digest.hex().encode() + said) != check:
+    if _sum(thread.digest.hex().encode() + said) != check or not _row.fullmatch(said):
         raise Corrupt("its row is damaged", thread=thread.id)
-    g, v, e, s, c, u, n, w, k, b, x, i = map(int, said.split())
-    return Stored(Row(g, v, e, s, c, x), u, n, w, k, b, bool(i))
+    *numbers, tokens = said.split(b" ")
+    g, v, e, s, c, u, n, w, k, b, x, i = map(int, numbers)
+    return Stored(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i))
 
 
 def info_value(thread: ThreadKey, info: bytes, projection: str | None) -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..backend import Backend
 from ..errors import BadArgument, BadURL, MissingExtra
-from .server import Served
+from .server import Served, query_of
 
 EXAMPLES = {
     "redis": "redis://host:6379/0",
@@ -45,7 +45,7 @@ def serve(url: str, options: dict[str, object]) -> Served:
     scheme, _, _ = url.partition("://")
     if scheme not in EXAMPLES:
         raise BadURL(f"a Redis store is opened by one of: {'  '.join(EXAMPLES.values())}")
-    options = _merged(url, dict(options), scheme)
+    options = _merged(url, dict(options))
     target = _target(scheme, url, options)
     chosen = _chosen(scheme, options, (*_KNOWN, *_TLS, *(_SENTINEL if scheme == "redis+sentinel" else ())))
     return _served(
@@ -54,12 +54,8 @@ def serve(url: str, options: dict[str, object]) -> Served:
     )
 
 
-def _merged(url: str, options: dict[str, Any], scheme: str) -> dict[str, Any]:
-    try:
-        query = urlsplit(url).query
-    except ValueError:
-        raise BadURL(f"this URL cannot be read; write {EXAMPLES[scheme]}") from None
-    given = dict(parse_qsl(query, keep_blank_values=True))
+def _merged(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    given = dict(query_of(url))
     if twice := given.keys() & options.keys():
         raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
     return {**given, **options}
@@ -267,7 +263,8 @@ def _limits(chosen: Chosen) -> Any:
 
 
 def _backend(colour: Any, nodes: Any, chosen: Chosen, shown: str, secrets: tuple[str, ...]) -> Backend:
-    from .redis import Choices, RedisBackend
+    from .redis import RedisBackend
+    from .redis_commits import Choices
     from .redis_links import Link
 
     return RedisBackend(Link(colour, nodes, secrets), Choices(**chosen.records), shown)

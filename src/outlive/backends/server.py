@@ -15,14 +15,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-from ..backend import Backend, Commit, unknown
-from ..errors import BadURL, Corrupt, OutcomeUnknown, StaleBase, StoreBusy, StoreError, StoreUnavailable
+from ..backend import Backend, Commit, Receipt, unknown
+from ..errors import (
+    BadURL,
+    Corrupt,
+    NotReplicated,
+    OutcomeUnknown,
+    StaleBase,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from ..runtime import Deadline as Deadline  # what every server backend takes from here
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 _PATIENCE_S = 30.0  # for one attempt, when the call itself may take for ever
 _LITTLE_S = 0.5
+_MOST_GIVEN_UP = 4  # commits of one thread that are remembered
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
@@ -60,6 +70,46 @@ def lock_ms(deadline: Deadline) -> int:
     return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
 
 
+class GivenUp:
+    """Tokens of commits whose callers did not wait for the end: they may still be on their way.
+
+    They are told to the server with the thread's next commit, after which they do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[bytes, tuple[bytes, ...]] = {}  # by the thread's digest
+
+    async def watch(self, commit: Commit, send: Callable[[bytes], Awaitable[Receipt]]) -> Receipt:
+        """Send a commit with the tokens that it makes void."""
+        void = self._tokens.get(commit.thread.digest, ())
+        try:
+            receipt = await send(b"".join(void))
+        except OutcomeUnknown:
+            self._add(commit)
+            raise
+        except Exception:
+            raise
+        except BaseException:  # cancelled, or interrupted
+            self._add(commit)
+            raise
+        if void and receipt.existing is None:  # else nothing was stored, and nothing told
+            self._forget(commit, void)
+        return receipt
+
+    def _add(self, commit: Commit) -> None:
+        tokens = self._tokens.get(commit.thread.digest, ())
+        self._tokens[commit.thread.digest] = (*tokens, commit.token)[-_MOST_GIVEN_UP:]
+
+    def _forget(self, commit: Commit, void: tuple[bytes, ...]) -> None:
+        left = tuple(token for token in self._tokens.pop(commit.thread.digest, ()) if token not in void)
+        if left:
+            self._tokens[commit.thread.digest] = left
+
+
+class BegunAnew(StoreUnavailable):
+    """The server lost everything, and somebody else has begun another store there: what was done before is gone."""
+
+
 class Lost(Exception):
     """The server could not be reached or cannot do it now.
 
@@ -93,7 +143,7 @@ class Attempts:
                 return await attempt(Attempt(self.deadline, self.count))
             except Lost as lost:
                 await self._go_on(lost, commit)
-            except (StaleBase, Corrupt):
+            except (StaleBase, Corrupt, BegunAnew, NotReplicated):
                 raise
             except StoreError as error:
                 if commit is None or not self.sent:
@@ -133,10 +183,23 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
     return re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
 
 
+def query_of(url: str) -> list[tuple[str, str]]:
+    """Return the options in a URL. What may be the rest of a password is no option, and is not repeated."""
+    rest, _, query = url.partition("?")
+    place = rest.partition("://")[2]
+    pairs = parse_qsl(query.partition("#")[0], keep_blank_values=True)
+    has_host = bool(place) and not place.startswith("/")
+    if (has_host and "@" in query) or any(set(name) & set("@/:") for name, _ in pairs):
+        raise BadURL(
+            "the options of this URL cannot be read; inside a password or a value '?' is written %3F, '@' %40, '/' %2F"
+        )
+    return pairs
+
+
 def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Move what stands in the query of a URL under a known name to the options beside it."""
-    rest, mark, query = url.partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
+    rest, mark, _ = url.partition("?")
+    pairs = query_of(url)
     known = set(known)
     ours = {name: value for name, value in pairs if name in known}
     if twice := ours.keys() & options.keys():

@@ -35,6 +35,36 @@ def is_plain(commit: Commit) -> bool:
     return commit.generation is not None or not unbrought(commit)
 
 
+def is_apart(commit: Commit) -> bool:
+    """Tell whether a commit may come behind plain ones that it has not seen: it neither puts nor expects what they put."""
+    return not (
+        commit.checkpoints
+        or commit.writes
+        or commit.entries
+        or commit.merge
+        or commit.expect_empty
+        or commit.expect_head is not None
+        or commit.fence is not None
+        or commit.epoch is not None
+    )
+
+
+def removes_only(commit: Commit) -> bool:
+    """Tell whether a commit puts nothing."""
+    return is_apart(commit) and not (commit.chunks or commit.rewrites) and commit.info is None
+
+
+def is_deletion(commit: Commit) -> bool:
+    """Tell whether a commit deletes its thread and does nothing else, whatever the thread is like."""
+    return (
+        commit.removal is not None
+        and commit.removal.everything
+        and removes_only(commit)
+        and commit.info_version is None
+        and commit.generation is None
+    )
+
+
 def unbrought(commit: Commit) -> set[bytes]:
     """Return the chunks that a commit names without carrying them."""
     return named(commit) - {name for name, _ in commit.chunks}
@@ -134,14 +164,3 @@ def done_before(commit: Commit, seen: Snapshot) -> Receipt:
         writes=commit.writes,
         removed=int(commit.removal is not None),
     )
-
-
-def what_was_done(commit: Commit, seen: Snapshot) -> Receipt | None:
-    """Return the receipt of a commit into an empty thread whose answer was lost: the thread holds just that."""
-    if not commit.expect_empty or seen.row is None or seen.checkpoints != len(commit.checkpoints):
-        return None
-    for draft in commit.checkpoints:
-        held = seen.find(draft.namespace, draft.id)
-        if held is None or (held.seq, held.body, held.chunks) != (draft.seq, draft.body, draft.chunks):
-            return None
-    return Receipt(seen.row.generation, seen.row.revision, commit.checkpoints)

@@ -1,0 +1,159 @@
+"""Commits to Redis: an ordinary save is one script, all others are gathered, decided here and applied."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..backend import ABSENT, Commit, Receipt
+from ..errors import NotReplicated, StoreBusy
+from . import redis_messages as messages
+from . import redis_rows as rows
+from .memory import new_token
+from .redis_gathered import Gathering
+from .redis_identity import Identity
+from .redis_links import Call, Link
+from .redis_rows import Keys
+from .redis_scripts import script
+from .rules import Clock, Row, decide
+from .server import Deadline, GivenUp
+from .snapshot import done_before, is_deletion, is_plain, removes_only
+
+if TYPE_CHECKING:
+    from .redis import RedisBackend
+
+_PATIENCE_S = 30.0  # with replicas, when the call itself may take for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the options of a store say about its records."""
+
+    prefix: str = "outlive:"
+    ttl_ms: int = 0
+    refreshes: bool = False  # also by reading
+    wait_replicas: int = 0
+    max_retries: int | None = None
+    idle: int = 0
+    allow_eviction: bool = False
+    timeout_s: float | None = 30.0  # of a call that does not say
+
+
+class Commits:
+    """How commits are done, one after the other."""
+
+    def __init__(self, backend: RedisBackend, link: Link, choices: Choices, identity: Identity) -> None:
+        self._backend = backend
+        self._link = link
+        self._choices = choices
+        self._identity = identity
+        self._given_up = GivenUp()
+
+    async def commit(self, commit: Commit) -> Receipt:
+        """Do a commit or raise why not."""
+        messages.check_numbers(commit)
+        return await self._given_up.watch(commit, lambda void: self._decide(commit, commit.token + void))
+
+    async def _decide(self, commit: Commit, tokens: bytes) -> Receipt:
+        keys = self._backend.keys(commit.thread)
+        deadline = self._backend.deadline(commit.timeout_s)
+        if self._backend.is_sharded and not removes_only(commit):
+            await self._identity.register(keys.bucket, deadline)
+        if is_deletion(commit):
+            return await self._delete(commit, tokens, keys, deadline)
+        if not is_plain(commit) or any(write.index < 0 and write.rank != ABSENT for write in commit.writes):
+            return await self._by_rules(commit, tokens, keys, deadline)
+        return await self._by_script(commit, tokens, keys, deadline)
+
+    async def _by_script(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
+        """Let the server decide."""
+        args = messages.plain_commit(
+            commit, tokens, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0
+        )
+        call = self._putting(keys, "commit", args, may_begin=commit.generation is None)
+        reply = await self._send(call, commit, deadline)
+        receipt = messages.receipt(commit, reply)
+        if reply[0] == b"ok" and reply[-1] == 1:
+            await self._has_begun(deadline)
+        return receipt
+
+    async def _by_rules(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
+        """Gather, decide, apply; again when somebody else was faster."""
+        gathering = Gathering(commit)
+        while True:
+            reply = await self._backend.ask(
+                commit.thread, "gather", gathering.said, deadline.remaining_s(), gathering.names
+            )
+            snapshot, raw, now = gathering.snapshot(reply)
+            if not raw and self._choices.ttl_ms:
+                snapshot.row = Row(new_token(), now, 0, 0, now)  # see `first_revision` in redis_thread.lua
+            if gathering.is_done:
+                return await self._settle(commit, done_before(commit, snapshot), keys, deadline)
+            effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
+            if effect is None:
+                return await self._settle(commit, receipt, keys, deadline)
+            base = messages.base(commit, snapshot.row) if raw else None
+            args = messages.effect(effect, tokens, raw, base, self._choices.ttl_ms)
+            reply = await self._send(self._putting(keys, "apply", args, may_begin=not raw), commit, deadline)
+            messages.check(commit.thread, reply)
+            if reply[0] == b"ok":
+                if not raw:
+                    await self._has_begun(deadline)
+                return messages.applied(commit.thread, receipt, reply)
+            if reply[0] == b"repeated":
+                return receipt  # the answer that was lost was the same
+            if deadline.left_s() <= 0:
+                raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
+            await self._link.colour.pause(random.uniform(0, 0.005))
+
+    async def _delete(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
+        """Delete a thread, whatever is there and however damaged."""
+        args = messages.deletion(commit, tokens, self._choices.ttl_ms)
+        reply = await self._send(self._backend.call(keys, "apply", *args), commit, deadline)
+        return messages.deleted(commit.thread, reply)
+
+    # The store itself
+
+    def _putting(self, keys: Keys, name: str, args: list[bytes], *, may_begin: bool) -> Call:
+        """Return the call that puts something. Where it may begin a thread, a single server registers that with it."""
+        if not may_begin or self._backend.is_sharded or not self._identity.own:
+            return self._backend.call(keys, name, *args)
+        with_store = (*keys.all, self._identity.key)
+        return Call.of(self._backend.slot(keys.bucket), script(name), with_store, *args, self._identity.own)
+
+    async def _has_begun(self, deadline: Deadline) -> None:
+        """Make sure, in a Cluster, that a thread which began did so in the store that was opened."""
+        if self._backend.is_sharded:
+            await self._identity.reassure(self._link, deadline, is_first=True)
+
+    # Sending
+
+    async def _send(self, call: Call, commit: Commit, deadline: Deadline) -> Any:
+        """Send a commit, and wait for replicas when that is asked for."""
+        wanted = self._choices.wait_replicas
+
+        async def work(attempt: Deadline) -> Any:
+            await self._identity.reassure(self._link, attempt)
+            if not wanted:
+                return await self._link.one(call, attempt)
+            wait_ms = max(1, int(min(attempt.left_s(), _PATIENCE_S) * 700))
+            waiting = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
+            return self._confirmed(commit, *await self._link.one(waiting, attempt))
+
+        return await self._backend.attempt(work, deadline.remaining_s(), commit)
+
+    async def _settle(self, commit: Commit, receipt: Receipt, keys: Keys, deadline: Deadline) -> Receipt:
+        """Return the receipt of what was there before, when enough replicas have that too."""
+        if self._choices.wait_replicas:
+            await self._send(self._backend.call(keys, "touch"), commit, deadline)
+        return receipt
+
+    def _confirmed(self, commit: Commit, reply: list[Any], reached: object) -> list[Any]:
+        """Return the reply of a commit that enough replicas have."""
+        wanted = self._choices.wait_replicas
+        is_there = reply[0] in (b"ok", b"existing", b"repeated")
+        if is_there and (not isinstance(reached, int) or reached < wanted):
+            ids = [draft.id for draft in commit.checkpoints]
+            raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
+        return reply
