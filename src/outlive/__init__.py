@@ -35,6 +35,7 @@ from .errors import (
     Unencodable,
     UnknownTag,
 )
+from .event import Event
 from .extension import Opaque
 from .lease import RunInfo
 from .ledger import Step
@@ -66,6 +67,7 @@ __all__ = [
     "CheckpointMissing",
     "Corrupt",
     "DelayedSaveFailed",
+    "Event",
     "HeadMoved",
     "Interrupt",
     "LeaseLost",

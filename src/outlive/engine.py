@@ -28,6 +28,7 @@ from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
 from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
+from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
 
@@ -70,8 +71,15 @@ class Engine:
     """One store's backend, codec, naming key and cache, and what is done with them."""
 
     def __init__(
-        self, backend: Backend, codec: Codec, namer: chunk.Namer, cache: Cache, runtime: Runtime
+        self,
+        backend: Backend,
+        codec: Codec,
+        namer: chunk.Namer,
+        cache: Cache,
+        runtime: Runtime,
+        watched: Watched | None = None,
     ) -> None:
+        self.watched = watched or Watched()
         self.backend = backend
         self.codec = codec
         self.namer = namer
@@ -86,7 +94,23 @@ class Engine:
 
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
         """Commit a state and return its checkpoint."""
-        return (await self.save_with_receipt(key, state, draft))[0]
+        start = self.watched.start()
+        saved, _ = await self.save_with_receipt(key, state, draft)
+        if self.watched.is_on:
+            took = self.watched.start() - start
+            self.watched.tell(
+                Event(
+                    SAVE,
+                    key.id,
+                    saved.namespace,
+                    saved.id,
+                    saved.run,
+                    size=saved.size,
+                    added=saved.added,
+                    seconds=took,
+                )
+            )
+        return saved
 
     async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
@@ -225,6 +249,18 @@ class Engine:
         self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
     ) -> tuple[Reading, bytes] | None:
         """Return a checkpoint's records and the stream of its state, or None."""
+        start = self.watched.start()
+        found = await self._load(key, namespace, id, at, timeout_s)
+        if found is not None and self.watched.is_on and (record := found[0].record) is not None:
+            took = self.watched.start() - start
+            self.watched.tell(
+                Event(LOAD, key.id, namespace, record.id, record.run, size=record.size, seconds=took)
+            )
+        return found
+
+    async def _load(
+        self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
+    ) -> tuple[Reading, bytes] | None:
         base = self.cache.get((key.digest, namespace)) if at is None else None
         known = base.known if base is not None and id in (None, base.record.id) else None
         reading = await self.backend.read(key, namespace, id, at=at, known=known, timeout_s=timeout_s)

@@ -20,6 +20,7 @@ from .chunk import Namer
 from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, BadURL
+from .event import Watched
 from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 DEFAULT_CACHE_BYTES = 64 << 20
-_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s")
+_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event")
 _EXAMPLES = (
     "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
     "redis+cluster://host  memory:  null:"
@@ -45,6 +46,7 @@ class _Target:
     served: Served
     settings: Settings
     cache_bytes: int
+    watched: Watched
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -53,7 +55,7 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     URLs: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`, `postgresql://user@host/database`,
     `redis://host`, `rediss://`, `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`.
     In place of a URL a client of redis-py will do.
-    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30.
+    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function.
     For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
@@ -119,7 +121,7 @@ async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener
     except BaseException:
         await backend.close()
         raise
-    engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime)
+    engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
     return AsyncStore(engine, target.settings, opener)
 
 
@@ -133,7 +135,7 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
         where, options = take_options(where, options, _COMMON)
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
     served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
-    return _Target(served, _settings(served.shown, common), _cache_bytes(common))
+    return _Target(served, _settings(served.shown, common), _cache_bytes(common), _watched(common))
 
 
 def _scheme(url: Any) -> str:
@@ -171,6 +173,13 @@ def _cache_bytes(common: dict[str, Any]) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadArgument(f"cache_bytes must be 0 or more, not {value!r}")
     return value
+
+
+def _watched(common: dict[str, Any]) -> Watched:
+    watcher = common.get("on_event")
+    if watcher is not None and not callable(watcher):
+        raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {watcher!r:.100}")
+    return Watched(watcher)
 
 
 def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:

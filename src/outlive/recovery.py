@@ -153,6 +153,28 @@ async def _call(handler: Handler, run: AsyncRun) -> None:
         run.info.result = result
 
 
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs a listing shows."""
+
+    agent: str | None
+    thread: str | None
+    older_than_s: float | None
+    now: int  # microseconds
+
+    def takes(self, run: RunInfo) -> bool:
+        if self.agent is not None and run.agent != self.agent:
+            return False
+        if self.thread is not None and run.thread != self.thread:
+            return False
+        if self.older_than_s is None:
+            return True
+        return (
+            run.started_at is not None
+            and run.started_at.timestamp() * 1e6 <= self.now - self.older_than_s * 1e6
+        )
+
+
 def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:
     """Return a list of known statuses."""
     if status is None:

@@ -33,6 +33,7 @@ from .errors import (
     ThreadBusy,
     Unencodable,
 )
+from .event import CLAIM, END, LOSS, Event
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
 from .owner import Owner
@@ -124,6 +125,7 @@ class AsyncRun:
         await self._ledger.read(is_new=stored is None)
         self._is_live = True
         self._heart.add(self)
+        self._tell(CLAIM)
         if self._throttle.interval_s > 0:
             self._ticker = self._engine.runtime.tick(self._throttle.interval_s, self._flush_when_due)
         return self
@@ -311,6 +313,13 @@ class AsyncRun:
                 entries.append(replace(self._lock(None), status="free", lease_s=None))
             self._stop()
             await self._commit(Commit(self.thread._key, entries=tuple(entries), timeout_s=timeout_s))
+            self._tell(END)
+
+    def _tell(self, name: str) -> None:
+        info = self.info
+        self._engine.watched.tell(
+            Event(name, info.thread, info.namespace, run=info.id, status=info.status, attempt=info.attempt)
+        )
 
     def _stop(self) -> None:
         self._is_live = False
@@ -404,6 +413,7 @@ class AsyncRun:
         if self._is_live:
             self._is_lost = True
             self._stop()
+            self._tell(LOSS)
         if isinstance(error, LeaseLost):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)

@@ -19,7 +19,15 @@ from .heart import Heart
 from .info import describe_thread
 from .lease import RUN, RunInfo, unpack_run
 from .lock import AsyncLock
-from .recovery import Handler, Policy, Recovered, Recovery, check_statuses, find_interrupted, find_runs
+from .recovery import (
+    Handler,
+    Policy,
+    Recovered,
+    Recovery,
+    check_statuses,
+    find_interrupted,
+    find_runs,
+)
 from .run import AsyncRun, check_run
 from .runtime import new_id
 from .thread import AsyncThread

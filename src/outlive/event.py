@@ -1,0 +1,56 @@
+"""What a store tells whoever wants to know: `outlive.open(url, on_event=function)`.
+
+The function is called after the fact, in the thread or task that did it, and should return at once. What it raises is shown as a
+warning and goes no further: watching must not stop the work.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process."""
+
+    name: str
+    thread: str
+    namespace: str = ""
+    checkpoint: str | None = None
+    run: str | None = None
+    status: str | None = None  # of a run
+    attempt: int | None = None
+    size: int | None = None  # bytes of the state
+    added: int | None = None  # bytes that were new
+    seconds: float = 0.0  # how long it took
+
+
+Watcher = Callable[[Event], None]
+
+
+class Watched:
+    """Where a store's events go."""
+
+    def __init__(self, watcher: Watcher | None = None) -> None:
+        self._watcher = watcher
+
+    def start(self) -> float:
+        """Return the moment at which something begins."""
+        return time.perf_counter() if self._watcher is not None else 0.0
+
+    def tell(self, event: Event) -> None:
+        if self._watcher is None:
+            return
+        try:
+            self._watcher(event)
+        except Exception as error:  # noqa: BLE001  # whatever a watcher does wrong, the work was done
+            warnings.warn(f"on_event raised {type(error).__name__}: {error}", stacklevel=2)
+
+    @property
+    def is_on(self) -> bool:
+        return self._watcher is not None

@@ -1,0 +1,30 @@
+"""Events as spans of OpenTelemetry: `from outlive import otel; outlive.open(url, on_event=otel.spans())`."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+from .errors import MissingExtra
+from .event import Event, Watcher
+
+
+def spans(tracer: Any = None) -> Watcher:
+    """Return a function for `on_event` that makes a span of every event: `outlive.save`, `outlive.load`, ..."""
+    try:
+        trace: Any = importlib.import_module("opentelemetry.trace")
+    except ImportError as error:
+        raise MissingExtra("OpenTelemetry", "otel") from error
+    used = tracer if tracer is not None else trace.get_tracer("outlive")
+
+    def watch(event: Event) -> None:
+        end = time.time_ns()
+        span = used.start_span(f"outlive.{event.name}", start_time=end - int(event.seconds * 1e9))
+        for name in ("thread", "namespace", "checkpoint", "run", "status", "attempt", "size", "added"):
+            value = getattr(event, name)
+            if value not in (None, ""):
+                span.set_attribute(f"outlive.{name}", value)
+        span.end(end_time=end)
+
+    return watch
