@@ -32,13 +32,18 @@ from .errors import (
 from .extension import Opaque
 from .opening import open, open_async
 from .registry import register
+from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
+from .responses import AsyncResponses
+from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
 from .sync import Store, Thread
+from .sync_responses import Responses
 from .thread import AsyncThread
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncResponses",
     "AsyncStore",
     "AsyncThread",
     "BadArgument",
@@ -47,22 +52,27 @@ __all__ = [
     "Change",
     "Checkpoint",
     "CheckpointExists",
+    "CheckpointFile",
     "CheckpointMissing",
     "Corrupt",
     "DelayedSaveFailed",
+    "FanOut",
     "HeadMoved",
     "Interrupt",
     "LeaseLost",
     "MetadataMoved",
     "MissingExtra",
+    "ModelResponse",
     "NeedsUpgrade",
     "NewerFormat",
     "NotReplicated",
     "Opaque",
     "OutcomeUnknown",
     "OutliveError",
+    "PartialResponse",
     "PendingWrite",
     "Pruned",
+    "Responses",
     "Sizes",
     "StaleBase",
     "Store",
@@ -77,7 +87,10 @@ __all__ = [
     "TypeChanged",
     "Unencodable",
     "UnknownTag",
+    "Usage",
     "Verified",
+    "WriteProposal",
+    "checkpoint_file",
     "open",
     "open_async",
     "register",

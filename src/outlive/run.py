@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -25,6 +26,7 @@ from .errors import BadArgument, EntryHeld, LeaseLost, RunBusy, RunEnded, Thread
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
 from .owner import Owner
+from .responses import AsyncResponses
 from .thread import AsyncThread
 
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
@@ -53,6 +55,7 @@ class AsyncRun:
         self._is_live = False
         self._is_lost = False
         self._ledger = Ledger(self)
+        self._responses = AsyncResponses(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {self.status} attempt {self.info.attempt}>"
@@ -73,6 +76,20 @@ class AsyncRun:
     def rank(self) -> tuple[int, int]:
         """The epoch and fence under which this run writes."""
         return self._epoch, self._fence
+
+    @property
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        """Held by whoever writes: one write of a run is under way at a time."""
+        return self._mutex
+
+    @property
+    def responses(self) -> AsyncResponses:
+        """What the models answered that this run asks at the same time."""
+        return self._responses
+
+    @property
+    def is_started(self) -> bool:
+        return self._is_live or self._is_lost or self.info.status != RUNNING
 
     @property
     def status(self) -> str:
@@ -130,6 +147,7 @@ class AsyncRun:
         self._is_live = True
         self._heart.add(self)
         await self._ledger.read(is_new=stored is None)
+        await self._responses._read(is_new=stored is None)
 
     def _busy(self, held: EntryHeld) -> RunBusy | ThreadBusy:
         stored = held.stored
@@ -294,8 +312,12 @@ class AsyncRun:
     async def write_entries(self, *entries: Entry) -> Receipt:
         """Store entries of this run durably."""
         async with self._mutex:
-            self._check_live()
-            return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
+            return await self.write_held(*entries)
+
+    async def write_held(self, *entries: Entry) -> Receipt:
+        """Store entries of this run durably; the caller holds the mutex."""
+        self._check_live()
+        return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
 
     def renewal(self) -> Commit:
         """Return the commit that renews the leases and nothing else."""
