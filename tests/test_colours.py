@@ -38,7 +38,8 @@ def public(cls):
 def in_sync_words(annotation):
     """Say an annotation of the async colour in the words of the sync one."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"\bAsync(Iterator|Store|Thread|Run)\b", r"\1", text)
+    text = text.replace("Handler", "Callable[[Run], Any]")
+    return re.sub(r"\bAsync(Iterator|Store|Thread|Run|Lock|Worker)\b", r"\1", text)
 
 
 def described(function):
@@ -75,7 +76,7 @@ def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
 def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    assert plain <= {"thread", "threads", "history", "run", "runs", "recover"}  # handles and iterators
+    assert plain <= {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
 
 
 @pytest.mark.parametrize("asynchronous, sync", PAIRS)
@@ -165,7 +166,15 @@ def test_no_coroutine_of_the_core_suspends_on_the_sync_side(store):
 
 @pytest.mark.parametrize("cls", [AsyncThread, AsyncStore])
 def test_every_public_coroutine_is_tried_for_that(cls):
-    runs = {"run", "runs", "recover", "lock", "resume_run"}  # their own tests drive them in both colours
+    runs = {
+        "run",
+        "runs",
+        "interrupted",
+        "recover",
+        "retry",
+        "lock",
+        "worker",
+    }  # their own tests drive them in both colours
     assert public(cls).keys() - HANDLES - runs == CALLS[cls].keys()
 
 

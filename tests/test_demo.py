@@ -18,9 +18,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 DEMO = PROJECT / "examples" / "kill_and_resume.py"
 
 
-def run(*arguments, **options):
+RECOVERY = PROJECT / "examples" / "recover_a_run.py"
+
+
+def run(*arguments, script=DEMO, **options):
     """Run the demo in a session of its own, so that whatever it leaves behind can be found."""
-    command = [sys.executable, str(DEMO), *map(str, arguments)]
+    command = [sys.executable, str(script), *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
         try:
@@ -109,3 +112,13 @@ def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path, monkeypatc
     monkeypatch.setattr(demo, "HANGS_AT", 0)  # nobody hangs, so nobody is killed
     with pytest.raises(SystemExit, match="the first process ended with 0, not by SIGKILL"):
         demo.demo(tmp_path)
+
+
+def test_a_killed_run_is_recovered_and_a_zombie_is_refused():
+    code, output, error = run(script=RECOVERY)
+    assert (code, error) == (0, "")
+    killed, stopped = output.split("a run is stopped")
+    assert re.findall(r"step (\d) .* was done before", killed) == ["1", "2"]
+    assert re.findall(r"step (\d) .* was done before", stopped) == ["1", "2"]
+    assert "run-1 is completed, attempt 2" in killed
+    assert stopped.index("run-2 is completed, attempt 2") < stopped.index("woken up, and refused")

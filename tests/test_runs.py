@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +26,7 @@ from outlive.errors import (
     StepUnfinished,
     ThreadBusy,
 )
+from outlive.testing.servers import PostgresServer
 
 ALL = [*BACKENDS, *SERVERS]
 
@@ -91,7 +96,10 @@ def test_a_run_has_its_place_alone_and_leaves_it_when_it_ends(backend, url):
         again = store.run("t", run_id="r").start()
         assert (again.is_finished, again.result) == (True, {"answer": 42})
         assert store.thread("t").load() == {"n": 1}
-        assert store.thread("t").checkpoint().run == "r"
+        assert [(one.run, one.source) for one in store.thread("t").history()][-2:] == [
+            ("r", "loop"),
+            ("r", "input"),
+        ]
         with store.run("t") as other:
             assert other.load() == {"n": 1}
         assert list(store.interrupted()) == []
@@ -265,7 +273,7 @@ def compete(report, url, at):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_of_many_that_compete_for_a_dead_run_one_resumes_it(backend, url, workers):
-    for turn in range(rounds(2, long=40)):
+    for turn in range(rounds(5, long=60)):
         kill_one(workers, url, run_id=f"r{turn}", lease_s=600)
         at = time.time() + 0.1
         running = [workers.spawn(compete, url, at) for _ in range(5)]
@@ -392,3 +400,282 @@ def test_many_live_runs_are_renewed_by_one_call():
         assert calls[0] == 50
         for run in runs:
             run.complete()
+
+
+def look_with_another_clock(report, url, shift_s):
+    """Recover with a wall clock that is wrong by an hour."""
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + shift_s
+    time.time_ns = lambda: real_ns() + int(shift_s * 1e9)
+    with outlive.open(url) as store:
+        found = store.recover({"*": lambda run: run.step("by", lambda: shift_s)})
+        report([one.id for one in found.resumed])
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_wall_clocks_that_differ_by_an_hour_change_nothing(backend, url, workers):
+    with outlive.open(url) as store, store.run("live", run_id="live", lease_s=20):
+        for turn, shift_s in enumerate((3600, -3600) * rounds(1, long=20)):
+            kill_one(workers, url, run_id=f"dead {turn}", lease_s=600)
+            with workers.spawn(look_with_another_clock, url, shift_s) as worker:
+                assert worker.finish() == [([f"dead {turn}"],)]
+            assert list(store.interrupted()) == []
+            store.delete("t")
+
+
+def live_elsewhere(report, url, change):
+    """Hold a run as a process of another machine or container would."""
+    import outlive.owner as owner
+
+    real = owner._me
+    owner._me = lambda pid: tuple(change.get(at, field) for at, field in enumerate(real(pid)))
+    with outlive.open(url) as store:
+        store.run("t", run_id="r", agent="planner", lease_s=600).start()
+        report("started")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("change", [{0: "another host"}, {1: "another boot"}, {2: "another pid namespace"}])
+def test_what_cannot_be_known_to_be_dead_from_here_is_left_alone(change, workers):
+    with ram_folder() as folder:
+        url = f"sqlite:///{folder}/store.db"
+        with workers.spawn(live_elsewhere, url, change) as worker:
+            assert worker.receive() == ("started",)
+            worker.receive()
+            worker.kill()
+        with outlive.open(url) as store:
+            assert list(store.interrupted()) == []
+            with pytest.raises(RunBusy):
+                store.run("t", run_id="r").start()
+
+
+NAMESPACED = """
+import sys, time, outlive
+with outlive.open(sys.argv[1]) as store:
+    run = store.run("t", run_id="r", agent="planner", lease_s=60).start()
+    print("started", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_live_run_in_another_pid_namespace_of_this_machine_is_not_claimed(tmp_path):
+    try:
+        subprocess.run(["unshare", "-U", "-r", "-p", "-f", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this system does not let us make pid namespaces")
+    url = f"sqlite:///{tmp_path}/store.db"
+    source = str(Path(outlive.__file__).parent.parent)
+    command = ["unshare", "-U", "-r", "-p", "-f", "--kill-child", sys.executable, "-c", NAMESPACED, url]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source})
+    try:
+        assert process.stdout.readline() == b"started\n"
+        with outlive.open(url) as store:
+            assert list(store.interrupted()) == []
+            assert store.recover({"*": lambda run: None}).resumed == []
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_server_that_restarts_during_recovery_strands_no_run(workers):
+    with PostgresServer(ram=True) as server:
+        url = server.database("agents")
+        count = rounds(6, long=100)
+        for n in range(count):
+            kill_one(workers, url, run_id=f"r{n}", lease_s=600)
+            with outlive.open(url) as store:
+                store.thread("t").fork(f"t{n}")
+        with outlive.open(url) as store, ThreadPoolExecutor(2) as pool:
+            seen = []
+
+            def go_on(run):
+                time.sleep(0.15)
+                seen.append(run.id)
+                run.save({"by": run.id})
+
+            recovering = [pool.submit(store.recover, {"planner": go_on}) for _ in range(2)]
+            for _ in range(3):
+                time.sleep(0.25)
+                server.restart("immediate")
+            for future in recovering:
+                future.result(60)
+            assert sorted(seen) == [f"r{n}" for n in range(count)]
+            assert {run.status for run in store.runs()} == {"completed"}
+
+
+def gather_and_die(report, url):
+    async def main():
+        async with outlive.open_async(url) as store, store.run("t", run_id="r", agent="a") as run:
+
+            async def ask(n):
+                await asyncio.sleep(0.01 * (5 - n))
+                if n == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return f"answer {n}"
+
+            await asyncio.gather(*(run.step("ask", ask, n, key=f"model {n}") for n in range(5)))
+
+    report("started")
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_gathered_steps_of_one_name_keep_their_results_apart_after_a_crash(backend, url, workers):
+    with workers.spawn(gather_and_die, url) as worker:
+        for _ in iter(worker.receive, None):
+            pass
+        worker.kill()
+    with outlive.open(url) as store, store.run("t", run_id="r") as run:
+        called = []
+        found = [
+            run.step("ask", lambda n: called.append(n) or f"answer {n}", n, key=f"model {n}")
+            for n in range(5)
+        ]
+        assert found == [f"answer {n}" for n in range(5)]
+        assert called == [0]
+
+
+# Beside -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", *ALL])
+def test_a_lock_is_the_same_lease_without_a_run(backend, url):
+    with outlive.open(url) as store:
+        with store.lock("t", lease_s=0.6) as lock:
+            assert lock.is_held
+            with pytest.raises(ThreadBusy):
+                store.run("t").start()
+            with pytest.raises(ThreadBusy):
+                store.lock("t", timeout_s=0.2).acquire()
+            with store.lock("t", namespace="beside"), store.lock("other"):
+                pass
+            time.sleep(1.2)  # renewed by the heartbeat
+            with pytest.raises(ThreadBusy):
+                store.lock("t", timeout_s=0.1).acquire()
+        with store.run("t", run_id="r"), pytest.raises(ThreadBusy) as busy:
+            store.lock("t", timeout_s=0.1).acquire()
+        assert busy.value.holder == "r"
+        waited = threading.Thread(target=lambda: store.lock("t").acquire().release())
+        with store.lock("t"):
+            waited.start()
+            time.sleep(0.1)
+        waited.join(5)
+        assert not waited.is_alive()
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "postgresql", "redis"])
+def test_a_failed_run_is_retried_from_where_it_was(backend, url):
+    with outlive.open(url) as store:
+        with pytest.raises(ValueError, match="bad"):
+            die_by(ValueError("bad"), store)
+        assert store.run("t", run_id="r").start().is_finished
+        with store.retry("r") as run:
+            assert (run.load(), run.info.error) == ({"n": 1}, None)
+        assert [(one.status, one.error) for one in store.runs()] == [("completed", None)]
+        with pytest.raises(outlive.BadArgument, match="there is no run"):
+            store.retry("nobody")
+
+
+def test_a_throttled_run_writes_seldom_and_never_loses_the_last():
+    with outlive.open("memory:") as store:
+        with store.run("t", throttle_s=0.3) as run:
+            saved = [run.save({"n": n}) for n in range(10)]
+            assert [one is not None for one in saved] == [True] + [False] * 9
+            assert store.thread("t").load() == {"n": 0}
+            time.sleep(0.7)
+            assert store.thread("t").load() == {"n": 9}, "flushed by the timer"
+            run.save({"n": 10})
+            state = {"n": 11}
+            run.save(state)
+            state["n"] = 99  # what was saved is what it was
+        assert store.thread("t").load() == {"n": 11}
+        assert len([one for one in store.thread("t").history() if one.source == "loop"]) in (3, 4)
+
+
+def test_a_child_run_works_in_its_parents_place():
+    with outlive.open("memory:") as store, store.run("t", run_id="parent") as parent:
+        with store.run("t", run_id="child", parent="parent") as child:
+            child.save({"by": "child"})
+        with pytest.raises(ThreadBusy):
+            store.run("t", parent="somebody").start()
+        parent.save({"by": "parent"})
+
+
+def test_steps_may_be_decorated():
+    with outlive.open("memory:") as store, store.run("t", run_id="r") as run:
+
+        @run.step("double", key="a")
+        def double(n):
+            return n * 2
+
+        assert (double(4), double(4)) == (8, 8)
+        with pytest.raises(StepMismatch):
+            double(5)
+
+
+def test_a_store_that_keeps_nothing_runs_everything():
+    with outlive.open("null:") as store:
+        with store.run("t", run_id="r", throttle_s=0.1) as run:
+            run.save({"n": 1})
+            assert [run.step("s", lambda n=n: n) for n in range(3)] == [0, 1, 2]
+        with store.lock("t"), store.run("t"):
+            pass
+        assert list(store.runs()) == list(store.interrupted()) == []
+        assert store.recover({"*": lambda run: None}).resumed == []
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_worker_recovers_until_it_is_stopped(backend, url):
+    with outlive.open(url) as store:
+        reports = []
+        worker = store.worker({"a": lambda run: 7}, interval_s=0.05, on_report=reports.append)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        for n in range(3):
+            store.run(f"t{n}", run_id=f"r{n}", agent="a").start().interrupt()
+            time.sleep(0.15)
+        worker.stop()
+        running.join(5)
+        assert sorted(run.id for report in reports for run in report.resumed) == ["r0", "r1", "r2"]
+        assert {run.result for run in store.runs()} == {7}
+
+
+def work_until_terminated(report, url, in_thread):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    store = outlive.open(url)
+
+    def work():
+        with store.run("t", run_id="r", agent="a", throttle_s=60) as run:
+            for n in range(5):
+                run.save({"n": n})
+            report("saved")
+            time.sleep(30)
+
+    if in_thread:
+        with store.run("main", run_id="m"):  # so that the handler is set
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            thread.join()
+    else:
+        work()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("backend", ALL)
+def test_sigterm_in_a_throttle_window_loses_nothing(backend, in_thread, url, workers):
+    with workers.spawn(work_until_terminated, url, in_thread) as worker:
+        assert worker.receive() == ("saved",)
+        os.kill(worker.pid, signal.SIGTERM)
+        for _ in iter(lambda: quietly(worker), None):
+            pass
+        with outlive.open(url) as store:
+            assert store.thread("t").load() == {"n": 4}
+            assert [one.status for one in store.runs() if one.id == "r"] == ["interrupted"]
+
+
+def quietly(worker):
+    try:
+        return worker.receive()
+    except AssertionError:  # it says that it ended by SystemExit
+        return None

@@ -2,6 +2,7 @@
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import (
+    AmbiguousStep,
     BadArgument,
     BadURL,
     CallerError,
@@ -18,34 +19,49 @@ from .errors import (
     NotReplicated,
     OutcomeUnknown,
     OutliveError,
+    RunBusy,
+    RunEnded,
     StaleBase,
+    StepMismatch,
+    StepUnfinished,
     StoreBusy,
     StoreClosed,
     StoreError,
     StoreFull,
     StoreUnavailable,
+    ThreadBusy,
     ThreadNotEmpty,
     TypeChanged,
     Unencodable,
     UnknownTag,
 )
 from .extension import Opaque
+from .lease import RunInfo
+from .ledger import Step
+from .lock import AsyncLock
 from .opening import open, open_async
+from .recovery import Recovered, Refused
 from .registry import register
 from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from .responses import AsyncResponses
+from .run import AsyncRun
 from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
-from .sync import Store, Thread
+from .sync import Lock, Run, Store, Thread, Worker
 from .sync_responses import Responses
 from .thread import AsyncThread
+from .worker import AsyncWorker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AmbiguousStep",
+    "AsyncLock",
     "AsyncResponses",
+    "AsyncRun",
     "AsyncStore",
     "AsyncThread",
+    "AsyncWorker",
     "BadArgument",
     "BadURL",
     "CallerError",
@@ -60,6 +76,7 @@ __all__ = [
     "HeadMoved",
     "Interrupt",
     "LeaseLost",
+    "Lock",
     "MetadataMoved",
     "MissingExtra",
     "ModelResponse",
@@ -72,9 +89,18 @@ __all__ = [
     "PartialResponse",
     "PendingWrite",
     "Pruned",
+    "Recovered",
+    "Refused",
     "Responses",
+    "Run",
+    "RunBusy",
+    "RunEnded",
+    "RunInfo",
     "Sizes",
     "StaleBase",
+    "Step",
+    "StepMismatch",
+    "StepUnfinished",
     "Store",
     "StoreBusy",
     "StoreClosed",
@@ -82,6 +108,7 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Thread",
+    "ThreadBusy",
     "ThreadInfo",
     "ThreadNotEmpty",
     "TypeChanged",
@@ -89,6 +116,7 @@ __all__ = [
     "UnknownTag",
     "Usage",
     "Verified",
+    "Worker",
     "WriteProposal",
     "checkpoint_file",
     "open",

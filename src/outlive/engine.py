@@ -85,6 +85,10 @@ class Engine:
     # Saving
 
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
+        """Commit a state and return its checkpoint."""
+        return (await self.save_with_receipt(key, state, draft))[0]
+
+    async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
         deadline = Deadline(draft.timeout_s)
         for attempt in range(_REBASES + 1):
@@ -101,11 +105,11 @@ class Engine:
                 )  # saved or not: the next save reads what is there
                 raise
             if receipt.existing is None:
-                return self.remember(key, prepared, receipt)
+                return self.remember(key, prepared, receipt), receipt
             draft.timeout_s = deadline.remaining_s()
             stored = await self.compare(key, prepared, receipt.existing)
             if stored is not None:  # else it was deleted meanwhile
-                return stored
+                return stored, receipt
         raise StaleBase(key.id)
 
     async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:

@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Protocol
+
+from .backend import Commit
 from .engine import Engine
 from .errors import EntryHeld, LeaseLost, OutliveError
-from .run import AsyncRun
 from .runtime import Ticker
+from .signals import terminator
 
 _SHARE = 3  # beats in the time of the shortest lease
 
 
+class Beating(Protocol):
+    """What holds a lease: a run, or a lock."""
+
+    @property
+    def lease_s(self) -> float: ...
+    @property
+    def thread_ident(self) -> int | None:
+        """The thread that works under the lease, when that is one thread."""
+        ...
+
+    def renewal(self) -> Commit: ...
+    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
+    async def give_up(self) -> None: ...
+
+
 class Heart:
-    """The live runs of one store."""
+    """The leases that one store holds."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._runs: dict[int, AsyncRun] = {}
+        self._runs: dict[int, Beating] = {}
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
 
-    def add(self, run: AsyncRun) -> None:
+    def add(self, run: Beating) -> None:
         self._runs[id(run)] = run
-        interval_s = run.info.lease_s / _SHARE
+        terminator.add(id(self), self._terminate)
+        interval_s = run.lease_s / _SHARE
         if self._ticker is None or interval_s < self._interval_s:
             self._stop()
             self._interval_s = interval_s
             self._ticker = self._engine.runtime.tick(interval_s, self.beat)
 
-    def discard(self, run: AsyncRun) -> None:
+    def discard(self, run: Beating) -> None:
         self._runs.pop(id(run), None)
         if not self._runs:
             self._stop()
+            terminator.discard(id(self))
 
     def _stop(self) -> None:
         if self._ticker is not None:
@@ -51,8 +72,14 @@ class Heart:
             if isinstance(result, LeaseLost | EntryHeld):
                 run.lose(result)
 
+    def _terminate(self) -> None:
+        """The process is told to end. Under asyncio every task is cancelled, which is enough."""
+        for run in list(self._runs.values()):
+            if run.thread_ident not in (None, threading.get_ident()):
+                self._engine.runtime.spawn(run.give_up)
+
     async def close(self) -> None:
         """Give up all live runs: their owner is closing the store under them."""
         self._stop()
         for run in list(self._runs.values()):
-            await run.interrupt()
+            await run.give_up()

@@ -12,7 +12,8 @@ By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recove
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -20,14 +21,25 @@ from typing import Any, Protocol, Self
 
 from . import lease
 from .backend import Commit, Entry, Receipt, ThreadKey
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, moment
 from .engine import Engine
-from .errors import BadArgument, EntryHeld, LeaseLost, RunBusy, RunEnded, ThreadBusy, Unencodable
+from .errors import (
+    BadArgument,
+    EntryHeld,
+    LeaseLost,
+    OutliveError,
+    RunBusy,
+    RunEnded,
+    ThreadBusy,
+    Unencodable,
+)
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
 from .owner import Owner
 from .responses import AsyncResponses
+from .runtime import Ticker
 from .thread import AsyncThread
+from .throttle import Throttle
 
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
 
@@ -43,19 +55,30 @@ class AsyncRun:
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
     def __init__(
-        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, now: Callable[[], dt.datetime]
+        self,
+        engine: Engine,
+        place: AsyncThread,
+        heart: Live,
+        info: RunInfo,
+        *,
+        throttle_s: float = 0,
+        retries: bool = False,
     ) -> None:
         self.info = info
         self.thread = place
         self._engine = engine
         self._heart = heart
-        self._now = now
+        self._retries = retries  # a run that has ended is begun again
         self._mutex = engine.runtime.mutex()
         self._fence = self._epoch = self._lock_epoch = self._revision = 0
+        self._has_place = False
         self._is_live = False
         self._is_lost = False
+        self.thread_ident = engine.runtime.thread_ident()
         self._ledger = Ledger(self)
         self._responses = AsyncResponses(self)
+        self._throttle = Throttle(throttle_s)
+        self._ticker: Ticker | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {self.status} attempt {self.info.attempt}>"
@@ -114,15 +137,27 @@ class AsyncRun:
         elif not self._adopt(stored):
             return self
         await self._take(stored)
+        await self._ledger.read(is_new=stored is None)
+        await self._responses._read(is_new=stored is None)
+        self._is_live = True
+        self._heart.add(self)
+        if self._throttle.interval_s > 0:
+            self._ticker = self._engine.runtime.tick(self._throttle.interval_s, self._flush_when_due)
         return self
+
+    def _now(self) -> dt.datetime:
+        return moment(self._engine.runtime.now())
 
     def _adopt(self, stored: Entry) -> bool:
         """Go on from what is stored; False when the run is finished."""
-        held = lease.unpack_run(self._engine.codec, self.thread._key, stored)
-        if not held.is_finished:
-            held.attempt += 1
-        self.info = held
-        return not held.is_finished
+        self.info = held = lease.unpack_run(self._engine.codec, self.thread._key, stored)
+        if self._retries and held.is_finished and held.status != COMPLETED:
+            held.attempt, held.error = 0, None
+            held.status = INTERRUPTED
+        if held.is_finished:
+            return False
+        held.attempt += 1
+        return True
 
     async def _take(self, stored: Entry | None) -> None:
         """Take the run and its place by one commit."""
@@ -136,18 +171,32 @@ class AsyncRun:
         entries = [run]
         if info.exclusive:
             held = await self._stored(LOCK, info.namespace)
-            entries.append(lease.take_lock(codec, self.id, info.namespace, info.lease_s, held))
+            if not self._is_shared(held):
+                entries.append(lease.take_lock(codec, self.id, info.namespace, info.lease_s, held))
         try:
-            receipt = await self._engine.commit(Commit(self.thread._key, entries=tuple(entries)))
+            receipt = await self._begin(tuple(entries), is_new=stored is None)
         except EntryHeld as error:
             raise self._busy(error) from None
-        taken = receipt.entries[0]
-        self._fence, self._epoch, self._revision = taken.fence, taken.epoch, taken.revision
-        self._lock_epoch = receipt.entries[-1].epoch
-        self._is_live = True
-        self._heart.add(self)
-        await self._ledger.read(is_new=stored is None)
-        await self._responses._read(is_new=stored is None)
+        self._has_place = len(entries) > 1
+        if receipt.entries:  # a store that keeps nothing gives no fence
+            taken = receipt.entries[0]
+            self._fence, self._epoch, self._revision = taken.fence, taken.epoch, taken.revision
+            self._lock_epoch = receipt.entries[-1].epoch
+
+    async def _begin(self, entries: tuple[Entry, ...], *, is_new: bool) -> Receipt:
+        """Take the run; a new one with a checkpoint, so that a crash in its first step leaves something to go on from."""
+        if not is_new:
+            return await self._engine.commit(Commit(self.thread._key, entries=entries))
+        draft = self.thread._draft(source="input", run=self.id)
+        draft.entries = entries
+        state = await self.thread.load()
+        return (await self._engine.save_with_receipt(self.thread._key, state, draft))[1]
+
+    def _is_shared(self, held: Entry | None) -> bool:
+        """Tell whether the place is the parent's, who lets its children work there."""
+        if held is None or self.info.parent is None:
+            return False
+        return held.status == RUNNING and lease.run_of(self._engine.codec, held) == self.info.parent
 
     def _busy(self, held: EntryHeld) -> RunBusy | ThreadBusy:
         stored = held.stored
@@ -178,27 +227,70 @@ class AsyncRun:
         phase: str | None = None,
         usage: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> Checkpoint:
-        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`."""
+    ) -> Checkpoint | None:
+        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`.
+
+        With `throttle_s` it may be stored later, and only if no newer one comes before: None then. The last is always stored.
+        """
         async with self._mutex:
             self._check_live()
-            if iteration is not None:
-                self.info.iteration = iteration
-            if phase is not None:
-                self.info.phase = phase
-            if usage is not None:
-                self.info.usage = {**self.info.usage, **usage}
-            says = iteration is not None or phase is not None or usage is not None
-            draft = self.thread._draft(**options, run=self.id)
-            draft.fence = self._token()
-            draft.entries = self._renewals(
-                body=lease.pack_run(self._engine.codec, self.info) if says else None
-            )
-            return await self._kept(self.thread._save(state, draft))  # type: ignore[no-any-return]
+            self._note(iteration, phase, usage)
+            if self._throttle.holds():
+                self._throttle.keep(self._engine.codec.pack(state), options)
+                return None
+            return await self._save(state, options)
 
-    async def step(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Do a step once. See `Ledger.step`."""
-        return await self._ledger.step(name, function, args, options)
+    def _note(self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None) -> None:
+        if iteration is not None:
+            self.info.iteration = iteration
+        if phase is not None:
+            self.info.phase = phase
+        if usage is not None:
+            self.info.usage = {**self.info.usage, **usage}
+
+    async def _save(self, state: Any, options: Mapping[str, Any]) -> Checkpoint:
+        draft = self.thread._draft(**options, run=self.id)
+        if self._fence:
+            draft.fence = self._token()
+            draft.entries = self._renewals(body=lease.pack_run(self._engine.codec, self.info))
+        saved: Checkpoint = await self._kept(self.thread._save(state, draft))
+        self._throttle.wrote()
+        return saved
+
+    async def flush(self) -> None:
+        """Store a save that was held back."""
+        async with self._mutex:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if (kept := self._throttle.kept) is not None:
+            await self._save(self._engine.codec.unpack(kept[0]), kept[1])
+
+    async def _flush_when_due(self) -> None:
+        if self._is_live and not self._throttle.holds():
+            try:
+                await self.flush()
+            except OutliveError:
+                pass  # the next write of the run, or the next tick, tries again; a lost lease is noted
+
+    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
+        """Do a step once: `await run.step("ask", call_model, prompt)`; on a later attempt its result is given back instead.
+
+        Options: `key` (which of several of this name), `effect=True` (note that it began), `on_unfinished` ("retry", "skip",
+        "ask" or a function) for an effect that had begun when its process died; all others go to the function. Without a
+        function it is a decorator.
+        """
+        if function is not None:
+            return self._ledger.step(name, function, args, options)
+
+        def decorate(wrapped: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+            @functools.wraps(wrapped)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                return await self._ledger.step(name, wrapped, args, {**options, **kwargs})
+
+            return call
+
+        return decorate
 
     # Ending
 
@@ -223,6 +315,7 @@ class AsyncRun:
     async def _end(self, status: str, timeout_s: float | None = None) -> None:
         async with self._mutex:
             self._check_live()
+            await self._flush()
             ended_at = None if status == INTERRUPTED else self._now()
             body = lease.pack_run(self._engine.codec, replace(self.info, status=status, ended_at=ended_at))
             self.info.status, self.info.ended_at = status, ended_at
@@ -231,7 +324,7 @@ class AsyncRun:
                 RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
             )
             entries = [ended]
-            if self.info.exclusive:  # not removed: one that somebody else holds by now would go
+            if self._has_place:  # not removed: one that somebody else holds by now would go
                 entries.append(replace(self._lock(None), status="free", lease_s=None))
             self._stop()
             await self._commit(Commit(self.thread._key, entries=tuple(entries), timeout_s=timeout_s))
@@ -239,6 +332,17 @@ class AsyncRun:
     def _stop(self) -> None:
         self._is_live = False
         self._heart.discard(self)
+        if self._ticker is not None:
+            self._ticker.stop()
+
+    @property
+    def lease_s(self) -> float:
+        return self.info.lease_s
+
+    async def give_up(self) -> None:
+        """Its store is closed under it."""
+        if self._is_live:
+            await self.interrupt()
 
     async def __aenter__(self) -> Self:
         return self if self._is_live else await self.start()
@@ -283,7 +387,7 @@ class AsyncRun:
             RUN, self.id, body, RUNNING,
             epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
         )  # fmt: skip
-        return (run, self._lock(None)) if self.info.exclusive else (run,)
+        return (run, self._lock(None)) if self._has_place else (run,)
 
     def _lock(self, body: bytes | None) -> Entry:
         return Entry(
@@ -299,6 +403,8 @@ class AsyncRun:
             raise self.lose(error) from None
 
     async def _commit(self, commit: Commit) -> Receipt:
+        if not self._fence:
+            return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
 
     def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
@@ -321,12 +427,20 @@ class AsyncRun:
 
     def renewal(self) -> Commit:
         """Return the commit that renews the leases and nothing else."""
-        return Commit(self.thread._key, entries=self._renewals(), fence=self._token())
+        return Commit(
+            self.thread._key, entries=self._renewals(), fence=self._token() if self._fence else None
+        )
 
 
-def check_run(lease_s: float, max_attempts: int) -> None:
+def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:
     """Refuse what cannot be."""
     if not isinstance(lease_s, int | float) or isinstance(lease_s, bool) or not 0.1 <= lease_s <= 86_400:
         raise BadArgument(f"lease_s must be from 0.1 s to a day, not {lease_s!r}")
+    if (
+        not isinstance(throttle_s, int | float)
+        or isinstance(throttle_s, bool)
+        or not 0 <= throttle_s <= 86_400
+    ):
+        raise BadArgument(f"throttle_s must be from 0 to a day, not {throttle_s!r}")
     if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
         raise BadArgument(f"max_attempts must be 1 or more, not {max_attempts!r}")

@@ -8,6 +8,7 @@ thread, and a traceback that reads like a call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -61,6 +62,14 @@ class Task(Protocol):
     async def wait(self, timeout_s: float | None = None) -> None: ...
 
 
+class Bell(Protocol):
+    """Something that can be waited for."""
+
+    def ring(self) -> None: ...
+    def has_rung(self) -> bool: ...
+    async def wait(self, timeout_s: float) -> None: ...
+
+
 class Ticker(Protocol):
     """Work that is done every so often."""
 
@@ -80,6 +89,14 @@ class Runtime(Protocol):
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
         """Do `work` every so often in the background, until it is stopped. It does not keep the process alive."""
+        ...
+
+    def thread_ident(self) -> int | None:
+        """Return the thread that calls, where work belongs to threads."""
+        ...
+
+    def bell(self) -> Bell:
+        """Return what one task or thread waits for and another rings."""
         ...
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
@@ -140,6 +157,35 @@ class _LoopTicker:
         self._task.cancel()
 
 
+class _ThreadBell:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def has_rung(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout_s: float) -> None:
+        self._event.wait(timeout_s)
+
+
+class _LoopBell:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def has_rung(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+
+
 class _ThreadMutex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,6 +209,12 @@ class SyncRuntime:
     def tick(self, interval_s: float, work: Work) -> Ticker:
         return _ThreadTicker(interval_s, work)
 
+    def thread_ident(self) -> int | None:
+        return threading.get_ident()
+
+    def bell(self) -> Bell:
+        return _ThreadBell()
+
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
 
@@ -181,6 +233,12 @@ class AsyncRuntime(SyncRuntime):
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
         return _LoopTicker(interval_s, work)
+
+    def thread_ident(self) -> int | None:
+        return None
+
+    def bell(self) -> Bell:
+        return _LoopBell()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(work)

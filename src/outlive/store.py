@@ -11,17 +11,19 @@ from . import copying, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
 from .backend import ThreadKey, ThreadRow
 from .cache import Cache
-from .checkpoint import Sizes, ThreadInfo, Verified, moment
+from .checkpoint import Sizes, ThreadInfo, Verified
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
 from .heart import Heart
 from .info import describe_thread
-from .lease import RunInfo
+from .lease import RUN, RunInfo, unpack_run
+from .lock import AsyncLock
 from .recovery import Handler, Policy, Recovered, Recovery, check_statuses, find_interrupted, find_runs
 from .run import AsyncRun, check_run
 from .runtime import new_id
 from .thread import AsyncThread
+from .worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
@@ -105,6 +107,7 @@ class AsyncStore:
         attributes: Mapping[str, Any] | None = None,
         code_version: str | None = None,
         lease_s: float = 30.0,
+        throttle_s: float = 0,
         max_attempts: int = 5,
         exclusive: bool = True,
     ) -> AsyncRun:
@@ -113,7 +116,7 @@ class AsyncStore:
         With the id of a run that was interrupted it goes on with that; with one that has ended, `run.is_finished` is true and
         `run.result` is what it gave. Raises ThreadBusy and RunBusy when it starts.
         """
-        check_run(lease_s, max_attempts)
+        check_run(lease_s, throttle_s, max_attempts)
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
             thread=thread_id,
@@ -127,11 +130,53 @@ class AsyncStore:
             exclusive=exclusive,
             lease_s=float(lease_s),
         )
-        return self._run(info)
+        return self._run(info, throttle_s=throttle_s)
 
-    def _run(self, info: RunInfo) -> AsyncRun:
+    def _run(self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False) -> AsyncRun:
         place = self.thread(info.thread, namespace=info.namespace)
-        return AsyncRun(self._engine, place, self._heart, info, lambda: moment(self._engine.runtime.now()))
+        return AsyncRun(self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries)
+
+    async def retry(self, run_id: str) -> AsyncRun:
+        """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
+        found = await self._engine.backend.entries(
+            self._settings.tenant, RUN, prefix=check_id("run_id", run_id), limit=1
+        )
+        for key, entry in found:
+            if entry.key == run_id:
+                return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+        raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
+
+    def lock(
+        self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
+    ) -> AsyncLock:
+        """Return a lock on a thread: while it is held, no run and no other lock has that place."""
+        check_run(lease_s, 0, 1)
+        return AsyncLock(
+            self._engine,
+            self._key(thread_id),
+            check_namespace(namespace),
+            self._heart,
+            timeout_s=self._timeout(timeout_s),
+            lease_s=float(lease_s),
+        )
+
+    def worker(
+        self,
+        handlers: Mapping[str | None, Handler],
+        *,
+        interval_s: float = 5.0,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        on_report: Callable[[Recovered], None] | None = None,
+    ) -> AsyncWorker:
+        """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
+        runtime = self._engine.runtime
+        return AsyncWorker(
+            runtime,
+            lambda: self.recover(handlers, policy=policy, code_version=code_version),
+            check_timeout(interval_s),
+            on_report,
+        )
 
     async def runs(
         self,

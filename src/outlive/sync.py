@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -11,12 +12,14 @@ from typing import Any, Self, TypeVar
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
 from .lease import RunInfo
+from .lock import AsyncLock
 from .recovery import Policy, Recovered
 from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
 from .sync_responses import Responses
 from .thread import AsyncThread
+from .worker import AsyncWorker
 
 T = TypeVar("T")
 
@@ -242,13 +245,25 @@ class Run:
         phase: str | None = None,
         usage: Mapping[str, Any] | None = None,
         **options: Any,
-    ) -> Checkpoint:
+    ) -> Checkpoint | None:
         return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
 
-    def step(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def flush(self) -> None:
+        run_now(self._run.flush())
+
+    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
+        if function is None:
+            return lambda wrapped: functools.wraps(wrapped)(
+                functools.partial(self._step, name, wrapped, options)
+            )
+        return self._step(name, function, options, *args)
+
+    def _step(
+        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], *args: Any, **more: Any
+    ) -> Any:
         if inspect.iscoroutinefunction(function):
             raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
-        return run_now(self._run.step(name, function, *args, **options))
+        return run_now(self._run.step(name, function, *args, **{**options, **more}))
 
     def complete(self, result: Any = None) -> None:
         run_now(self._run.complete(result))
@@ -270,6 +285,45 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         run_now(self._run.__aexit__(kind, error, trace))
+
+
+class Lock:
+    """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
+
+    def __init__(self, lock: AsyncLock) -> None:
+        self._lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        return self._lock.is_held
+
+    def acquire(self) -> Self:
+        run_now(self._lock.acquire())
+        return self
+
+    def release(self) -> None:
+        run_now(self._lock.release())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Worker:
+    """Made by `store.worker(handlers)`. `run()` returns after `stop()`, which another thread calls."""
+
+    def __init__(self, worker: AsyncWorker) -> None:
+        self._worker = worker
+
+    def run(self) -> None:
+        run_now(self._worker.run())
+
+    def stop(self) -> None:
+        self._worker.stop()
 
 
 class Store:
@@ -314,6 +368,7 @@ class Store:
         attributes: Mapping[str, Any] | None = None,
         code_version: str | None = None,
         lease_s: float = 30.0,
+        throttle_s: float = 0,
         max_attempts: int = 5,
         exclusive: bool = True,
     ) -> Run:
@@ -328,6 +383,7 @@ class Store:
                 attributes=attributes,
                 code_version=code_version,
                 lease_s=lease_s,
+                throttle_s=throttle_s,
                 max_attempts=max_attempts,
                 exclusive=exclusive,
             )
@@ -344,6 +400,30 @@ class Store:
 
     def interrupted(self) -> Iterator[RunInfo]:
         return _each(self._store.interrupted())
+
+    def retry(self, run_id: str) -> Run:
+        return Run(run_now(self._store.retry(run_id)))
+
+    def lock(
+        self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
+    ) -> Lock:
+        return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
+
+    def worker(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        interval_s: float = 5.0,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        on_report: Callable[[Recovered], None] | None = None,
+    ) -> Worker:
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
+        return Worker(
+            self._store.worker(
+                wrapped, interval_s=interval_s, policy=policy, code_version=code_version, on_report=on_report
+            )
+        )
 
     def recover(
         self,

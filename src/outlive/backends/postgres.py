@@ -84,6 +84,7 @@ from .server import Attempts, lock_ms
 from .snapshot import is_plain
 
 T = TypeVar("T")
+_TOGETHER = 250  # commits in one transaction
 _MOST_GIVEN_UP = 4  # commits of one thread that are remembered as given up
 _MOST_BYTES = 1_000_000_000  # of one message to the server
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
@@ -179,12 +180,44 @@ class PostgresBackend:
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         results: list[Receipt | OutliveError] = []
-        for commit in commits:
-            try:
-                results.append(await self._commit(commit))
-            except OutliveError as error:
-                results.append(error)
+        for start in range(0, len(commits), _TOGETHER):
+            group = commits[start : start + _TOGETHER]
+            if len(group) > 1 and all(map(is_plain, group)):
+                results += await self._commit_together(group)
+            else:
+                results += [await _result(self._commit(commit)) for commit in group]
         return results
+
+    async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do many commits in one transaction: one that is refused changes nothing, and the others go on."""
+        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
+        timeout_s = min(times, default=self._timeout_s)
+        # By thread, so that two who do this at once do not wait for each other in a circle.
+        order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
+
+        async def work(link: Link, attempt: Deadline) -> dict[int, Cells]:
+            found: dict[int, Cells] = {}
+            await link.begin(attempt)
+            try:
+                for place in order:
+                    parameters = _parameters(commits[place], b"", attempt)
+                    found[place] = next(rows(await link.query(self._sql.save, parameters, attempt)))
+            except BaseException:
+                if link.is_in_transaction:
+                    await link.run("rollback", attempt)
+                raise
+            await link.run("commit", attempt)
+            return found
+
+        deadline = Deadline(timeout_s)
+        try:
+            found = await self._call(work, timeout_s)
+        except StoreError:
+            return [await _result(self._commit(commit)) for commit in commits]
+        return [
+            await _result(self._receipt(commit, found[place], deadline))
+            for place, commit in enumerate(commits)
+        ]
 
     async def _commit(self, commit: Commit) -> Receipt:
         """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
@@ -444,6 +477,13 @@ class PostgresBackend:
         except Corrupt as error:
             problems.append(error)
         return problems
+
+
+async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
+    try:
+        return await work
+    except OutliveError as error:
+        return error
 
 
 def first_statements(schema: str) -> tuple[str, ...]:

@@ -1,0 +1,126 @@
+"""A thread's place held without a run: the same lease, fence and clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from . import lease
+from .backend import Commit, Entry, ThreadKey
+from .engine import Engine
+from .errors import EntryHeld, LeaseLost, ThreadBusy
+from .lease import LOCK, RUNNING
+from .runtime import Deadline
+
+_PAUSE_S = 0.05
+
+
+class Keeper(Protocol):
+    """Where leases are renewed."""
+
+    def add(self, run: AsyncLock) -> None: ...
+    def discard(self, run: AsyncLock) -> None: ...
+
+
+class AsyncLock:
+    """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        key: ThreadKey,
+        namespace: str,
+        heart: Keeper,
+        *,
+        timeout_s: float | None,
+        lease_s: float,
+    ) -> None:
+        self.lease_s = lease_s
+        self._engine = engine
+        self._key = key
+        self._namespace = namespace
+        self._heart = heart
+        self._timeout_s = timeout_s
+        self._held: Entry | None = None
+        self.thread_ident = engine.runtime.thread_ident()
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether the lock is ours, as far as this process knows."""
+        return self._held is not None
+
+    async def acquire(self) -> Self:
+        """Wait for the lock. Raises ThreadBusy when others hold it for the whole time."""
+        deadline = Deadline(self._timeout_s)
+        while True:
+            try:
+                await self._take()
+                return self
+            except EntryHeld as held:
+                if deadline.left_s() <= _PAUSE_S:
+                    raise self._busy(held) from None
+            await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _take(self) -> None:
+        found = await self._engine.backend.entries(
+            self._key.tenant, LOCK, thread=self._key, prefix=self._namespace, limit=1
+        )
+        stored = next((entry for _, entry in found if entry.key == self._namespace), None)
+        entry = lease.take_lock(self._engine.codec, None, self._namespace, self.lease_s, stored)
+        receipt = await self._engine.commit(Commit(self._key, entries=(entry,)))
+        self._held = receipt.entries[0] if receipt.entries else entry
+        self._heart.add(self)
+
+    def _busy(self, held: EntryHeld) -> ThreadBusy:
+        stored = held.stored
+        assert stored is None or isinstance(stored, Entry)
+        holder = None if stored is None else lease.run_of(self._engine.codec, stored)
+        until = None if stored is None else lease.lapses_at(stored)
+        return ThreadBusy(self._key.id, self._namespace, holder, until)
+
+    async def release(self) -> None:
+        """Give the lock back; nothing happens when it was lost."""
+        held, self._held = self._held, None
+        self._heart.discard(self)
+        if held is None:
+            return
+        freed = replace(held, status="free", until=0, clock="", revision=held.revision + 1)
+        try:
+            await self._engine.commit(Commit(self._key, entries=(freed,), fence=self._token(held)))
+        except (LeaseLost, EntryHeld):
+            pass  # somebody else holds it by now
+
+    async def __aenter__(self) -> Self:
+        return await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._engine.runtime.shielded(self.release())
+
+    # What the heart asks
+
+    @staticmethod
+    def _token(held: Entry) -> tuple[str, str, int, int]:
+        return (LOCK, held.key, held.epoch, held.fence)
+
+    def renewal(self) -> Commit:
+        held = self._held
+        if held is None:
+            return Commit(self._key)
+        renewed = Entry(
+            LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self.lease_s
+        )
+        return Commit(self._key, entries=(renewed,), fence=self._token(held))
+
+    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+        self._held = None
+        self._heart.discard(self)
+        return (
+            error if isinstance(error, LeaseLost) else LeaseLost(self._key.id, LOCK, self._namespace, 0, None)
+        )
+
+    async def give_up(self) -> None:
+        await self.release()
