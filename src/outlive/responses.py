@@ -172,8 +172,8 @@ class AsyncResponses:
             self._shared = _Shared(**codec.unpack(entry.body or b""))
             return
         ordinal, _, model_id = rest.partition("\n")
-        if "\n" in model_id:  # of another run, whose id begins like a key of this one
-            return
+        if not ordinal.isdecimal() or not model_id or "\n" in model_id:
+            return  # of another run, whose id begins like a key of this one
         response, earlier = codec.unpack(entry.body or b"")
         if response.status == RUNNING:
             response = replace(response, status=INTERRUPTED)
