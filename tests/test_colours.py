@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive import AsyncStore, AsyncThread, Store, Thread
+from outlive import AsyncResponses, AsyncStore, AsyncThread, Responses, Store, Thread
 from outlive.runtime import run_now
 
-PAIRS = [(AsyncThread, Thread), (AsyncStore, Store)]
+PAIRS = [(AsyncThread, Thread), (AsyncStore, Store), (AsyncResponses, Responses)]
 SOURCE = Path(outlive.__file__).parent
 
 # Where the two colours meet, and where the suite drives both.
@@ -76,7 +76,8 @@ def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
 def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    assert plain <= {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
+    handles = {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
+    assert plain <= (AT_HAND if sync is Responses else handles)
 
 
 @pytest.mark.parametrize("asynchronous, sync", PAIRS)
@@ -86,9 +87,10 @@ def test_both_colours_have_the_same_properties(asynchronous, sync):
         return {name for name, _ in found if not name.startswith("_")}
 
     with outlive.open("memory:") as store:
-        handles = {Store: store, Thread: store.thread("t")}
+        responses = store.run("r").start().responses
+        handles = {Store: store, Thread: store.thread("t"), Responses: responses}
         for name in properties(sync):
-            inner = handles[sync]._store if sync is Store else handles[sync]._thread
+            inner = getattr(handles[sync], f"_{sync.__name__.lower()}")
             assert getattr(handles[sync], name) == getattr(inner, name)
     assert properties(asynchronous) <= properties(sync)
 
@@ -134,8 +136,24 @@ CALLS = {
         "flush": lambda store: store.flush(),
         "close": lambda store: store.close(),
     },
+    AsyncResponses: {
+        "open": lambda responses: responses.open(["m"], prompt="p"),
+        "begin": lambda responses: responses.begin("m"),
+        "update": lambda responses: responses.update("m", {"text": "x"}),
+        "fail": lambda responses: responses.fail("m", "broken"),
+        "interrupt": lambda responses: responses.interrupt("m"),
+        "complete": lambda responses: responses.complete("m", {"text": "xy"}),
+    },
 }
 HANDLES = {"thread"}  # these only make a handle
+AT_HAND = {
+    "all",
+    "get",
+    "pending",
+    "completed",
+    "usage",
+    "build",
+}  # of responses: read when the run was taken
 
 
 async def every(items):
@@ -156,7 +174,9 @@ def store(request, tmp_path):
 
 def test_no_coroutine_of_the_core_suspends_on_the_sync_side(store):
     """`run_now` raises when one does: there is nobody who would wake it up."""
-    for cls, handle in ((AsyncThread, store.thread("t")._thread), (AsyncStore, store._store)):
+    responses = store.run("r").start()._run.responses
+    thread = store.thread("t")._thread
+    for cls, handle in ((AsyncResponses, responses), (AsyncThread, thread), (AsyncStore, store._store)):
         for name, call in CALLS[cls].items():
             try:
                 run_now(call(handle))
@@ -164,7 +184,7 @@ def test_no_coroutine_of_the_core_suspends_on_the_sync_side(store):
                 assert "null" in repr(store), name  # nothing is kept there, and that is said without waiting
 
 
-@pytest.mark.parametrize("cls", [AsyncThread, AsyncStore])
+@pytest.mark.parametrize("cls", [AsyncThread, AsyncStore, AsyncResponses])
 def test_every_public_coroutine_is_tried_for_that(cls):
     runs = {
         "run",
@@ -175,7 +195,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "lock",
         "worker",
     }  # their own tests drive them in both colours
-    assert public(cls).keys() - HANDLES - runs == CALLS[cls].keys()
+    plain = AT_HAND if cls is AsyncResponses else HANDLES | runs
+    assert public(cls).keys() - plain == CALLS[cls].keys()
 
 
 def imported(path):

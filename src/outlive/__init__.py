@@ -43,9 +43,13 @@ from .lock import AsyncLock
 from .opening import open, open_async
 from .recovery import Recovered, Refused
 from .registry import register
+from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
+from .responses import AsyncResponses
 from .run import AsyncRun
+from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
 from .sync import Lock, Run, Store, Thread, Worker
+from .sync_responses import Responses
 from .thread import AsyncThread
 from .worker import AsyncWorker
 
@@ -54,6 +58,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AmbiguousStep",
     "AsyncLock",
+    "AsyncResponses",
     "AsyncRun",
     "AsyncStore",
     "AsyncThread",
@@ -64,26 +69,31 @@ __all__ = [
     "Change",
     "Checkpoint",
     "CheckpointExists",
+    "CheckpointFile",
     "CheckpointMissing",
     "Corrupt",
     "DelayedSaveFailed",
     "Event",
+    "FanOut",
     "HeadMoved",
     "Interrupt",
     "LeaseLost",
     "Lock",
     "MetadataMoved",
     "MissingExtra",
+    "ModelResponse",
     "NeedsUpgrade",
     "NewerFormat",
     "NotReplicated",
     "Opaque",
     "OutcomeUnknown",
     "OutliveError",
+    "PartialResponse",
     "PendingWrite",
     "Pruned",
     "Recovered",
     "Refused",
+    "Responses",
     "Run",
     "RunBusy",
     "RunEnded",
@@ -106,8 +116,11 @@ __all__ = [
     "TypeChanged",
     "Unencodable",
     "UnknownTag",
+    "Usage",
     "Verified",
     "Worker",
+    "WriteProposal",
+    "checkpoint_file",
     "open",
     "open_async",
     "register",

@@ -15,6 +15,7 @@ import datetime as dt
 import functools
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -37,6 +38,7 @@ from .event import CLAIM, END, LOSS, Event
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
 from .owner import Owner
+from .responses import AsyncResponses
 from .runtime import Ticker
 from .thread import AsyncThread
 from .throttle import Throttle
@@ -76,6 +78,7 @@ class AsyncRun:
         self._is_lost = False
         self.thread_ident = engine.runtime.thread_ident()
         self._ledger = Ledger(self)
+        self._responses = AsyncResponses(self)
         self._throttle = Throttle(throttle_s)
         self._ticker: Ticker | None = None
 
@@ -98,6 +101,20 @@ class AsyncRun:
     def rank(self) -> tuple[int, int]:
         """The epoch and fence under which this run writes."""
         return self._epoch, self._fence
+
+    @property
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        """Held by whoever writes: one write of a run is under way at a time."""
+        return self._mutex
+
+    @property
+    def responses(self) -> AsyncResponses:
+        """What the models answered that this run asks at the same time."""
+        return self._responses
+
+    @property
+    def is_started(self) -> bool:
+        return self._is_live or self._is_lost or self.info.status != RUNNING
 
     @property
     def status(self) -> str:
@@ -123,6 +140,7 @@ class AsyncRun:
             return self
         await self._take(stored)
         await self._ledger.read(is_new=stored is None)
+        await self._responses._read(is_new=stored is None)
         self._is_live = True
         self._heart.add(self)
         self._tell(CLAIM)
@@ -426,8 +444,12 @@ class AsyncRun:
     async def write_entries(self, *entries: Entry) -> Receipt:
         """Store entries of this run durably."""
         async with self._mutex:
-            self._check_live()
-            return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
+            return await self.write_held(*entries)
+
+    async def write_held(self, *entries: Entry) -> Receipt:
+        """Store entries of this run durably; the caller holds the mutex."""
+        self._check_live()
+        return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
 
     def renewal(self) -> Commit:
         """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""

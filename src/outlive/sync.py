@@ -17,6 +17,7 @@ from .recovery import Policy, Recovered
 from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
+from .sync_responses import Responses
 from .thread import AsyncThread
 from .worker import AsyncWorker
 
@@ -224,6 +225,10 @@ class Run:
     @property
     def thread(self) -> Thread:
         return Thread(self._run.thread)
+
+    @property
+    def responses(self) -> Responses:
+        return Responses(self._run.responses)
 
     def start(self) -> Self:
         run_now(self._run.start())

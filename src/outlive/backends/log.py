@@ -78,6 +78,11 @@ class Log:
         self._sound: int | None = None  # where to cut when a write fails; None before anything was written
         self._waiting: list[bytes] = []
 
+    @property
+    def incarnation(self) -> bytes:
+        """The token of the file that was read or written: another one is another file."""
+        return self._incarnation
+
     def open(self, *, write: bool = False) -> int:
         self._sound = None  # what others wrote meanwhile is not known yet, and must not be cut
         try:
