@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ..backend import (
     ABSENT,
+    NEXT,
     CheckpointRecord,
     Commit,
     Cursor,
@@ -28,6 +29,7 @@ from ..backend import (
     ThreadKey,
     ThreadRow,
     WriteRecord,
+    unknown,
 )
 from ..errors import (
     Corrupt,
@@ -36,6 +38,8 @@ from ..errors import (
     StaleBase,
     StoreBusy,
     StoreClosed,
+    StoreFull,
+    StoreUnavailable,
     ThreadNotEmpty,
 )
 from . import redis_messages as messages
@@ -164,10 +168,40 @@ class RedisBackend:
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Do each commit on its own; a refusal of one does not touch the others."""
+        if len(commits) > 1 and not self._choices.wait_replicas and all(map(_renews_only, commits)):
+            try:
+                return await self._renew_all(commits)
+            except (Corrupt, StoreFull):
+                pass  # of one of them: one by one it shows of which
         results: list[Receipt | OutliveError] = []
         for commit in commits:
             try:
                 results.append(await self._commit(commit))
+            except OutliveError as error:
+                results.append(error)
+        return results
+
+    async def _renew_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Renew many leases by one exchange with each node."""
+        calls = [
+            self.call(
+                self.keys(commit.thread),
+                "commit",
+                *messages.plain_commit(commit, self._choices.ttl_ms, touch=False),
+            )
+            for commit in commits
+        ]
+        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
+        try:
+            replies = await self.ask_all(calls, min(times, default=None))
+        except StoreFull:
+            raise
+        except StoreUnavailable as error:  # some nodes may have done it
+            return [unknown(commit, str(error)) for commit in commits]
+        results: list[Receipt | OutliveError] = []
+        for commit, reply in zip(commits, replies, strict=True):
+            try:
+                results.append(messages.receipt(commit, reply))
             except OutliveError as error:
                 results.append(error)
         return results
@@ -410,3 +444,12 @@ class RedisBackend:
         if thread is None:
             return [*await self._identity.audit(), *await self._listing.audit()]
         return await Audit(self, thread).run()
+
+
+def _renews_only(commit: Commit) -> bool:
+    """Tell whether a commit only writes entries under a fence: it can be repeated, and begins no thread."""
+    if commit.fence is None or commit.checkpoints or commit.chunks or commit.writes:
+        return False
+    return is_plain(commit) and all(
+        entry.fence != NEXT and entry.expect is None and not entry.expect_lapsed for entry in commit.entries
+    )
