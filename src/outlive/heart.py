@@ -25,6 +25,7 @@ class Beating(Protocol):
         ...
 
     def renewal(self) -> Commit: ...
+    def overtook(self, held: EntryHeld) -> bool: ...
     def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
     async def give_up(self) -> None: ...
 
@@ -69,7 +70,7 @@ class Heart:
         except OutliveError:
             return
         for run, result in zip(runs, results, strict=True):
-            if isinstance(result, LeaseLost | EntryHeld):
+            if isinstance(result, LeaseLost) or (isinstance(result, EntryHeld) and not run.overtook(result)):
                 run.lose(result)
 
     def _terminate(self) -> None:

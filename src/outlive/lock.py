@@ -115,6 +115,12 @@ class AsyncLock:
         )
         return Commit(self._key, entries=(renewed,), fence=self._token(held))
 
+    def overtook(self, held: EntryHeld) -> bool:
+        """Tell whether a renewal was refused because this very lock was given back meanwhile."""
+        return self._held is None or (
+            isinstance(held.stored, Entry) and held.stored.fence == self._held.fence
+        )
+
     def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         self._held = None
         self._heart.discard(self)

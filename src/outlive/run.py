@@ -365,6 +365,9 @@ class AsyncRun:
     def _renewals(self, body: bytes | None = None) -> tuple[Entry, ...]:
         """Return the entries that renew the leases; called under the mutex, by every write."""
         self._revision += 1
+        return self._leases(body)
+
+    def _leases(self, body: bytes | None = None) -> tuple[Entry, ...]:
         run = Entry(
             RUN, self.id, body, RUNNING,
             epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
@@ -404,10 +407,17 @@ class AsyncRun:
             return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
 
     def renewal(self) -> Commit:
-        """Return the commit that renews the leases and nothing else."""
+        """Return the commit that renews the leases and nothing else.
+
+        It may meet a write of the run that is under way, so it has no revision of its own: it never makes that one late.
+        """
         return Commit(
-            self.thread._key, entries=self._renewals(), fence=self._token() if self._fence else None
+            self.thread._key, entries=self._leases(), fence=self._token() if self._fence else None
         )
+
+    def overtook(self, held: EntryHeld) -> bool:
+        """Tell whether a renewal was refused because a write of this very run was faster."""
+        return isinstance(held.stored, Entry) and held.stored.fence == self._fence
 
 
 def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:
