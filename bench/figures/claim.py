@@ -61,7 +61,10 @@ def _elsewhere(name: str, url: str, kills: int) -> Row:
 def _kill(url: str, name: str, lease_s: float, host: str = "") -> float:
     """Kill an owner and tell how long its run had none."""
     command = [sys.executable, "-c", _VICTIM, url, name, str(lease_s), host]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim, ours.open_store(url) as store:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim,
+        ours.open_store(url) as store,
+    ):
         assert victim.stdout is not None
         if victim.stdout.readline() != "ready\n":
             raise AssertionError("the process that is to be killed did not start")

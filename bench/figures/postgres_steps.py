@@ -60,7 +60,7 @@ def _ours(url: str, count: int) -> float:
         for _ in range(count):
             run.step("nothing", _nothing)
         took_s = time.perf_counter() - start
-        stored = len(run._run._ledger._steps)
+        stored = ours.stored_steps(store, run)
     if stored != _WARM_UP + count:
         raise AssertionError(f"{stored} steps are stored instead of {_WARM_UP + count}")
     return count / took_s

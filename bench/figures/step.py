@@ -51,19 +51,10 @@ def _round(place: ours.Place, laps: int, number: int) -> Race:
                 step=lambda: run.step("nothing", _nothing),
                 save=lambda state=state: thread.save(state),
             )
-    _expect(place, number, _WARM_UP + laps)
+        if ours.stored_steps(store, run) != _WARM_UP + laps or thread.load() != state:
+            raise AssertionError("a step or a state is not as it was stored")
     return race
 
 
 def _nothing() -> None:
     pass
-
-
-def _expect(place: ours.Place, number: int, laps: int) -> None:
-    """The run has completed, and its place holds as many saves as there were laps."""
-    with ours.open_store(place) as store:
-        statuses = {run.id: run.status for run in store.runs()}
-        if statuses[f"run-{number}"] != "completed":
-            raise AssertionError(f"run {number} is {statuses[f'run-{number}']}")
-        if store.thread(f"saver-{number}").load()["step"] != laps - 1:
-            raise AssertionError("the newest state came back as another state")

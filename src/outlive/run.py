@@ -411,9 +411,7 @@ class AsyncRun:
 
         It may meet a write of the run that is under way, so it has no revision of its own: it never makes that one late.
         """
-        return Commit(
-            self.thread._key, entries=self._leases(), fence=self._token() if self._fence else None
-        )
+        return Commit(self.thread._key, entries=self._leases(), fence=self._token() if self._fence else None)
 
     def overtook(self, held: EntryHeld) -> bool:
         """Tell whether a renewal was refused because a write of this very run was faster."""
