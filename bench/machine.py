@@ -24,6 +24,7 @@ _PACKAGES = (
     "psycopg",
     "psycopg-pool",
     "redis",
+    "dbos",
 )
 
 

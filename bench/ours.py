@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import outlive
+from outlive.runtime import run_now
 from workloads import State
 
 Place: TypeAlias = Path | str  # a file is SQLite's, a server has a URL
@@ -46,3 +47,9 @@ def expect(place: Place, state: State, thread_id: str = "talk") -> None:
     with open_store(place) as store:
         if store.thread(thread_id).load() != state:
             raise AssertionError(f"the newest state of {thread_id} came back as another state")
+
+
+def stored_steps(store: outlive.Store, run: outlive.Run) -> int:
+    """Return how many steps of a run the store holds."""
+    key = run._run.key
+    return len(run_now(store._store._engine.backend.entries(key.tenant, "step", thread=key, limit=1_000_000)))

@@ -11,6 +11,9 @@ class Scale:
     tail: int  # the last saves of it, those that are timed against the peer
     rounds: int  # repetitions of a whole race
     laps: int  # repetitions of a single call
+    live_runs: int  # of one process
+    kills: int  # of processes that own a run
+    durable_steps: int  # of one run
     samples: int  # checkpoints read back and compared after a workload
     savers: int
     saves_each: int
@@ -28,6 +31,9 @@ FULL = Scale(
     tail=100,
     rounds=5,
     laps=30,
+    live_runs=1_000,
+    kills=10,
+    durable_steps=500,
     samples=50,
     savers=64,
     saves_each=50,
@@ -45,6 +51,9 @@ QUICK = Scale(
     tail=40,
     rounds=2,
     laps=10,
+    live_runs=1_000,
+    kills=3,
+    durable_steps=200,
     samples=20,
     savers=64,
     saves_each=10,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 HEADER = ("what", "measured", "bar", "verdict")
-_WIDTHS = (58, 60, 10, 7)
+_WIDTHS = (60, 60, 14, 7)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 
 from figures import (
+    claim,
     cpu,
     disk,
     growth,
+    heartbeats,
     large,
     listing,
     load,
@@ -16,9 +18,11 @@ from figures import (
     postgres_load,
     postgres_save,
     postgres_savers,
+    postgres_steps,
     redis_save,
     save,
     savers,
+    step,
 )
 
 FIGURES: dict[str, ModuleType] = {
@@ -36,4 +40,8 @@ FIGURES: dict[str, ModuleType] = {
     "postgres-load": postgres_load,
     "postgres-savers": postgres_savers,
     "redis-save": redis_save,
+    "step": step,
+    "heartbeats": heartbeats,
+    "claim": claim,
+    "postgres-steps": postgres_steps,
 }

@@ -123,7 +123,8 @@ class AsyncLock:
         )
 
     def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
-        return False
+        """Tell whether a renewal was refused only because this very lock was given back meanwhile."""
+        return self._held is None
 
     async def give_up(self) -> None:
         await self.release()

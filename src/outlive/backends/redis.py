@@ -34,7 +34,7 @@ from ..errors import (
 from . import redis_rows as rows
 from .memory import write_order
 from .redis_audit import Audit
-from .redis_commits import Choices, Commits
+from .redis_commits import Choices, Commits, renews_only
 from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_listing import Listing
@@ -141,6 +141,8 @@ class RedisBackend:
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Do each commit on its own; a refusal of one does not touch the others."""
+        if len(commits) > 1 and all(map(renews_only, commits)):
+            return await self._commits.renew_all(commits)
         results: list[Receipt | OutliveError] = []
         for commit in commits:
             try:

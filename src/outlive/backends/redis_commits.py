@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..backend import ABSENT, Commit, Receipt
-from ..errors import NotReplicated, StoreBusy
+from ..backend import ABSENT, NEXT, Commit, Receipt, unknown
+from ..errors import NotReplicated, OutliveError, StoreBusy, StoreError
 from . import redis_messages as messages
 from . import redis_rows as rows
 from .memory import new_token
@@ -54,6 +55,29 @@ class Commits:
         """Do a commit or raise why not."""
         messages.check_numbers(commit)
         return await self._given_up.watch(commit, lambda void: self._decide(commit, commit.token + void))
+
+    async def renew_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Renew many leases by one exchange with each node."""
+        calls = [
+            self._backend.call(
+                self._backend.keys(commit.thread),
+                "commit",
+                *messages.plain_commit(commit, commit.token, self._choices.ttl_ms, touch=False),
+            )
+            for commit in commits
+        ]
+        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
+        try:
+            replies = await self._backend.ask_all(calls, min(times, default=None))
+        except StoreError as error:  # some nodes may have done it
+            return [unknown(commit, str(error)) for commit in commits]
+        results: list[Receipt | OutliveError] = []
+        for commit, reply in zip(commits, replies, strict=True):
+            try:
+                results.append(messages.receipt(commit, reply))
+            except OutliveError as error:
+                results.append(error)
+        return results
 
     async def _decide(self, commit: Commit, tokens: bytes) -> Receipt:
         keys = self._backend.keys(commit.thread)
@@ -157,3 +181,15 @@ class Commits:
             ids = [draft.id for draft in commit.checkpoints]
             raise NotReplicated(commit.thread.id, ids[0] if ids else "", reached, wanted)
         return reply
+
+
+def renews_only(commit: Commit) -> bool:
+    """Tell whether a commit only renews leases that somebody holds: it begins no thread and needs no replica."""
+    return (
+        commit.fence is not None
+        and not commit.checkpoints
+        and not commit.writes
+        and not commit.chunks
+        and is_plain(commit)
+        and all(entry.body is None and entry.fence != NEXT for entry in commit.entries)
+    )

@@ -1,0 +1,37 @@
+"""DBOS, used as its documentation shows: one workflow that calls a step, its system database on the same server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dbos import DBOS, DBOSConfig
+
+NAME = "DBOS"
+
+
+@DBOS.step()
+def nothing() -> None:
+    """Do nothing, durably."""
+
+
+@DBOS.workflow()
+def steps(count: int) -> float:
+    """Do so many steps and return the seconds that they took, without the workflow's own beginning and end."""
+    start = time.perf_counter()
+    for _ in range(count):
+        nothing()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def launched(url: str) -> Iterator[None]:
+    """Run DBOS for a while: none of its threads lives on when the other side has its turn."""
+    config: DBOSConfig = {"name": "bench", "system_database_url": url, "log_level": "WARNING"}
+    DBOS(config=config)
+    DBOS.launch()
+    try:
+        yield
+    finally:
+        DBOS.destroy()
