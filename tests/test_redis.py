@@ -39,7 +39,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from outlive.runtime import run_now
+from outlive.runtime import Deadline, run_now
 from outlive.testing import Opener, Trial
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.records import draft
@@ -393,6 +393,46 @@ def test_a_cluster_failover_loses_nothing_that_a_replica_confirmed(cluster):
             cluster.start()
     assert [error for error in saver.errors if not isinstance(error, OutcomeUnknown)] == []
     assert saver.lost(cluster.url) == []
+
+
+def test_a_node_that_was_left_alone_is_not_believed(cluster, colour):
+    with ValkeyServer(ram=True, settings={"cluster-enabled": "yes"}) as lonely:
+        good = cluster.masters()[0]
+        for addresses in (f"{lonely.address},{good.address}", f"{good.address},{lonely.address}"):
+            with opened(f"redis+cluster://{addresses}", colour) as (run, store):
+                began = time.monotonic()
+                run(store.thread("t").save({"n": 1}))
+                assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("where", ["sentinels", "cluster"])
+def test_threads_that_look_for_the_server_at_once_do_not_disturb_each_other(where, request):
+    """As after a failover: all find that the server which they knew is none any more."""
+    failed, ends = [], time.monotonic() + (10 if LONG else 1)
+    with opened(request.getfixturevalue(where).url) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        nodes = store._engine.backend._link.nodes
+
+        def look():
+            try:
+                while time.monotonic() < ends and not failed:
+                    pool = run_now(nodes.pool(0, Deadline(5)))
+                    nodes.distrust(pool)
+                    assert run_now(pool.call([("PING",)], Deadline(5))) == [b"PONG"]
+            except BaseException as error:
+                failed.append(error)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=look) for _ in range(8)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert failed == []
 
 
 def test_a_slot_that_moves_in_the_middle_of_saves_loses_nothing(cluster):
@@ -1045,6 +1085,40 @@ def test_a_store_goes_on_in_another_event_loop(valkey_url):
 
     backend = asyncio.run(first())
     asyncio.run(second(backend))
+
+
+def test_the_connections_of_loops_that_ended_are_closed(valkey_server):
+    async def open_it():
+        return await outlive.open_async(valkey_server.url)
+
+    async def use(store):
+        await asyncio.gather(*(store.thread(f"{number}").save({"n": 1}) for number in range(4)))
+
+    async def close(store):
+        await store.close()
+
+    files = len(os.listdir("/proc/self/fd"))
+    store = asyncio.run(open_it())
+    for _ in range(10):
+        asyncio.run(use(store))
+    assert len(os.listdir("/proc/self/fd")) <= files + 4
+    asyncio.run(close(store))
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_two_loops_that_run_at_once_keep_their_connections(valkey_server):
+    store = asyncio.run(started(valkey_server.url))
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for number in range(20):
+        loops[number % 2].run_until_complete(store.thread("t").save({"n": number}))
+    assert int(valkey_server.info("clients")["connected_clients"]) <= 4  # of each loop one, and who asks
+    loops[1].close()
+    loops[0].run_until_complete(store.close())
+    loops[0].close()
+
+
+async def started(url):
+    return await outlive.open_async(url)
 
 
 # Clients and options ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import redis.asyncio.connection
@@ -44,6 +44,7 @@ class Wire(Protocol):
     async def open(self, deadline: Deadline) -> None: ...
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]: ...
     async def drop(self) -> None: ...
+    def forget(self) -> None: ...
 
 
 class Gate(Protocol):
@@ -58,6 +59,14 @@ class Colour(Protocol):
 
     def place(self) -> object:
         """Return where this runs: connections and locks belong to one process and one event loop."""
+        ...
+
+    def is_own(self, place: object) -> bool:
+        """Tell whether a place is of this process."""
+        ...
+
+    def has_ended(self, place: object) -> bool:
+        """Tell whether a place is an event loop of this process that was closed."""
         ...
 
     def gate(self, size: int) -> Gate: ...
@@ -210,6 +219,9 @@ class BlockingWire:
     async def drop(self) -> None:
         self._connection.disconnect()
 
+    def forget(self) -> None:
+        """Threads do not end as loops do."""
+
 
 class _ThreadGate:
     def __init__(self, size: int) -> None:
@@ -232,6 +244,12 @@ class Blocking:
 
     def place(self) -> object:
         return os.getpid()
+
+    def is_own(self, place: object) -> bool:
+        return place == os.getpid()
+
+    def has_ended(self, place: object) -> bool:
+        return False
 
     def gate(self, size: int) -> Gate:
         return _ThreadGate(size)
@@ -294,6 +312,19 @@ class AwaitingWire:
             writer.transport.abort()
         await self._connection.disconnect(nowait=True)
 
+    def forget(self) -> None:
+        """Close the socket of a loop that has ended: its transports can do nothing more."""
+        connection = self._connection
+        writer, connection._writer, connection._reader = connection._writer, None, None
+        if writer is None:
+            return
+        held = writer.get_extra_info("socket")
+        with suppress(RuntimeError):  # it notes that it is closing, then the loop refuses the rest
+            writer.transport.abort()
+        if (finish := getattr(writer.transport, "_call_connection_lost", None)) is not None:
+            finish(None)
+        getattr(held, "_sock", held).close()
+
 
 class _TaskGate:
     def __init__(self, size: int) -> None:
@@ -319,6 +350,12 @@ class Awaiting:
 
     def place(self) -> object:
         return (os.getpid(), asyncio.get_running_loop())
+
+    def is_own(self, place: Any) -> bool:
+        return place[0] == os.getpid()  # type: ignore[no-any-return]
+
+    def has_ended(self, place: Any) -> bool:
+        return self.is_own(place) and place[1].is_closed()
 
     def gate(self, size: int) -> Gate:
         return _TaskGate(size)
