@@ -13,7 +13,7 @@ import inspect
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -30,12 +30,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import StoreUnavailable
+from .redis_addresses import addresses_awaited, bounded, each_address, one_address
 from .server import Deadline, Lost
 
 T = TypeVar("T")
 Command = Sequence[Any]
 Reply = Any  # bytes, int, list, None, or a ResponseError
-_SHORTEST_S = 0.001
+_PIECE_BYTES = 1 << 18
 
 
 class Wire(Protocol):
@@ -155,29 +156,33 @@ class _Punctual:
         """Nobody but the deadline decides."""
 
     def recv_into(self, *args: Any) -> int:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
-        return self._sock.recv_into(*args)  # type: ignore[no-any-return]
+        return self._received(self._sock.recv_into, *args)  # type: ignore[no-any-return]
 
     def recv(self, *args: Any) -> bytes:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
-        return self._sock.recv(*args)  # type: ignore[no-any-return]
+        return self._received(self._sock.recv, *args)  # type: ignore[no-any-return]
+
+    def _received(self, receive: Callable[..., T], *args: Any) -> T:
+        self._sock.settimeout(bounded(self.deadline, self._limits.read_s))
+        found = receive(*args)
+        self.deadline.moved()
+        return found
 
     def sendall(self, data: Any) -> None:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.write_s))
-        self._sock.sendall(data)
+        """Send piece by piece: what is slow but moves has time."""
+        rest = memoryview(data)
+        while rest:
+            self._sock.settimeout(bounded(self.deadline, self._limits.write_s))
+            rest = rest[self._sock.send(rest[:_PIECE_BYTES]) :]
+            self.deadline.moved()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 
-def _bounded(deadline: Deadline, limit_s: float) -> float | None:
-    seconds = min(deadline.left_s(), limit_s)
-    return None if seconds == float("inf") else max(seconds, _SHORTEST_S)
-
-
 @functools.cache
 def _punctual(family: type) -> type:
     """Return a family of connections with punctual sockets."""
+    family = each_address(family)
 
     def connect(self: Any) -> _Punctual:
         return _Punctual(family._connect(self), self.deadline, self.limits)  # type: ignore[attr-defined]
@@ -196,7 +201,7 @@ class BlockingWire:
     async def open(self, deadline: Deadline) -> None:
         connection = self._connection
         connection.deadline = deadline
-        dial_s = _bounded(deadline, self._limits.dial_s)
+        dial_s = bounded(deadline, self._limits.dial_s)
         connection.socket_connect_timeout = dial_s
         connection.socket_timeout = dial_s  # of a TLS handshake
         with lost(sent=False):
@@ -277,25 +282,77 @@ class AwaitingWire:
 
     def __init__(self, family: type, options: dict[str, Any], limits: Limits) -> None:
         self._limits = limits
-        self._connection: Any = family(**own_options(family, options))
+        self._connection: Any = one_address(family)(**own_options(family, options))
+        self._received = 0  # how often something came
 
     async def open(self, deadline: Deadline) -> None:
+        ends = Deadline(min(deadline.left_s(), self._limits.dial_s))
         try:
             with lost(sent=False):
-                async with asyncio.timeout(_bounded(deadline, self._limits.dial_s)):
-                    await self._connection.connect()
+                await self._dial(ends)
         except BaseException:
             await self.drop()
             raise
+        reader, feed = self._connection._reader, self._connection._reader.feed_data
+
+        def feed_data(data: bytes) -> None:
+            self._received += 1
+            feed(data)
+
+        reader.feed_data = feed_data
+
+    async def _dial(self, ends: Deadline) -> None:
+        """Connect to the first address that will have us; each has its share of the time."""
+        connection = self._connection
+        addresses = await addresses_awaited(getattr(connection, "host", ""), ends)
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            connection.address = address
+            try:
+                async with asyncio.timeout(bounded(ends, ends.left_s() / left)):
+                    await connection.connect()
+                    return
+            except (AuthenticationError, BusyLoadingError):
+                raise
+            except (RedisConnectionError, RedisTimeoutError, OSError):
+                await self.drop()
+                if left == 1:
+                    raise
+        raise OSError(f"host {connection.host!r} cannot be found")
+
+    @contextmanager
+    def _watching(self, limit: asyncio.Timeout, deadline: Deadline, limit_s: float) -> Iterator[None]:
+        """Let the time of a call start anew when bytes came or went."""
+        loop, transport = asyncio.get_running_loop(), self._connection._writer.transport
+        seen = (0, self._received)
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal seen, timer
+            now = (transport.get_write_buffer_size(), self._received)
+            if now != seen:
+                deadline.moved()
+                if (left_s := bounded(deadline, limit_s)) is not None:
+                    limit.reschedule(loop.time() + left_s)
+            seen = now
+            timer = loop.call_later(pause_s, look)
+
+        pause_s = min(deadline.left_s() / 8, 1.0)
+        timer = loop.call_later(pause_s, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         connection = self._connection
         packed = [part for command in commands for part in connection.pack_command(*command)]
         try:
             with lost(sent=True):
-                async with asyncio.timeout(_bounded(deadline, self._limits.write_s + self._limits.read_s)):
-                    await connection.send_packed_command(packed)
-                    return [await self._read() for _ in commands]
+                limit_s = self._limits.write_s + self._limits.read_s
+                async with asyncio.timeout(bounded(deadline, limit_s)) as limit:
+                    with self._watching(limit, deadline, limit_s):
+                        await connection.send_packed_command(packed)
+                        return [await self._read() for _ in commands]
         except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
             await self.drop()
             raise
@@ -334,7 +391,7 @@ class _TaskGate:
         if not self._semaphore.locked():
             return await self._semaphore.acquire()
         try:
-            async with asyncio.timeout(_bounded(deadline, float("inf"))):
+            async with asyncio.timeout(bounded(deadline, float("inf"))):
                 return await self._semaphore.acquire()
         except TimeoutError:
             return False
