@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from outlive.backend import NEXT, Commit, Entry, Removal, ThreadKey
 from outlive.backend import commit as commit_one
 from outlive.backends import postgres_url, redis_url
 from outlive.backends.redis_rows import _sum
+from outlive.backends.redis_wires import Limits, _Punctual
+from outlive.backends.server import Attempt
 from outlive.errors import (
     BadArgument,
     BadURL,
@@ -98,6 +101,77 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, 
                 assert time.monotonic() - began < 1.6
         run(store.thread("t").save({"n": 2}, id="second"))
         assert run(store.thread("t").load()) == {"n": 2}
+
+
+def test_a_load_that_is_slow_but_moves_is_not_given_up(colour, proxy, valkey_url):
+    state = {"blob": random.Random(1).randbytes(600_000)}
+    with opened(valkey_url) as (run, store):
+        run(store.thread("t").save(state))
+    with opened(proxy.through(valkey_url), colour, max_retries=0) as (run, store):
+        proxy.slow(0, 500_000)
+        began = time.monotonic()
+        assert run(store.thread("t").load(timeout_s=2)) == state
+        assert time.monotonic() - began > 1.05, "no longer than the half that one attempt has without moving"
+
+
+def test_an_upload_that_is_slow_but_moves_is_not_given_up():
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+    got = []
+
+    def read():
+        while data := theirs.recv(1 << 16):
+            got.append(len(data))
+            time.sleep(0.02)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with ours, theirs:
+        attempt = Attempt(Deadline(30), 0)
+        attempt._idle_s = 0.3
+        attempt.extend(0.3)
+        began = time.monotonic()
+        _Punctual(ours, attempt, Limits()).sendall(bytes(3 << 20))
+        assert time.monotonic() - began > 0.6
+        ours.shutdown(socket.SHUT_WR)
+        reader.join()
+    assert sum(got) == 3 << 20
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server, colour, monkeypatch):
+    port, real = valkey_server.port, socket.getaddrinfo
+
+    def look_up(name, *args, **options):
+        if name == "two.example.org":
+            return [row for ip in ("127.0.0.2", "127.0.0.1") for row in real(ip, *args, **options)]
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(3):  # nobody accepts: when its queue is full, it is silent
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.2", port))
+        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=2, max_retries=0) as (
+            run,
+            store,
+        ):
+            began = time.monotonic()
+            run(store.thread("t").save({"n": 1}))
+            assert time.monotonic() - began < 2
+
+
+def test_a_name_that_nobody_can_tell_ends_with_the_deadline(colour, monkeypatch):
+    told = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: told.wait(20) and [])
+    url = "redis://silent.example.org?timeout_s=0.6"
+    opening = {"sync": lambda: outlive.open(url), "async": lambda: asyncio.run(started(url))}[colour]
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="cannot be found"):
+        opening()
+    assert time.monotonic() - began < 2
+    told.set()
 
 
 def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(colour, proxy, valkey_url):
