@@ -251,7 +251,7 @@ class Options:
     def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
         """Return a whole number."""
         value = self._given.get(name, default)
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
             return value
