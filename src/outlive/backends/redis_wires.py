@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import os
 import threading
 import time
@@ -30,7 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import StoreUnavailable
-from .redis_addresses import addresses_awaited, bounded, each_address, one_address
+from .redis_families import addresses_awaited, bounded, each_address, one_address, own_options
 from .server import Deadline, Lost
 
 T = TypeVar("T")
@@ -110,35 +109,6 @@ def lost(*, sent: bool) -> Iterator[None]:
         raise Lost(str(error) or type(error).__name__, sent=sent) from error
     except RedisError as error:
         raise Lost(f"{type(error).__name__}: {error}", sent=sent) from error
-
-
-def own_options(family: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a connection, without timeouts and retries of its own and without small talk."""
-    fixed: dict[str, Any] = {
-        "socket_timeout": None,
-        "socket_connect_timeout": None,
-        "retry_on_timeout": False,
-        "retry_on_error": [],
-        "retry": None,
-        "health_check_interval": 0,
-        "decode_responses": False,
-        "protocol": 2,
-        "socket_keepalive": True,
-    }
-    if "path" in options:
-        del fixed["socket_keepalive"]
-    known = _parameters(family)
-    quiet = {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
-    return {**options, **fixed, **quiet}
-
-
-@functools.cache
-def _parameters(family: type) -> frozenset[str]:
-    return frozenset(
-        name
-        for base in family.__mro__
-        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
-    )
 
 
 # Blocking -------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""The addresses of a host: looked up in time, and each dialled in its share of the time.
+"""redis-py's connections, made ours: no timeouts and retries of their own, and hosts that are found in time.
 
-redis-py would look names up without any deadline, and give every address the whole time.
+redis-py would look names up without any deadline, and give every address of a host the whole time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,35 @@ def bounded(deadline: Deadline, limit_s: float) -> float | None:
     """Return the time that is left, as a socket takes it."""
     seconds = min(deadline.left_s(), limit_s)
     return None if seconds == float("inf") else max(seconds, _SHORTEST_S)
+
+
+def own_options(family: type, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a connection, without timeouts and retries of its own and without small talk."""
+    fixed: dict[str, Any] = {
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "retry": None,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_keepalive": True,
+    }
+    if "path" in options:
+        del fixed["socket_keepalive"]
+    known = _parameters(family)
+    quiet = {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
+    return {**options, **fixed, **quiet}
+
+
+@functools.cache
+def _parameters(family: type) -> frozenset[str]:
+    return frozenset(
+        name
+        for base in family.__mro__
+        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
+    )
 
 
 # Blocking -------------------------------------------------------------------------------------------------
