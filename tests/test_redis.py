@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from outlive.backend import NEXT, Commit, Entry, Removal, ThreadKey
 from outlive.backend import commit as commit_one
 from outlive.backends import postgres_url, redis_url
 from outlive.backends.redis_rows import _sum
+from outlive.backends.redis_wires import Limits, _Punctual
+from outlive.backends.server import Attempt
 from outlive.errors import (
     BadArgument,
     BadURL,
@@ -39,7 +42,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from outlive.runtime import run_now
+from outlive.runtime import Deadline, run_now
 from outlive.testing import Opener, Trial
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.records import draft
@@ -98,6 +101,77 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, 
                 assert time.monotonic() - began < 1.6
         run(store.thread("t").save({"n": 2}, id="second"))
         assert run(store.thread("t").load()) == {"n": 2}
+
+
+def test_a_load_that_is_slow_but_moves_is_not_given_up(colour, proxy, valkey_url):
+    state = {"blob": random.Random(1).randbytes(600_000)}
+    with opened(valkey_url) as (run, store):
+        run(store.thread("t").save(state))
+    with opened(proxy.through(valkey_url), colour, max_retries=0) as (run, store):
+        proxy.slow(0, 500_000)
+        began = time.monotonic()
+        assert run(store.thread("t").load(timeout_s=2)) == state
+        assert time.monotonic() - began > 1.05, "no longer than the half that one attempt has without moving"
+
+
+def test_an_upload_that_is_slow_but_moves_is_not_given_up():
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+    got = []
+
+    def read():
+        while data := theirs.recv(1 << 16):
+            got.append(len(data))
+            time.sleep(0.02)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with ours, theirs:
+        attempt = Attempt(Deadline(30), 0)
+        attempt._idle_s = 0.3
+        attempt.extend(0.3)
+        began = time.monotonic()
+        _Punctual(ours, attempt, Limits()).sendall(bytes(3 << 20))
+        assert time.monotonic() - began > 0.6
+        ours.shutdown(socket.SHUT_WR)
+        reader.join()
+    assert sum(got) == 3 << 20
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server, colour, monkeypatch):
+    port, real = valkey_server.port, socket.getaddrinfo
+
+    def look_up(name, *args, **options):
+        if name == "two.example.org":
+            return [row for ip in ("127.0.0.2", "127.0.0.1") for row in real(ip, *args, **options)]
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(3):  # nobody accepts: when its queue is full, it is silent
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.2", port))
+        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=2, max_retries=0) as (
+            run,
+            store,
+        ):
+            began = time.monotonic()
+            run(store.thread("t").save({"n": 1}))
+            assert time.monotonic() - began < 2
+
+
+def test_a_name_that_nobody_can_tell_ends_with_the_deadline(colour, monkeypatch):
+    told = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: told.wait(20) and [])
+    url = "redis://silent.example.org?timeout_s=0.6"
+    opening = {"sync": lambda: outlive.open(url), "async": lambda: asyncio.run(started(url))}[colour]
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="cannot be found"):
+        opening()
+    assert time.monotonic() - began < 2
+    told.set()
 
 
 def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(colour, proxy, valkey_url):
@@ -393,6 +467,46 @@ def test_a_cluster_failover_loses_nothing_that_a_replica_confirmed(cluster):
             cluster.start()
     assert [error for error in saver.errors if not isinstance(error, OutcomeUnknown)] == []
     assert saver.lost(cluster.url) == []
+
+
+def test_a_node_that_was_left_alone_is_not_believed(cluster, colour):
+    with ValkeyServer(ram=True, settings={"cluster-enabled": "yes"}) as lonely:
+        good = cluster.masters()[0]
+        for addresses in (f"{lonely.address},{good.address}", f"{good.address},{lonely.address}"):
+            with opened(f"redis+cluster://{addresses}", colour) as (run, store):
+                began = time.monotonic()
+                run(store.thread("t").save({"n": 1}))
+                assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("where", ["sentinels", "cluster"])
+def test_threads_that_look_for_the_server_at_once_do_not_disturb_each_other(where, request):
+    """As after a failover: all find that the server which they knew is none any more."""
+    failed, ends = [], time.monotonic() + (10 if LONG else 1)
+    with opened(request.getfixturevalue(where).url) as (run, store):
+        run(store.thread("t").save({"n": 1}))
+        nodes = store._engine.backend._link.nodes
+
+        def look():
+            try:
+                while time.monotonic() < ends and not failed:
+                    pool = run_now(nodes.pool(0, Deadline(5)))
+                    nodes.distrust(pool)
+                    assert run_now(pool.call([("PING",)], Deadline(5))) == [b"PONG"]
+            except BaseException as error:
+                failed.append(error)
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [threading.Thread(target=look) for _ in range(8)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert failed == []
 
 
 def test_a_slot_that_moves_in_the_middle_of_saves_loses_nothing(cluster):
@@ -1047,6 +1161,40 @@ def test_a_store_goes_on_in_another_event_loop(valkey_url):
     asyncio.run(second(backend))
 
 
+def test_the_connections_of_loops_that_ended_are_closed(valkey_server):
+    async def open_it():
+        return await outlive.open_async(valkey_server.url)
+
+    async def use(store):
+        await asyncio.gather(*(store.thread(f"{number}").save({"n": 1}) for number in range(4)))
+
+    async def close(store):
+        await store.close()
+
+    files = len(os.listdir("/proc/self/fd"))
+    store = asyncio.run(open_it())
+    for _ in range(10):
+        asyncio.run(use(store))
+    assert len(os.listdir("/proc/self/fd")) <= files + 4
+    asyncio.run(close(store))
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_two_loops_that_run_at_once_keep_their_connections(valkey_server):
+    store = asyncio.run(started(valkey_server.url))
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for number in range(20):
+        loops[number % 2].run_until_complete(store.thread("t").save({"n": number}))
+    assert int(valkey_server.info("clients")["connected_clients"]) <= 4  # of each loop one, and who asks
+    loops[1].close()
+    loops[0].run_until_complete(store.close())
+    loops[0].close()
+
+
+async def started(url):
+    return await outlive.open_async(url)
+
+
 # Clients and options ----------------------------------------------------------------------------------------------
 
 
@@ -1100,11 +1248,12 @@ WRONG = {
     "redis://host?colour=red": "no option 'colour'; it has allow_eviction",
     "redis://host?ttl_s=soon": "ttl_s must be a number of seconds",
     "redis://host?ttl_s=0": "more than 0",
-    "redis://host?pool_size=0": "from 1",
+    "redis://host?pool_size=0": "1 or more",
     "redis://host?pool_size=many": "whole number",
     "redis://host?max_retries=-1": "whole number",
     "redis://host?wait_replicas=1.5": "whole number",
-    "redis://host?refresh_ttl_on_read=maybe": "true or false",
+    "redis://host?refresh_ttl_on_read=maybe": "True or False",
+    "redis://host?pool_size=²": "whole number",
     "redis://host?refresh_ttl_on_read=true": "needs ttl_s",
     "redis://host?prefix={a}": "without braces",
     "redis://host?ssl_ca_certs=x": "rediss://",

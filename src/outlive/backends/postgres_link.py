@@ -8,13 +8,9 @@ A link that missed a deadline or was cancelled has an answer on the way to nobod
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import ipaddress
 import re
 import select
-import socket
-import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +18,7 @@ from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
-from .server import Lost, hide_secrets, lock_ms
+from .server import Lost, hide_secrets, is_address, lock_ms, look_up
 
 T = TypeVar("T")
 Parameter = bytes | None
@@ -258,30 +254,14 @@ async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.
 async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list[dict[str, Any]]:
     """Return the host at each of its addresses. libpq would look names up without any deadline."""
     name = host.get("host") or ""
-    if not name or name.startswith(("/", "@")) or host.get("hostaddr") or _is_address(name):
+    if not name or name.startswith(("/", "@")) or host.get("hostaddr") or is_address(name):
         return [host]
-    ours, theirs = socket.socketpair()
-    found: list[str] = []
-
-    def look_up() -> None:  # in a thread that nobody waits for: it may be stuck for minutes
-        with theirs, contextlib.suppress(OSError):
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(row[4][0]) for row in rows))
-
+    ours, found = look_up(name)
     with ours:
-        threading.Thread(target=look_up, name="outlive-resolver", daemon=True).start()
-        await wait(ours.fileno(), _READ, deadline)  # the other end is closed when it is done
+        await wait(ours.fileno(), _READ, deadline)
     if not found:
         raise Lost(f"host {name!r} cannot be found", sent=False)
     return [{**host, "hostaddr": address} for address in list(found)]
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:

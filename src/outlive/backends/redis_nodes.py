@@ -6,7 +6,7 @@ was learnt is forgotten when a node turns out not to be what it was said to be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from .server import Deadline, Lost
 Address = tuple[str, int]
 _left_behind: list[
     object
-] = []  # connections of a parent process or an ended loop: closing them could hurt those
+] = []  # connections of a parent process or another loop: closing them could hurt those
 
 
 @dataclass(slots=True)
@@ -41,7 +41,6 @@ class Dialling:
 class _Idle:
     """The connections of one process and event loop."""
 
-    place: object
     gate: Gate
     wires: list[Wire] = field(default_factory=list)
 
@@ -52,16 +51,25 @@ class Pool:
     def __init__(self, colour: Colour, dialling: Dialling) -> None:
         self._colour = colour
         self._dialling = dialling
-        self._idle: _Idle | None = None
+        self._idle: dict[object, _Idle] = {}  # by place
         self.host = str(dialling.options.get("host", ""))
 
     def _here(self) -> _Idle:
-        place, idle = self._colour.place(), self._idle
-        if idle is None or idle.place != place:
-            if idle is not None:
-                _left_behind.extend(idle.wires)
-            self._idle = idle = _Idle(place, self._colour.gate(self._dialling.size))
+        place = self._colour.place()
+        idle = self._idle.get(place)
+        if idle is None:
+            self._leave(place)
+            idle = self._idle.setdefault(place, _Idle(self._colour.gate(self._dialling.size)))
         return idle
+
+    def _leave(self, here: object) -> None:
+        """Let go of connections that nobody can use any more."""
+        for place in [one for one in list(self._idle) if one != here]:
+            if self._colour.has_ended(place) and (idle := self._idle.pop(place, None)) is not None:
+                for wire in idle.wires:
+                    wire.forget()
+            elif not self._colour.is_own(place) and (idle := self._idle.pop(place, None)) is not None:
+                _left_behind.extend(idle.wires)
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Send commands over one connection and return their replies, errors among them."""
@@ -103,13 +111,12 @@ class Pool:
             await wire.drop()
 
     async def close(self) -> None:
-        idle, self._idle = self._idle, None
-        if idle is None:
-            return
-        if idle.place == self._colour.place():
+        here = self._colour.place()
+        self._leave(here)
+        if (idle := self._idle.pop(here, None)) is not None:
             await self._drop_all(idle)
-        else:
-            _left_behind.extend(idle.wires)
+        for other in list(self._idle):  # loops that still run
+            _left_behind.extend(self._idle.pop(other).wires)
 
 
 class Nodes(Protocol):
@@ -167,12 +174,20 @@ class _Several:
         self._pools: dict[Address, Pool] = {}
 
     def at(self, address: Address) -> Pool:
-        if address not in self._pools:
-            self._pools[address] = Pool(self._colour, self._dialling.to(address))
-        return self._pools[address]
+        found = self._pools.get(address)
+        if found is None:  # of two threads that make one, both take the first
+            found = self._pools.setdefault(address, Pool(self._colour, self._dialling.to(address)))
+        return found
 
-    async def _ask(self, pools: Sequence[Pool], command: Command, deadline: Deadline) -> tuple[Pool, Reply]:
-        """Ask one after the other until one answers; each gets its share of the time."""
+    async def _ask(
+        self,
+        pools: Sequence[Pool],
+        command: Command,
+        deadline: Deadline,
+        *,
+        accepts: Callable[[Reply], bool] = lambda _: True,
+    ) -> tuple[Pool, Reply]:
+        """Ask one after the other until one answers as it should; each gets its share of the time."""
         reason = "nobody to ask"
         for left, pool in zip(range(len(pools), 0, -1), pools, strict=True):
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
@@ -181,13 +196,16 @@ class _Several:
             except Lost as error:
                 reason = str(error)
                 continue
-            if reply is not None and not isinstance(reply, ResponseError):
+            if reply is None or isinstance(reply, ResponseError):
+                reason = str(reply)
+            elif accepts(reply):
                 return pool, reply
-            reason = str(reply)
+            else:
+                reason = "nobody knows"
         raise Lost(reason, sent=False)
 
     async def close(self) -> None:
-        for pool in self._pools.values():
+        for pool in list(self._pools.values()):
             await pool.close()
 
 
@@ -206,9 +224,10 @@ class Sentinels(_Several):
         self._primary: Pool | None = None
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
-        if self._primary is None:
-            self._primary = await self._find(deadline)
-        return self._primary
+        primary = self._primary
+        if primary is None:
+            self._primary = primary = await self._find(deadline)
+        return primary  # another thread may have come to distrust it
 
     async def _find(self, deadline: Deadline) -> Pool:
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
@@ -218,8 +237,8 @@ class Sentinels(_Several):
             raise Lost(
                 f"no Sentinel names a primary for {self._service!r} ({lost.reason})", sent=False
             ) from lost
-        self._sentinels.remove(sentinel)
-        self._sentinels.insert(0, sentinel)  # the one that answered is asked first
+        others = [one for one in self._sentinels if one is not sentinel]
+        self._sentinels = [sentinel, *others]  # the one that answered is asked first
         pool = self.at((host.decode(), int(port)))
         (role,) = await pool.call([("ROLE",)], deadline)
         if isinstance(role, ResponseError) or role[0] != b"master":
@@ -251,28 +270,37 @@ class Cluster(_Several):
         super().__init__(colour, dialling)
         self._seeds = list(addresses)
         self._slots: dict[int, Address] = {}
+        self._named: Address | None = None  # by a node that does not have a slot any more
         self._is_stale = True
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
         if self._is_stale or slot not in self._slots:
-            await self._learn(deadline)
-        if slot not in self._slots:
-            raise Lost(f"no node of the Cluster serves slot {slot} now", sent=False)
+            await self._learn(slot, deadline)
         return self.at(self._slots[slot])
 
-    async def _learn(self, deadline: Deadline) -> None:
-        """Ask any node who has which slot."""
-        known = list(dict.fromkeys((*self._slots.values(), *self._seeds, *self._pools)))
-        pool, ranges = await self._ask([self.at(one) for one in known], ("CLUSTER", "SLOTS"), deadline)
-        asked = next(address for address, one in self._pools.items() if one is pool)
+    async def _learn(self, slot: int, deadline: Deadline) -> None:
+        """Ask who has which slot: first the node to which one moved, then any. One that was left alone knows no slots."""
+        named = () if self._named is None else (self._named,)
+        known = dict.fromkeys((*named, *list(self._slots.values()), *self._seeds, *list(self._pools)))
+        pools = [self.at(one) for one in known]
+
+        def covers(ranges: Reply) -> bool:
+            return any(start <= slot <= end for start, end, *_ in ranges)
+
+        try:
+            pool, ranges = await self._ask(pools, ("CLUSTER", "SLOTS"), deadline, accepts=covers)
+        except Lost as lost:
+            reason = f"no node of the Cluster serves slot {slot} now ({lost.reason})"
+            raise Lost(reason, sent=False) from lost
         slots: dict[int, Address] = {}
         for start, end, primary, *_ in ranges:
-            host = (primary[0] or b"").decode() or asked[0]
+            host = (primary[0] or b"").decode() or pool.host
             slots.update(dict.fromkeys(range(start, end + 1), (host, primary[1])))
-        self._slots, self._is_stale = slots, False
+        self._slots, self._is_stale, self._named = slots, False, None
 
     def moved(self, slot: int, address: Address) -> None:
-        self._slots[slot] = address
+        self._slots = {**self._slots, slot: address}
+        self._named = address
         self._is_stale = True  # more may have moved
 
     def distrust(self, pool: Pool) -> None:
@@ -281,7 +309,7 @@ class Cluster(_Several):
     async def pools(self, deadline: Deadline) -> list[Pool]:
         """Return the pools of all primaries."""
         await self.pool(0, deadline)
-        return [self.at(address) for address in dict.fromkeys(self._slots.values())]
+        return [self.at(address) for address in dict.fromkeys(list(self._slots.values()))]
 
 
 def slot_of(key: str) -> int:

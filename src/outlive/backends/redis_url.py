@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..backend import Backend
 from ..errors import BadArgument, BadURL, MissingExtra
-from .server import Served, query_of
+from .server import Options, Served, query_of
 
 EXAMPLES = {
     "redis": "redis://host:6379/0",
@@ -19,11 +19,10 @@ EXAMPLES = {
 }
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
 _SENTINEL = ("sentinel_username", "sentinel_password")
-_SECONDS = ("ttl_s", "dial_timeout_s", "read_timeout_s", "write_timeout_s")
-_COUNTS = ("pool_size", "min_idle_conns", "max_retries", "wait_replicas")
-_SWITCHES = ("refresh_ttl_on_read", "allow_eviction", "tls")
-_KNOWN = ("prefix", *_SECONDS, *_COUNTS, *_SWITCHES)
-_LEAST = {"pool_size": 1}
+_KNOWN = (
+    "prefix", "ttl_s", "refresh_ttl_on_read", "dial_timeout_s", "read_timeout_s", "write_timeout_s", "pool_size",
+    "min_idle_conns", "max_retries", "wait_replicas", "allow_eviction", "tls",
+)  # fmt: skip
 DEFAULT_POOL_SIZE = 10
 
 
@@ -71,7 +70,7 @@ def _target(scheme: str, url: str, options: dict[str, Any]) -> Target:
     target = Target(scheme, [_address(host, default, example) for host in hosts.split(",")])
     if len(target.addresses) > 1 and scheme in ("redis", "rediss"):
         raise BadURL(f"{scheme}: takes one host; for several write {EXAMPLES['redis+cluster']}")
-    target.is_tls = scheme == "rediss" or _switch("tls", options.get("tls", False))
+    target.is_tls = scheme == "rediss" or Options(scheme, options).switch("tls", False)
     who = {"username": unquote(username) or None, "password": unquote(password) or None}
     target.connection = {**who, "db": _place(target, path, example)}
     if target.is_tls:
@@ -153,64 +152,22 @@ def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Cho
     prefix = options.get("prefix", "outlive:")
     if not isinstance(prefix, str) or len(prefix) > 200 or any(char in prefix for char in "{}\0"):
         raise BadURL(f"prefix must be a str of at most 200 characters without braces, not {prefix!r:.100}")
-    seconds = {name: _seconds(name, options.get(name)) for name in _SECONDS}
-    counts = {name: _count(name, options.get(name)) for name in _COUNTS}
-    switches = {name: _switch(name, options.get(name, False)) for name in _SWITCHES}
-    ttl_s = seconds["ttl_s"]
-    if switches["refresh_ttl_on_read"] and ttl_s is None:
+    given = Options(scheme, options)
+    ttl_s, refreshes = given.seconds("ttl_s", None), given.switch("refresh_ttl_on_read", False)
+    if refreshes and ttl_s is None:
         raise BadURL("refresh_ttl_on_read needs ttl_s, the time that a thread lives")
     records = {
         "prefix": prefix,
         "ttl_ms": 0 if ttl_s is None else max(1, round(ttl_s * 1000)),
-        "refreshes": switches["refresh_ttl_on_read"],
-        "wait_replicas": counts["wait_replicas"] or 0,
-        "max_retries": counts["max_retries"],
-        "idle": counts["min_idle_conns"] or 0,
-        "allow_eviction": switches["allow_eviction"],
+        "refreshes": refreshes,
+        "wait_replicas": given.count("wait_replicas", 0) or 0,
+        "max_retries": given.count("max_retries", None),
+        "idle": given.count("min_idle_conns", 0) or 0,
+        "allow_eviction": given.switch("allow_eviction", False),
     }
-    limits = {
-        name: seconds[f"{name.removesuffix('_s')}_timeout_s"] for name in ("dial_s", "read_s", "write_s")
-    }
-    return Chosen(records, counts["pool_size"] or DEFAULT_POOL_SIZE, limits)
-
-
-def _seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = (
-            float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
-        )
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1e9:
-        raise BadURL(f"{name} must be a number of seconds, more than 0, like {name}=5, not {value!r:.50}")
-    return number
-
-
-def _count(name: str, value: object) -> int | None:
-    if value is None:
-        return None
-    least = _LEAST.get(name, 0)
-    number = -1
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = value
-    elif isinstance(value, str) and value.isascii() and value.isdigit():
-        number = int(value)
-    if not least <= number <= 10_000:
-        raise BadURL(
-            f"{name} must be a whole number from {least} to 10,000, like {name}=3, not {value!r:.50}"
-        )
-    return number
-
-
-def _switch(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
-    if found is None or not isinstance(value, str):
-        raise BadURL(f"{name} must be true or false, not {value!r:.50}")
-    return found
+    limits = {f"{name}_s": given.seconds(f"{name}_timeout_s", None) for name in ("dial", "read", "write")}
+    size = given.count("pool_size", DEFAULT_POOL_SIZE, least=1) or DEFAULT_POOL_SIZE
+    return Chosen(records, size, limits)
 
 
 # Backends --------------------------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import os
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import redis.asyncio.connection
@@ -30,12 +29,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import StoreUnavailable
+from .redis_families import addresses_awaited, bounded, each_address, one_address, own_options
 from .server import Deadline, Lost
 
 T = TypeVar("T")
 Command = Sequence[Any]
 Reply = Any  # bytes, int, list, None, or a ResponseError
-_SHORTEST_S = 0.001
+_PIECE_BYTES = 1 << 18
 
 
 class Wire(Protocol):
@@ -44,6 +44,7 @@ class Wire(Protocol):
     async def open(self, deadline: Deadline) -> None: ...
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]: ...
     async def drop(self) -> None: ...
+    def forget(self) -> None: ...
 
 
 class Gate(Protocol):
@@ -58,6 +59,14 @@ class Colour(Protocol):
 
     def place(self) -> object:
         """Return where this runs: connections and locks belong to one process and one event loop."""
+        ...
+
+    def is_own(self, place: object) -> bool:
+        """Tell whether a place is of this process."""
+        ...
+
+    def has_ended(self, place: object) -> bool:
+        """Tell whether a place is an event loop of this process that was closed."""
         ...
 
     def gate(self, size: int) -> Gate: ...
@@ -102,35 +111,6 @@ def lost(*, sent: bool) -> Iterator[None]:
         raise Lost(f"{type(error).__name__}: {error}", sent=sent) from error
 
 
-def own_options(family: type, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a connection, without timeouts and retries of its own and without small talk."""
-    fixed: dict[str, Any] = {
-        "socket_timeout": None,
-        "socket_connect_timeout": None,
-        "retry_on_timeout": False,
-        "retry_on_error": [],
-        "retry": None,
-        "health_check_interval": 0,
-        "decode_responses": False,
-        "protocol": 2,
-        "socket_keepalive": True,
-    }
-    if "path" in options:
-        del fixed["socket_keepalive"]
-    known = _parameters(family)
-    quiet = {"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None}
-    return {**options, **fixed, **quiet}
-
-
-@functools.cache
-def _parameters(family: type) -> frozenset[str]:
-    return frozenset(
-        name
-        for base in family.__mro__
-        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
-    )
-
-
 # Blocking -------------------------------------------------------------------------------------------------
 
 
@@ -146,29 +126,33 @@ class _Punctual:
         """Nobody but the deadline decides."""
 
     def recv_into(self, *args: Any) -> int:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
-        return self._sock.recv_into(*args)  # type: ignore[no-any-return]
+        return self._received(self._sock.recv_into, *args)  # type: ignore[no-any-return]
 
     def recv(self, *args: Any) -> bytes:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.read_s))
-        return self._sock.recv(*args)  # type: ignore[no-any-return]
+        return self._received(self._sock.recv, *args)  # type: ignore[no-any-return]
+
+    def _received(self, receive: Callable[..., T], *args: Any) -> T:
+        self._sock.settimeout(bounded(self.deadline, self._limits.read_s))
+        found = receive(*args)
+        self.deadline.moved()
+        return found
 
     def sendall(self, data: Any) -> None:
-        self._sock.settimeout(_bounded(self.deadline, self._limits.write_s))
-        self._sock.sendall(data)
+        """Send piece by piece: what is slow but moves has time."""
+        rest = memoryview(data)
+        while rest:
+            self._sock.settimeout(bounded(self.deadline, self._limits.write_s))
+            rest = rest[self._sock.send(rest[:_PIECE_BYTES]) :]
+            self.deadline.moved()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 
-def _bounded(deadline: Deadline, limit_s: float) -> float | None:
-    seconds = min(deadline.left_s(), limit_s)
-    return None if seconds == float("inf") else max(seconds, _SHORTEST_S)
-
-
 @functools.cache
 def _punctual(family: type) -> type:
     """Return a family of connections with punctual sockets."""
+    family = each_address(family)
 
     def connect(self: Any) -> _Punctual:
         return _Punctual(family._connect(self), self.deadline, self.limits)  # type: ignore[attr-defined]
@@ -187,7 +171,7 @@ class BlockingWire:
     async def open(self, deadline: Deadline) -> None:
         connection = self._connection
         connection.deadline = deadline
-        dial_s = _bounded(deadline, self._limits.dial_s)
+        dial_s = bounded(deadline, self._limits.dial_s)
         connection.socket_connect_timeout = dial_s
         connection.socket_timeout = dial_s  # of a TLS handshake
         with lost(sent=False):
@@ -209,6 +193,9 @@ class BlockingWire:
 
     async def drop(self) -> None:
         self._connection.disconnect()
+
+    def forget(self) -> None:
+        """Threads do not end as loops do."""
 
 
 class _ThreadGate:
@@ -232,6 +219,12 @@ class Blocking:
 
     def place(self) -> object:
         return os.getpid()
+
+    def is_own(self, place: object) -> bool:
+        return place == os.getpid()
+
+    def has_ended(self, place: object) -> bool:
+        return False
 
     def gate(self, size: int) -> Gate:
         return _ThreadGate(size)
@@ -259,25 +252,77 @@ class AwaitingWire:
 
     def __init__(self, family: type, options: dict[str, Any], limits: Limits) -> None:
         self._limits = limits
-        self._connection: Any = family(**own_options(family, options))
+        self._connection: Any = one_address(family)(**own_options(family, options))
+        self._received = 0  # how often something came
 
     async def open(self, deadline: Deadline) -> None:
+        ends = Deadline(min(deadline.left_s(), self._limits.dial_s))
         try:
             with lost(sent=False):
-                async with asyncio.timeout(_bounded(deadline, self._limits.dial_s)):
-                    await self._connection.connect()
+                await self._dial(ends)
         except BaseException:
             await self.drop()
             raise
+        reader, feed = self._connection._reader, self._connection._reader.feed_data
+
+        def feed_data(data: bytes) -> None:
+            self._received += 1
+            feed(data)
+
+        reader.feed_data = feed_data
+
+    async def _dial(self, ends: Deadline) -> None:
+        """Connect to the first address that will have us; each has its share of the time."""
+        connection = self._connection
+        addresses = await addresses_awaited(getattr(connection, "host", ""), ends)
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            connection.address = address
+            try:
+                async with asyncio.timeout(bounded(ends, ends.left_s() / left)):
+                    await connection.connect()
+                    return
+            except (AuthenticationError, BusyLoadingError):
+                raise
+            except (RedisConnectionError, RedisTimeoutError, OSError):
+                await self.drop()
+                if left == 1:
+                    raise
+        raise OSError(f"host {connection.host!r} cannot be found")
+
+    @contextmanager
+    def _watching(self, limit: asyncio.Timeout, deadline: Deadline, limit_s: float) -> Iterator[None]:
+        """Let the time of a call start anew when bytes came or went."""
+        loop, transport = asyncio.get_running_loop(), self._connection._writer.transport
+        seen = (0, self._received)
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal seen, timer
+            now = (transport.get_write_buffer_size(), self._received)
+            if now != seen:
+                deadline.moved()
+                if (left_s := bounded(deadline, limit_s)) is not None:
+                    limit.reschedule(loop.time() + left_s)
+            seen = now
+            timer = loop.call_later(pause_s, look)
+
+        pause_s = min(deadline.left_s() / 8, 1.0)
+        timer = loop.call_later(pause_s, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         connection = self._connection
         packed = [part for command in commands for part in connection.pack_command(*command)]
         try:
             with lost(sent=True):
-                async with asyncio.timeout(_bounded(deadline, self._limits.write_s + self._limits.read_s)):
-                    await connection.send_packed_command(packed)
-                    return [await self._read() for _ in commands]
+                limit_s = self._limits.write_s + self._limits.read_s
+                async with asyncio.timeout(bounded(deadline, limit_s)) as limit:
+                    with self._watching(limit, deadline, limit_s):
+                        await connection.send_packed_command(packed)
+                        return [await self._read() for _ in commands]
         except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
             await self.drop()
             raise
@@ -294,6 +339,19 @@ class AwaitingWire:
             writer.transport.abort()
         await self._connection.disconnect(nowait=True)
 
+    def forget(self) -> None:
+        """Close the socket of a loop that has ended: its transports can do nothing more."""
+        connection = self._connection
+        writer, connection._writer, connection._reader = connection._writer, None, None
+        if writer is None:
+            return
+        held = writer.get_extra_info("socket")
+        with suppress(RuntimeError):  # it notes that it is closing, then the loop refuses the rest
+            writer.transport.abort()
+        if (finish := getattr(writer.transport, "_call_connection_lost", None)) is not None:
+            finish(None)
+        getattr(held, "_sock", held).close()
+
 
 class _TaskGate:
     def __init__(self, size: int) -> None:
@@ -303,7 +361,7 @@ class _TaskGate:
         if not self._semaphore.locked():
             return await self._semaphore.acquire()
         try:
-            async with asyncio.timeout(_bounded(deadline, float("inf"))):
+            async with asyncio.timeout(bounded(deadline, float("inf"))):
                 return await self._semaphore.acquire()
         except TimeoutError:
             return False
@@ -319,6 +377,12 @@ class Awaiting:
 
     def place(self) -> object:
         return (os.getpid(), asyncio.get_running_loop())
+
+    def is_own(self, place: Any) -> bool:
+        return place[0] == os.getpid()  # type: ignore[no-any-return]
+
+    def has_ended(self, place: Any) -> bool:
+        return self.is_own(place) and place[1].is_closed()
 
     def gate(self, size: int) -> Gate:
         return _TaskGate(size)

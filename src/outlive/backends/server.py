@@ -8,8 +8,12 @@ moves for half of the time that is left is given up, so that one which swallows 
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import random
 import re
+import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -172,6 +176,35 @@ class Attempts:
         )
 
 
+# Names of hosts -------------------------------------------------------------------------------------------------
+
+
+def look_up(name: str) -> tuple[socket.socket, list[str]]:
+    """Begin to look up a name; when the socket can be read, the list holds its addresses.
+
+    The system has no deadline for that, so a thread does it for which nobody waits: it may be stuck for minutes.
+    """
+    ours, theirs = socket.socketpair()
+    found: list[str] = []
+
+    def ask() -> None:
+        with theirs, contextlib.suppress(OSError):
+            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            found.extend(dict.fromkeys(str(row[4][0]) for row in rows))
+
+    threading.Thread(target=ask, name="outlive-resolver", daemon=True).start()
+    return ours, found
+
+
+def is_address(name: str) -> bool:
+    """Tell whether there is nothing to look up."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 # URLs and options ---------------------------------------------------------------------------------------------
 
 
@@ -218,7 +251,7 @@ class Options:
     def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
         """Return a whole number."""
         value = self._given.get(name, default)
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
             return value
