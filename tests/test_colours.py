@@ -146,7 +146,14 @@ CALLS = {
     },
 }
 HANDLES = {"thread"}  # these only make a handle
-AT_HAND = {"all", "get", "pending", "completed", "usage", "build"}  # of responses: read when the run was taken
+AT_HAND = {
+    "all",
+    "get",
+    "pending",
+    "completed",
+    "usage",
+    "build",
+}  # of responses: read when the run was taken
 
 
 async def every(items):
