@@ -140,7 +140,7 @@ def test_a_store_that_keeps_nothing_takes_everything():
 
 def counting(run):
     """Count the commits of a run's store and the responses in each."""
-    backend, commits = run._run.engine.backend, []
+    backend, commits = getattr(run, "_run", run).engine.backend, []
     real = backend.commit_all
 
     async def commit_all(group):
@@ -223,6 +223,39 @@ def test_a_cancelled_update_takes_nobody_along():
             await run.interrupt()
             async with store.run("t", run_id="r") as again:
                 assert [one.text for one in again.responses.all()] == ["a2", "b1", ""]
+
+    asyncio.run(main())
+
+
+def test_what_waits_to_be_stored_counts_for_those_who_come_later():
+    async def main():
+        async with outlive.open_async("memory:") as store, store.run("t") as run:
+            responses = await run.responses.open(["m", "n"])
+            async with run.mutex:
+                waiting = [
+                    asyncio.create_task(responses.update("n", {"output_tokens": 1})),
+                    asyncio.create_task(responses.update("n", {"output_tokens": 2})),
+                    asyncio.create_task(responses.complete("m", {"text": "whole"})),
+                ]
+                await asyncio.sleep(0)
+                with pytest.raises(BadArgument, match="completed"):
+                    await asyncio.wait_for(responses.update("m", {"text": "half"}), 5)
+                assert statuses(responses) == {("m", 0): "not_started", ("n", 0): "not_started"}
+            await asyncio.gather(*waiting)
+            assert responses.get("m").text == "whole"
+            assert (responses.get("n").output_tokens, responses.get("n").attempts) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_of_two_who_open_at_once_the_second_adds_what_is_missing():
+    async def main():
+        async with outlive.open_async("memory:") as store, store.run("t") as run:
+            responses = run.responses
+            commits = counting(run)
+            await asyncio.gather(responses.open(["a"], prompt="p"), responses.open(["a", "b"], prompt="p"))
+            assert commits == [2, 2]
+            assert [one.model_id for one in responses.all()] == ["a", "b"]
 
     asyncio.run(main())
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 
 import pytest
 
@@ -16,6 +17,8 @@ from crash import ForkServer, ram_folder, rounds
 from outlive import FanOut, ModelResponse, PartialResponse, checkpoint_file
 from outlive.backends import disk as disk_module
 from outlive.errors import BadArgument, Corrupt, NewerFormat, StoreBusy, StoreFull
+from outlive.single_file import CheckpointFile
+from test_file_power_cut import SEED, SUBSETS, Op, Recorder, _build, _cuts, _state
 
 MODELS = ("claude", "gpt", "gemini")
 
@@ -121,10 +124,12 @@ def test_an_update_costs_what_it_brings_and_the_file_does_not_grow_for_ever(fold
     finally:
         disk_module.Disk.write = real
     assert sum(written) < 50 * 1000
+    file.update("gpt", {"input_tokens": 1000})
+    file = checkpoint_file(folder / "f")  # another attempt
     for turn in range(200):
         file.update("gpt", {"text": "x" * 20_000, "input_tokens": turn})
     assert os.path.getsize(file.path) < 5 * whole
-    assert file.load().responses[1].input_tokens == 199
+    assert file.load().responses[1].input_tokens == 1199
 
 
 # Damage ---------------------------------------------------------------------------------------------------------
@@ -175,12 +180,14 @@ def test_a_torn_end_is_what_nobody_was_told_about(folder):
     file.open(MODELS)
     file.update("gpt", {"text": "told"})
     whole = (folder / "f").read_bytes()
-    file.update("gpt", {"text": "torn"})
+    file.update("gpt", {"text": "torn" * 500})
     longer = (folder / "f").read_bytes()
     for size in range(len(whole), len(longer)):
         (folder / "f").write_bytes(whole + longer[len(whole) : size])
         assert file.load().responses[1].text == "told"
-    file.update("claude", {"text": "on"})  # cuts it
+    assert b"torn" in (folder / "f").read_bytes()
+    file.update("claude", {"text": "on"})
+    assert b"torn" not in (folder / "f").read_bytes()
     assert [one.text for one in file.load().responses] == ["on", "told", ""]
 
 
@@ -188,7 +195,7 @@ def test_a_full_disk_leaves_what_was_there(folder, monkeypatch):
     file = checkpoint_file(folder / "f")
     file.open(MODELS)
     file.update("gpt", {"text": "old"})
-    real = disk_module.Disk.write
+    size, real = os.path.getsize(file.path), disk_module.Disk.write
 
     def full(self, fd, data, at):
         real(self, fd, data[: len(data) // 2], at)
@@ -198,10 +205,10 @@ def test_a_full_disk_leaves_what_was_there(folder, monkeypatch):
     for write in (lambda: file.update("gpt", {"text": "new"}), lambda: file.save("new")):
         with pytest.raises(StoreFull):
             write()
+        assert (os.path.getsize(file.path), sorted(os.listdir(folder))) == (size, [".f.lock", "f"])
     monkeypatch.undo()
     assert file.load().responses[1].text == "old"
     assert file.update("gpt", {"text": "new"}).text == "new"
-    assert sorted(os.listdir(folder)) == [".f.lock", "f"]
 
 
 # Processes ------------------------------------------------------------------------------------------------------
@@ -228,6 +235,7 @@ def test_processes_and_threads_do_not_lose_each_others_updates(folder, workers):
         now = checkpoint_file(path).load().usage.output_tokens  # readers take no lock
         assert now >= seen
         seen = now
+        time.sleep(0.005)
     for thread in threads:
         thread.join()
     for worker in running:
@@ -340,3 +348,83 @@ def check_file(path, said):
         assert total == one.output_tokens + 1
     assert file.load().pending() == []
     assert outlive.checkpoint_file(path).load() == file.load()
+
+
+# Power cuts -----------------------------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    pass
+
+
+class Dying(Recorder):
+    """A process that dies instead of syncing the folder, once it is told to."""
+
+    is_doomed = False
+
+    def sync_folder(self, folder=""):
+        if self.is_doomed:
+            self.is_doomed = False
+            raise Died
+        super().sync_folder(folder)
+
+
+class OnRecorder(CheckpointFile):
+    """A handle whose system calls are recorded."""
+
+    recorder = None
+
+    def _disk(self):
+        return self.recorder
+
+
+def record(folder):
+    """Do what can be done; return the calls, with an `ack` where somebody was told, and the values one after the other."""
+    recorder = Dying(str(folder))
+    values = [None]
+
+    def handle():
+        file = OnRecorder(folder / "f")
+        file.recorder = recorder
+        return file
+
+    def do(work):
+        work()
+        values.append(CheckpointFile(folder / "f").load())
+        recorder.ops.append(Op("ack"))
+
+    file = handle()
+    do(lambda: file.open(["a", "b"], prompt="p"))
+    do(lambda: file.update("a", {"text": "x"}))
+    do(lambda: file.mark_completed("b", {"text": "B"}))
+    do(lambda: file.save({"n": 1}))
+    do(file.clear)
+    do(lambda: file.open(["a"]))
+    recorder.is_doomed = True
+    with pytest.raises(Died):  # the file has its new name, and the folder is not synced
+        file.open(["a", "c"])
+    values.append(CheckpointFile(folder / "f").load())
+    recorder.ops.append(Op("renamed"))
+    do(lambda: handle().update("c", {"text": "on"}))
+    do(lambda: handle().save("large" * 1000))
+    return recorder.ops, values
+
+
+def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(folder):
+    (folder / "recorded").mkdir()
+    ops, values = record(folder / "recorded")
+    chance = random.Random(SEED)
+    at = tried = 0
+    for end in range(len(ops) + 1):
+        if end and ops[end - 1].kind in ("ack", "renamed"):
+            at += 1
+        told = [op for op in ops[:end] if op.kind != "renamed"]
+        may_lag = end and any(op.kind == "renamed" for op in ops[:end]) and at == 7
+        for left in _cuts(told, chance, SUBSETS):
+            root = folder / f"cut{tried}"
+            tried += 1
+            _build(_state(left), root)
+            found = CheckpointFile(root / "f").load()
+            assert found in values[at - bool(may_lag) : at + 2], (end, left[-3:])
+    assert at == len(values) - 1
+    assert tried > 300
