@@ -11,10 +11,8 @@ deadline of the call (`server.Attempts`).
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from psycopg import pq
@@ -32,11 +30,9 @@ from ..backend import (
     ThreadKey,
     ThreadRow,
     WriteRecord,
-    stamped,
     unknown,
 )
 from ..errors import (
-    BadArgument,
     Corrupt,
     EntryHeld,
     EpochPassed,
@@ -54,10 +50,7 @@ from .postgres_pool import Pool
 from .postgres_rows import (
     Cells,
     blobs,
-    checkpoint_checksum,
     digest,
-    document,
-    entry_documents,
     flag,
     number,
     rows,
@@ -65,18 +58,16 @@ from .postgres_rows import (
     span,
     text,
     texts,
-    to_blobs,
     to_checkpoint,
     to_entry,
     to_maybe_text,
     to_names,
     to_number,
-    to_numbers,
     to_text,
     to_thread_row,
     to_write,
-    write_documents,
 )
+from .postgres_save import check_size, parameters, receipt, thread_parameters
 from .postgres_statements import VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
 from .server import Attempts, GivenUp, lock_ms
@@ -84,7 +75,6 @@ from .snapshot import is_plain
 
 T = TypeVar("T")
 _TOGETHER = 250  # commits in one transaction
-_MOST_BYTES = 1_000_000_000  # of one message to the server
 _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
@@ -196,8 +186,8 @@ class PostgresBackend:
             await link.begin(attempt)
             try:
                 for place in order:
-                    parameters = _parameters(commits[place], b"", attempt)
-                    found[place] = next(rows(await link.query(self._sql.save, parameters, attempt)))
+                    said = parameters(commits[place], b"", attempt)
+                    found[place] = next(rows(await link.query(self._sql.save, said, attempt)))
             except BaseException:
                 if link.is_in_transaction:
                     await link.run("rollback", attempt)
@@ -220,7 +210,7 @@ class PostgresBackend:
         return await self._given_up.watch(commit, lambda void: self._send(commit, void))
 
     async def _send(self, commit: Commit, void: bytes) -> Receipt:
-        _check_size(commit)
+        check_size(commit)
         if not is_plain(commit):
 
             async def transact(link: Link, deadline: Deadline) -> Receipt:
@@ -230,7 +220,7 @@ class PostgresBackend:
         deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
 
         async def save(link: Link, attempt: Deadline) -> list[bytes | None]:
-            result = await link.query(self._sql.save, _parameters(commit, void, attempt), attempt)
+            result = await link.query(self._sql.save, parameters(commit, void, attempt), attempt)
             return next(rows(result))
 
         cells = await self._call(save, commit.timeout_s, commit)
@@ -248,7 +238,7 @@ class PostgresBackend:
             return await self._found(commit, cells, deadline)
         if verdict != "done":
             raise await self._refusal(commit, verdict, cells, deadline)
-        return _receipt(commit, cells)
+        return receipt(commit, cells)
 
     async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Say what is there: the checkpoint was saved before, or this very commit was done before."""
@@ -301,7 +291,7 @@ class PostgresBackend:
                 (
                     b"%d" % lock_ms(deadline),
                     source.digest,
-                    *_thread_parameters(target),
+                    *thread_parameters(target),
                     number(new_token()),
                     b"".join(dict.fromkeys(names)),
                 ),
@@ -472,155 +462,6 @@ def first_statements(schema: str) -> tuple[str, ...]:
     """Return what every link prepares at once: a save and a load are one round trip from the first."""
     sql = statements(quoted(schema))
     return sql.save, sql.read_head
-
-
-# Parameters and answers of a save -----------------------------------------------------------------------------
-
-
-def _check_size(commit: Commit) -> None:
-    size = sum(len(data) for _, data in commit.chunks) + sum(
-        len(record.body) for record in commit.checkpoints
-    )
-    if size > _MOST_BYTES and is_plain(commit):
-        raise BadArgument(
-            f"this save brings {size:,} bytes at once; PostgreSQL takes {_MOST_BYTES:,}: save large parts one after another"
-        )
-
-
-def _thread_parameters(thread: ThreadKey) -> tuple[Parameter, ...]:
-    return thread.digest, digest(thread.tenant), text(thread.tenant), text(thread.id)
-
-
-def _parameters(commit: Commit, void: bytes, deadline: Deadline) -> list[Parameter]:
-    """Return the parameters of save_1, in its order."""
-    return [
-        b"%d" % lock_ms(deadline),
-        *_thread_parameters(commit.thread),
-        number(new_token()),
-        commit.token,
-        void,
-        number(commit.generation),
-        number(commit.epoch),
-        *_expectations(commit),
-        *(_checkpoint_parameters(commit.checkpoints[0]) if commit.checkpoints else _NO_CHECKPOINT),
-        *_chunk_parameters(commit),
-        *_write_parameters(commit),
-        *_entry_parameters(commit),
-    ]
-
-
-_NO_CHECKPOINT: list[Parameter] = [None] * 18
-_NO_CHECKPOINT[5] = b"\0"  # follows
-
-
-def _expectations(commit: Commit) -> list[Parameter]:
-    expected: list[Parameter] = [b"\0", None, None]
-    if commit.expect_head is not None:
-        namespace, head = commit.expect_head
-        expected = [b"\1", space(namespace), text(head)]
-    if commit.fence is None:
-        return [*expected, None, None, None]
-    kind, key, epoch, fence = commit.fence
-    return [*expected, digest(kind, key), number(epoch), number(fence)]
-
-
-def _checkpoint_parameters(draft: CheckpointRecord) -> list[Parameter]:
-    return [
-        digest(draft.namespace, draft.id),
-        space(draft.namespace),
-        text(draft.namespace),
-        text(draft.id),
-        text(draft.parent),
-        flag(draft.follows),
-        text(draft.run),
-        number(draft.step),
-        text(draft.source),
-        number(draft.size),
-        number(draft.added),
-        number(draft.created_at),
-        number(draft.version),
-        draft.format.to_bytes(4, "big"),
-        document(draft.projection),
-        checkpoint_checksum(draft),
-        b"".join(draft.chunks),
-        draft.body,
-    ]
-
-
-def _chunk_parameters(commit: Commit) -> list[Parameter]:
-    chunks = dict(commit.chunks)
-    shared = [name for record in commit.checkpoints for name in record.chunks if name not in chunks]
-    brought = [b"".join(chunks), blobs(list(chunks.values()))] if chunks else [None, None]
-    return [*brought, b"".join(shared) or None]
-
-
-def _write_parameters(commit: Commit) -> list[Parameter]:
-    if not commit.writes:
-        return [None, None, None]
-    return [
-        document(json.dumps(write_documents(commit.writes))),
-        blobs([write.body for write in commit.writes]),
-        blobs([b"".join(write.chunks) for write in commit.writes]),
-    ]
-
-
-def _entry_parameters(commit: Commit) -> list[Parameter]:
-    if not commit.entries:
-        return [None, None]
-    return [
-        document(json.dumps(entry_documents(commit.entries))),
-        blobs([entry.body for entry in commit.entries]),
-    ]
-
-
-def _receipt(commit: Commit, cells: Cells) -> Receipt:
-    generation, revision, epoch = (to_number(cell) for cell in cells[1:4])
-    checkpoints: tuple[CheckpointRecord, ...] = ()
-    if commit.checkpoints:
-        draft = commit.checkpoints[0]
-        record = stamped(
-            draft,
-            epoch=epoch,
-            seq=to_number(cells[4]),
-            created_at=to_number(cells[5]),
-            parent=to_maybe_text(cells[6]),
-            version=draft.version,
-        )
-        checkpoints = (record,)
-    return Receipt(
-        generation,
-        revision,
-        checkpoints,
-        entries=_settled(commit, cells) if commit.entries else (),
-        writes=_accepted(commit, cells, (epoch, 0, revision)) if commit.writes else (),
-    )
-
-
-def _accepted(commit: Commit, cells: Cells, rank: tuple[int, int, int]) -> tuple[WriteRecord, ...]:
-    accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
-    for place in to_numbers(cells[9]):
-        write = commit.writes[place]
-        is_stamped = write.index < 0 and write.rank == (0, 0, 0)
-        accepted[write.key] = replace(write, rank=rank) if is_stamped else write
-    return tuple(accepted.values())
-
-
-def _settled(commit: Commit, cells: Cells) -> tuple[Entry, ...]:
-    said = json.loads((cells[10] or b"\1[]")[1:])
-    return tuple(
-        replace(
-            entry,
-            body=body,
-            status=to_text(one["status"].encode()),
-            fence=one["fence"],
-            until=one["until"],
-            clock=to_text(one["clock"].encode()),
-            lease_s=None,
-            expect=None,
-            expect_lapsed=False,
-        )
-        for entry, one, body in zip(commit.entries, said, to_blobs(cells[11]), strict=True)
-    )
 
 
 def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
