@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -561,10 +562,8 @@ def test_a_server_that_has_no_connection_left_is_waited_for(postgres_url):
 
 
 def test_a_host_that_cannot_be_found_ends_in_time(monkeypatch):
-    import outlive.backends.postgres_link as link
-
     gate = threading.Event()
-    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: gate.wait(20) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: gate.wait(20) and [])
     for open_it in (outlive.open, lambda url, **o: asyncio.run(open_async(url, **o))):
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match="cannot be found"):
@@ -578,10 +577,8 @@ async def open_async(url, **options):
 
 
 def test_all_addresses_of_a_host_are_tried(postgres_url, monkeypatch):
-    import outlive.backends.postgres_link as link
-
     rows = [(0, 0, 0, "", ("::1", 0, 0, 0)), (0, 0, 0, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: rows)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: rows)
     url = postgres_url.replace("127.0.0.1", "two.invalid")
     with outlive.open(url) as store:
         saves(store, 1)
