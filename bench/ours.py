@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import outlive
 from outlive.runtime import run_now
+from outlive.sync import Run
 from workloads import State
 
 Place: TypeAlias = Path | str  # a file is SQLite's, a server has a URL
@@ -49,7 +50,7 @@ def expect(place: Place, state: State, thread_id: str = "talk") -> None:
             raise AssertionError(f"the newest state of {thread_id} came back as another state")
 
 
-def stored_steps(store: outlive.Store, run: outlive.Run) -> int:
+def stored_steps(store: outlive.Store, run: Run) -> int:
     """Return how many steps of a run the store holds."""
     key = run._run.key
     return len(run_now(store._store._engine.backend.entries(key.tenant, "step", thread=key, limit=1_000_000)))

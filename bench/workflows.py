@@ -27,7 +27,7 @@ def steps(count: int) -> float:
 
 @contextmanager
 def launched(url: str) -> Iterator[None]:
-    """Run DBOS for a while: none of its threads lives on when the other side has its turn."""
+    """Run DBOS until the block ends, with its defaults."""
     config: DBOSConfig = {"name": "bench", "system_database_url": url, "log_level": "WARNING"}
     DBOS(config=config)
     DBOS.launch()

@@ -1,15 +1,15 @@
 """Durable steps per second on one PostgreSQL server, `fsync` and `synchronous_commit` on, beside DBOS.
 
-One run, and one workflow of DBOS, does one empty step after the other; DBOS keeps its system database on the same server. The clock runs
-from the first step to the last, without the beginning and end of the run or workflow. Both sides run in every round, each in a new
-database, in alternating order, and nothing of DBOS runs while it is not its turn; the median of the rounds' ratios counts.
+A run and workflows of DBOS take turns in random order, a few empty steps a turn; DBOS keeps its system database on the same server. The
+clock runs from the first step of a turn to its last, without the beginning and end of DBOS's workflow. Each round has new databases;
+within a round the medians of the turns are compared, and the median of the rounds' ratios counts.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -19,30 +19,21 @@ import ours
 import servers
 import workflows
 from measure import settled
+from outlive.sync import Run
 from scale import Scale
 from table import Row, at_least
 
-_WARM_UP = 20
+_TURN = 25  # steps
 
 
 def run(scale: Scale, room: Path) -> Iterator[Row]:
-    rates: list[tuple[float, float]] = []
+    turns = scale.durable_steps // _TURN
     with servers.postgres() as server:
-        for n in range(scale.server_rounds):
-            sides = [
-                partial(_ours, server.database(f"ours_{n}"), scale.durable_steps),
-                partial(_theirs, server.database(f"theirs_{n}"), scale.durable_steps),
-            ]
-            rates.append(_round(sides, n))
+        rates = [
+            _round(server.database(f"ours_{n}"), server.database(f"theirs_{n}"), turns, n)
+            for n in range(scale.server_rounds)
+        ]
     yield _row(rates)
-
-
-def _round(sides: list[Callable[[], float]], number: int) -> tuple[float, float]:
-    found: dict[int, float] = {}
-    for side in (0, 1) if number % 2 == 0 else (1, 0):
-        with settled():
-            found[side] = sides[side]()
-    return found[0], found[1]
 
 
 def _row(rates: list[tuple[float, float]]) -> Row:
@@ -52,30 +43,40 @@ def _row(rates: list[tuple[float, float]]) -> Row:
     return at_least(f"PostgreSQL: durable steps per second / {workflows.NAME}", median(ratios), 2, note)
 
 
-def _ours(url: str, count: int) -> float:
-    with ours.open_store(url) as store, store.run("worker", run_id="timed") as run:
-        for _ in range(_WARM_UP):
-            run.step("warm-up", _nothing)
-        start = time.perf_counter()
-        for _ in range(count):
-            run.step("nothing", _nothing)
-        took_s = time.perf_counter() - start
-        stored = ours.stored_steps(store, run)
-    if stored != _WARM_UP + count:
-        raise AssertionError(f"{stored} steps are stored instead of {_WARM_UP + count}")
-    return count / took_s
+def _round(url: str, peer_url: str, turns: int, seed: int) -> tuple[float, float]:
+    """Return the steps per second of both sides; the first turn of each warms up."""
+    rng = random.Random(seed)
+    took_s: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with (
+        settled(),
+        workflows.launched(peer_url),
+        ours.open_store(url) as store,
+        store.run("worker") as run,
+    ):
+        for turn in range(turns + 1):
+            for side in rng.sample(["ours", "theirs"], 2):
+                took_s[side].append(_ours(run) if side == "ours" else _theirs(turn))
+        _expect(ours.stored_steps(store, run), (turns + 1) * _TURN)
+        _expect(len(DBOS.list_workflow_steps(f"turn-{turns}")), _TURN)
+    return _TURN / median(took_s["ours"][1:]), _TURN / median(took_s["theirs"][1:])
 
 
-def _theirs(url: str, count: int) -> float:
-    with workflows.launched(url):
-        workflows.steps(_WARM_UP)
-        with SetWorkflowID("timed"):
-            took_s = workflows.steps(count)
-        stored = len(DBOS.list_workflow_steps("timed"))
-    if stored != count:
-        raise AssertionError(f"{stored} steps are stored instead of {count}")
-    return count / took_s
+def _ours(run: Run) -> float:
+    start = time.perf_counter()
+    for _ in range(_TURN):
+        run.step("nothing", _nothing)
+    return time.perf_counter() - start
+
+
+def _theirs(turn: int) -> float:
+    with SetWorkflowID(f"turn-{turn}"):
+        return workflows.steps(_TURN)
 
 
 def _nothing() -> None:
     pass
+
+
+def _expect(stored: int, count: int) -> None:
+    if stored != count:
+        raise AssertionError(f"{stored} steps are stored instead of {count}")
