@@ -453,7 +453,10 @@ class AsyncRun:
 
     def renewal(self) -> Commit:
         """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
-        return Commit(self.thread._key, entries=self._leases(), fence=self._token() if self._fence else None)
+        fence = self._token() if self._fence else None
+        return Commit(
+            self.thread._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.lease_s / 3)
+        )
 
 
 def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:

@@ -198,8 +198,8 @@ class PostgresBackend:
         deadline = Deadline(timeout_s)
         try:
             found = await self._call(work, timeout_s)
-        except StoreError:
-            return [await _result(self._commit(commit)) for commit in commits]
+        except StoreError as error:
+            return [unknown(commit, str(error)) for commit in commits]
         return [
             await _result(self._receipt(commit, found[place], deadline))
             for place, commit in enumerate(commits)
