@@ -21,6 +21,7 @@ MAY_IMPORT_ASYNCIO = {
     "backends/local.py",
     "backends/postgres_link.py",
     "backends/postgres_pool.py",
+    "backends/redis_families.py",
     "backends/redis_wires.py",
 }
 NOT_CORE = ("testing/", "adapters/", "cli/", "inspector/")
