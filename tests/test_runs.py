@@ -225,6 +225,17 @@ def die_in_effect(report, url):
         run.step("pay", os.kill, os.getpid(), signal.SIGKILL, key="bill", effect=True)
 
 
+def test_a_run_may_have_any_id():
+    with outlive.open("memory:") as store:
+        for run_id in ("a\nb", "a", "\n", "r\0", "\ud800"):
+            store.run(f"t {run_id!r}", run_id=run_id, agent="a").start().interrupt()
+            run = store.run(f"t {run_id!r}", run_id=run_id).start()
+            run.step("x", lambda: 1)
+            run.interrupt()
+            with store.run(f"t {run_id!r}", run_id=run_id) as run:
+                assert run.step("x", lambda: 2) == 1
+
+
 def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
     async def main():
         async with outlive.open_async("memory:") as store:

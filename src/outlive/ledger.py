@@ -194,6 +194,6 @@ class Ledger:
         self._steps[step.name, step.key] = step
 
     def _unpack(self, entry: Entry) -> Step:
-        _, name, key = entry.key.split("\n", 2)
+        name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
         arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
         return Step(name, key, entry.status, arguments, value, error)
