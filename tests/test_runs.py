@@ -285,7 +285,7 @@ def compete(report, url, at):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_of_many_that_compete_for_a_dead_run_one_resumes_it(backend, url, workers):
-    for turn in range(rounds(5, long=60)):
+    for turn in range(rounds(3, long=60)):
         kill_one(workers, url, run_id=f"r{turn}", lease_s=600)
         at = time.time() + 0.1
         running = [workers.spawn(compete, url, at) for _ in range(5)]
