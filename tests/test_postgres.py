@@ -244,17 +244,20 @@ def test_threads_save_side_by_side_and_only_a_held_one_waits(postgres_store):
         assert store.thread("held").save({"n": 1}).seq == 2
 
 
-def test_more_savers_than_connections_take_turns(postgres_store):
+def test_more_savers_than_connections_take_turns(postgres_url):
+    def connections():
+        return sql(
+            postgres_url,
+            "select count(*) from pg_stat_activity where application_name = 'outlive' and datname = current_database()",
+        )[0][0]
+
     async def main():
-        async with outlive.open_async(postgres_store, pool_size=2) as store:
+        async with outlive.open_async(postgres_url, pool_size=2) as store:
             await asyncio.gather(*(store.thread(f"t{n % 7}").save({"n": n}) for n in range(100)))
+            assert connections() <= 2
             return [(info.id, info.checkpoints) async for info in store.threads()]
 
     assert sum(count for _, count in asyncio.run(main())) == 100
-    assert (
-        sql(postgres_store, "select count(*) from pg_stat_activity where application_name = 'outlive'")[0][0]
-        <= 2
-    )
 
 
 def test_when_all_connections_are_in_use_for_too_long_the_call_says_so(postgres_store):
