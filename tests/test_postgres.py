@@ -18,7 +18,7 @@ import pytest
 
 import outlive
 from crash import ForkServer
-from outlive.backend import Commit, Removal
+from outlive.backend import ABSENT, NEXT, Commit, Entry, Removal, ThreadKey
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
 from outlive.runtime import Deadline, run_now
 from outlive.testing.servers import PostgresServer
@@ -626,3 +626,33 @@ def test_every_column_is_covered_by_a_checksum_or_a_count(postgres_store, damage
         assert store.verify().problems == ()
         sql(postgres_store, damage)
         assert store.verify().problems
+
+
+def test_many_commits_are_one_transaction_and_refused_one_by_one(postgres_store):
+    with outlive.open(postgres_store) as store:
+        backend = store._store._engine.backend
+        keys = [ThreadKey.of("", f"t{n}") for n in range(60)]
+        claims = [
+            Commit(key, entries=(Entry("run", "r", b"x", "running", fence=NEXT, expect=ABSENT),))
+            for key in keys
+        ]
+        run_now(backend.commit_all(claims[:20]))
+        before = commits_of(postgres_store)
+        again = [Commit(one.thread, entries=one.entries) for one in claims]
+        results = run_now(backend.commit_all(again))
+        assert [type(result).__name__ for result in results] == ["EntryHeld"] * 20 + ["Receipt"] * 40
+        assert {result.entries[0].fence for result in results[20:]} == {1}
+        assert commits_of(postgres_store) - before < 40  # and some to read what is in the way
+        assert [type(one).__name__ for one in run_now(backend.commit_all(again))] == ["EntryHeld"] * 20 + [
+            "Receipt"
+        ] * 40
+
+
+def commits_of(url):
+    sql(url, "select pg_stat_force_next_flush()") if server_version(url) >= 15 else time.sleep(1)
+    time.sleep(0.1)
+    return sql(url, "select xact_commit from pg_stat_database where datname = current_database()")[0][0]
+
+
+def server_version(url):
+    return int(sql(url, "show server_version_num")[0][0]) // 10_000
