@@ -19,6 +19,8 @@ from typing import Any
 from .backend import ABSENT, NEXT, Entry, ThreadKey
 from .checkpoint import moment
 from .codec import Codec
+from .engine import Engine
+from .errors import EntryHeld, RunBusy, ThreadBusy
 from .owner import Owner
 
 RUN, LOCK, STEP = "run", "lock", "step"
@@ -115,6 +117,23 @@ def take_lock(
         return replace(entry, expect=ABSENT)
     entry = replace(entry, epoch=stored.epoch, expect=stored.rank)
     return replace(entry, expect_lapsed=False) if holder_of(codec, stored).is_gone() else entry
+
+
+async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> Entry | None:
+    """Return the entry of a thread that has this very name."""
+    found = await engine.backend.entries(key.tenant, kind, thread=key, prefix=name, limit=1)
+    return next((entry for _, entry in found if entry.key == name), None)
+
+
+def busy(codec: Codec, namespace: str, held: EntryHeld) -> RunBusy | ThreadBusy:
+    """Say who was in the way: of a run, or of the place it works in."""
+    stored = held.stored
+    assert stored is None or isinstance(stored, Entry)
+    until = None if stored is None else lapses_at(stored)
+    if held.kind != LOCK:
+        return RunBusy(held.key, until)
+    holder = None if stored is None else run_of(codec, stored)
+    return ThreadBusy(held.thread, namespace, holder, until)
 
 
 def holder_of(codec: Codec, lock: Entry) -> Owner:

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from . import lease
 from .backend import Commit, Entry, ThreadKey
 from .engine import Engine
-from .errors import EntryHeld, LeaseLost, ThreadBusy
+from .errors import EntryHeld, LeaseLost
 from .lease import LOCK, RUNNING
 from .runtime import Deadline
 
@@ -60,25 +60,15 @@ class AsyncLock:
                 return self
             except EntryHeld as held:
                 if deadline.left_s() <= _PAUSE_S:
-                    raise self._busy(held) from None
+                    raise lease.busy(self._engine.codec, self._namespace, held) from None
             await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _take(self) -> None:
-        found = await self._engine.backend.entries(
-            self._key.tenant, LOCK, thread=self._key, prefix=self._namespace, limit=1
-        )
-        stored = next((entry for _, entry in found if entry.key == self._namespace), None)
+        stored = await lease.find(self._engine, self._key, LOCK, self._namespace)
         entry = lease.take_lock(self._engine.codec, None, self._namespace, self.lease_s, stored)
         receipt = await self._engine.commit(Commit(self._key, entries=(entry,)))
         self._held = receipt.entries[0] if receipt.entries else entry
         self._heart.add(self)
-
-    def _busy(self, held: EntryHeld) -> ThreadBusy:
-        stored = held.stored
-        assert stored is None or isinstance(stored, Entry)
-        holder = None if stored is None else lease.run_of(self._engine.codec, stored)
-        until = None if stored is None else lease.lapses_at(stored)
-        return ThreadBusy(self._key.id, self._namespace, holder, until)
 
     async def release(self) -> None:
         """Give the lock back; nothing happens when it was lost."""

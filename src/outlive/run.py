@@ -31,7 +31,6 @@ from .errors import (
     OutliveError,
     RunBusy,
     RunEnded,
-    ThreadBusy,
     Unencodable,
 )
 from .event import CLAIM, END, LOSS, Event
@@ -179,7 +178,7 @@ class AsyncRun:
         try:
             receipt = await self._begin(tuple(entries), is_new=stored is None)
         except EntryHeld as error:
-            raise self._busy(error) from None
+            raise lease.busy(codec, info.namespace, error) from None
         self._has_place = len(entries) > 1
         if receipt.entries:  # a store that keeps nothing gives no fence
             taken = receipt.entries[0]
@@ -201,20 +200,8 @@ class AsyncRun:
             return False
         return held.status == RUNNING and lease.run_of(self._engine.codec, held) == self.info.parent
 
-    def _busy(self, held: EntryHeld) -> RunBusy | ThreadBusy:
-        stored = held.stored
-        assert stored is None or isinstance(stored, Entry)
-        until = None if stored is None else lease.lapses_at(stored)
-        if held.kind == LOCK:
-            codec = self._engine.codec
-            holder = None if stored is None else lease.run_of(codec, stored)
-            return ThreadBusy(self.info.thread, self.info.namespace, holder, until)
-        return RunBusy(self.id, until)
-
     async def _stored(self, kind: str, key: str) -> Entry | None:
-        thread = self.thread._key
-        found = await self._engine.backend.entries(thread.tenant, kind, thread=thread, prefix=key, limit=1)
-        return next((entry for _, entry in found if entry.key == key), None)
+        return await lease.find(self._engine, self.thread._key, kind, key)
 
     # Working
 
