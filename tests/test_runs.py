@@ -285,7 +285,7 @@ def compete(report, url, at):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_of_many_that_compete_for_a_dead_run_one_resumes_it(backend, url, workers):
-    for turn in range(rounds(3, long=60)):
+    for turn in range(rounds(5, long=60)):
         kill_one(workers, url, run_id=f"r{turn}", lease_s=600)
         at = time.time() + 0.1
         running = [workers.spawn(compete, url, at) for _ in range(5)]
@@ -299,9 +299,9 @@ def test_of_many_that_compete_for_a_dead_run_one_resumes_it(backend, url, worker
             assert (held.status, held.attempt) == ("completed", 2)
 
 
-def stop_and_go_on(report, url):
+def stop_and_go_on(report, url, run_id):
     with outlive.open(url) as store:
-        run = store.run("t", run_id="r", agent="planner", lease_s=0.4).start()
+        run = store.run(run_id, run_id=run_id, agent="planner", lease_s=0.4).start()
         run.save({"by": "first"})
         report("saved")
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -320,20 +320,24 @@ def stop_and_go_on(report, url):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_a_zombie_that_wakes_after_its_lease_is_refused(backend, url, workers):
-    with workers.spawn(stop_and_go_on, url) as worker:
-        assert worker.receive() == ("saved",)
-        with outlive.open(url) as store:
-            end = time.monotonic() + 5
-            while not list(store.interrupted()):
-                assert time.monotonic() < end
-                time.sleep(0.05)
+    count = rounds(5, long=60)
+    with contextlib.ExitStack() as stack:
+        zombies = [stack.enter_context(workers.spawn(stop_and_go_on, url, f"r{n}")) for n in range(count)]
+        for zombie in zombies:
+            assert zombie.receive() == ("saved",)
+        store = stack.enter_context(outlive.open(url))
+        end, resumed = time.monotonic() + 20, []
+        while len(resumed) < count:
+            assert time.monotonic() < end
             report = store.recover({"planner": lambda run: run.save({"by": "second"}).seq})
-            assert [one.id for one in report.resumed] == ["r"]
-            os.kill(worker.pid, signal.SIGCONT)
-            (refused,) = worker.receive()
-            assert refused == ["LeaseLost"] * 3
-            assert store.thread("t").load() == {"by": "second"}
-        worker.finish()
+            resumed += [one.id for one in report.resumed]
+            time.sleep(0.05)
+        assert sorted(resumed) == sorted(f"r{n}" for n in range(count))
+        for n, zombie in enumerate(zombies):
+            os.kill(zombie.pid, signal.SIGCONT)
+            assert zombie.receive() == (["LeaseLost"] * 3,)
+            assert store.thread(f"r{n}").load() == {"by": "second"}
+            zombie.finish()
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "postgresql", "redis"])
@@ -446,7 +450,7 @@ def look_with_another_clock(report, url, shift_s):
 @pytest.mark.parametrize("backend", ALL)
 def test_wall_clocks_that_differ_by_an_hour_change_nothing(backend, url, workers):
     with outlive.open(url) as store, store.run("live", run_id="live", lease_s=20):
-        for turn, shift_s in enumerate((3600, -3600) * rounds(1, long=20)):
+        for turn, shift_s in enumerate((3600, -3600) * rounds(3, long=20)):
             kill_one(workers, url, run_id=f"dead {turn}", lease_s=600)
             with workers.spawn(look_with_another_clock, url, shift_s) as worker:
                 assert worker.finish() == [([f"dead {turn}"],)]
@@ -512,7 +516,7 @@ def test_a_live_run_in_another_pid_namespace_of_this_machine_is_not_claimed(tmp_
 def test_a_server_that_restarts_during_recovery_strands_no_run(workers):
     with PostgresServer(ram=True) as server:
         url = server.database("agents")
-        count = rounds(6, long=100)
+        count = rounds(20, long=100)
         for n in range(count):
             kill_one(workers, url, run_id=f"r{n}", lease_s=600, thread=f"t{n}")
         with outlive.open(url) as store, ThreadPoolExecutor(2) as pool:
