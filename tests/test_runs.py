@@ -256,6 +256,25 @@ def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("backend", ["memory", *ALL])
+def test_steps_in_many_threads_keep_their_results_apart(backend, url):
+    with outlive.open(url) as store, store.run("t", run_id="r") as run, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: run.step("ask", lambda n: f"answer {n}", n, key=str(n)), range(40)))
+        assert found == [f"answer {n}" for n in range(40)]
+        gate = threading.Barrier(8)
+
+        def meet(key):
+            gate.wait()
+            try:
+                return run.step("meet", lambda: time.sleep(0.05) or key, key=key)
+            except AmbiguousStep:
+                return "ambiguous"
+
+        for key in (None, "same"):
+            told = list(pool.map(lambda _, key=key: meet(key), range(8)))
+            assert told.count("ambiguous") == 7
+
+
 # Dying ----------------------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,8 @@ class Ledger:
         self._run = run
         self._steps: dict[tuple[str, str], Step] = {}
         self._counts: dict[str, int] = {}
-        self._in_flight: dict[str, int] = {}
+        self._in_flight: set[tuple[str, str]] = set()
+        self._lock = run.engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
         """Read what earlier attempts did."""
@@ -91,7 +92,23 @@ class Ledger:
         kwargs = dict(options)
         key, effect = kwargs.pop("key", None), kwargs.pop("effect", False)
         policy = kwargs.pop("on_unfinished", "retry")
-        place = self._place(name, key)
+        place = self._enter(name, key)
+        try:
+            return await self._do(place, function, args, kwargs, effect=effect, policy=policy)
+        finally:
+            with self._lock:
+                self._in_flight.discard(place)
+
+    async def _do(
+        self,
+        place: tuple[str, str],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        effect: bool,
+        policy: Any,
+    ) -> Any:
         digest = self._digest(args, kwargs)
         known = self._steps.get(place)
         if (
@@ -103,29 +120,30 @@ class Ledger:
             raise StepMismatch(self._run.id, *place)
         if known is not None and known.status == _DONE:
             return known.value
-        self._in_flight[name] = self._in_flight.get(name, 0) + 1
-        try:
-            if known is not None and known.status == _STARTED and effect:
-                settled, value = await self._settle(known, policy)
-                if settled:
-                    return await self._finish(place, digest, value)
-            if effect:
-                await self._write(Step(*place, _STARTED, digest))
-            return await self._call(place, digest, function, args, kwargs)
-        finally:
-            self._in_flight[name] -= 1
+        if known is not None and known.status == _STARTED and effect:
+            settled, value = await self._settle(known, policy)
+            if settled:
+                return await self._finish(place, digest, value)
+        if effect:
+            await self._write(Step(*place, _STARTED, digest))
+        return await self._call(place, digest, function, args, kwargs)
 
-    def _place(self, name: str, key: str | None) -> tuple[str, str]:
+    def _enter(self, name: str, key: str | None) -> tuple[str, str]:
+        """Return which step this is, and note that it is in flight: nobody else may take it for theirs."""
         if not isinstance(name, str) or not name or "\n" in name or len(name) > 200:
             raise BadArgument(f"a step's name is a line of 1 to 200 characters, not {name!r:.100}")
-        if key is not None:
-            if not isinstance(key, str) or "\n" in key or len(key) > 500:
-                raise BadArgument(f"a step's key is a line of at most 500 characters, not {key!r:.100}")
-            return name, f"={key}"
-        if self._in_flight.get(name):
-            raise AmbiguousStep(self._run.id, name)
-        number = self._counts[name] = self._counts.get(name, 0) + 1
-        return name, f"#{number}"
+        if key is not None and (not isinstance(key, str) or "\n" in key or len(key) > 500):
+            raise BadArgument(f"a step's key is a line of at most 500 characters, not {key!r:.100}")
+        with self._lock:
+            if key is None and any(held == name for held, _ in self._in_flight):
+                raise AmbiguousStep(self._run.id, name)
+            place = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
+            if place in self._in_flight:
+                raise AmbiguousStep(self._run.id, name)
+            if key is None:
+                self._counts[name] = self._counts.get(name, 0) + 1
+            self._in_flight.add(place)
+        return place
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return what stands for the arguments; None when they cannot be stored, as clients and sessions cannot."""
