@@ -59,6 +59,7 @@ class AsyncStore:
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
+        self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
         self._heart = Heart(engine)
 
     def __repr__(self) -> str:

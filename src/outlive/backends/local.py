@@ -130,6 +130,13 @@ class Inline:
             self.local.close()
 
 
+class Borrowed(Inline):
+    """The sync colour of a backend that somebody else opened, and closes."""
+
+    async def close(self) -> None:
+        self._closed = True
+
+
 def _shortest(commits: Sequence[Commit]) -> float | None:
     """How long a group may take: as long as its least patient member."""
     return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
