@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -39,8 +40,23 @@ _OPTIONS = (
 _set = object.__setattr__  # as pydantic does: a message may be frozen
 Name = tuple[str, ...]  # (module, name)
 
-MESSAGES: dict[type, bytes] = {
-    kind: ormsgpack.packb((kind.__module__, kind.__name__))[1:]
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """How a class of messages is stored: what stands before its fields, and which these are."""
+
+    kind: Any
+    lead: bytes
+    fields: frozenset[str]
+
+
+def _known(kind: Any) -> _Message:
+    lead = b"\x94" + ormsgpack.packb(kind.__module__) + ormsgpack.packb(kind.__name__)
+    return _Message(kind, lead, frozenset(kind.model_fields))
+
+
+MESSAGES: dict[type, _Message] = {
+    kind: _known(kind)
     for kind in (
         messages.HumanMessage,
         messages.AIMessage,
@@ -50,25 +66,30 @@ MESSAGES: dict[type, bytes] = {
         messages.FunctionMessage,
     )
 }
-_BY_NAME = {(kind.__module__, kind.__name__): kind for kind in MESSAGES}
+_BY_NAME = {(kind.__module__, kind.__name__): known for kind, known in MESSAGES.items()}
 _TAIL = ormsgpack.packb("model_validate_json")
 
 
-def pack_message(message: Any) -> bytes | None:
+def pack_message(message: Any, lead: bytes) -> bytes | None:
     """Return what JsonPlusSerializer puts into the extension of a message; None when it has to do it itself."""
     if message.__pydantic_extra__ or message.__pydantic_private__:
         return None
     try:
-        fields = ormsgpack.packb(message.__dict__, option=_OPTIONS)
+        return lead + ormsgpack.packb(message.__dict__, None, _OPTIONS) + _TAIL
     except (TypeError, ValueError, RecursionError):  # something inside that msgpack does not have
         return None
-    return b"\x94" + MESSAGES[type(message)] + fields + _TAIL
 
 
-def _message(kind: Any, fields: dict[str, Any]) -> Any:
-    if fields.keys() != kind.model_fields.keys():  # another version of langchain-core wrote it
-        return kind(**fields)
-    message = kind.__new__(kind)
+def unpack_message(payload: bytes) -> Any:
+    """Return the message of an extension; None when that takes more than putting its fields into place."""
+    try:
+        module, name, fields, _ = ormsgpack.unpackb(payload, option=ormsgpack.OPT_NON_STR_KEYS)
+    except (ValueError, TypeError):  # an object inside
+        return None
+    known = _BY_NAME.get((module, name))
+    if known is None or type(fields) is not dict or fields.keys() != known.fields:
+        return None  # another class, or another version of langchain-core wrote it
+    message = known.kind.__new__(known.kind)
     _set(message, "__dict__", fields)
     _set(message, "__pydantic_fields_set__", set(fields))
     _set(message, "__pydantic_extra__", {})
@@ -152,6 +173,8 @@ class StrictSerializer(JsonPlusSerializer):
             raise Corrupt(f"the stored bytes are no value of LangGraph ({cause})") from cause
 
     def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
+        if code == PYDANTIC_2 and (message := unpack_message(payload)) is not None:
+            return message
         inside = self._unpack(payload, failures)
         if code == SNAPSHOT:
             return _DeltaSnapshot(inside)
@@ -164,8 +187,6 @@ class StrictSerializer(JsonPlusSerializer):
         elif not self.knows((module, name)):
             raise UnknownTag(f"{module}.{name}", 1)
         try:
-            if (message := _BY_NAME.get((module, name))) is not None and type(value) is dict:
-                return _message(message, value)
             return _build(code, _find(module, name), value, rest)
         except Exception as error:
             raise TypeChanged(f"{module}.{name}", 1, str(error)) from error

@@ -25,7 +25,7 @@ from ...codec import Codec, Hook
 from ...errors import BadArgument, Corrupt, OutliveError, Unencodable
 from ...extension import Composite, Raw, Scalar
 from ...registry import Entry, Registry
-from .serializer import MESSAGES, PYDANTIC_2, StrictSerializer, pack_message
+from .serializer import MESSAGES, PYDANTIC_2, StrictSerializer, pack_message, unpack_message
 
 FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
 TYPED = FIRST + 8  # [type, bytes] as a serializer gave them
@@ -40,16 +40,16 @@ class ValueCodec(Codec):
         super().__init__(_WithContainers(registry))
         self._serde = serde
         self.is_open = _is_open(serde)
+        self._messages = MESSAGES if self.is_open else {}
+        self._is_strict = isinstance(serde, StrictSerializer)
 
     # Taking apart
 
     def _default(self, value: Any) -> ormsgpack.Ext:
-        if type(value) in MESSAGES and (payload := self._packed(value)) is not None:
+        known = self._messages.get(type(value))
+        if known is not None and (payload := pack_message(value, known.lead)) is not None:
             return ormsgpack.Ext(_MESSAGE, payload)
         return super()._default(value)
-
-    def _packed(self, message: Any) -> bytes | None:
-        return pack_message(message) if self.is_open else None
 
     def reduce(self, value: Any) -> Scalar | Composite | None:
         """Take a value apart: one of Python's or the user's own by outlive, any other by the serializer."""
@@ -57,7 +57,8 @@ class ValueCodec(Codec):
         return self._through_serializer(value) if reduced is None else reduced
 
     def _through_serializer(self, value: Any) -> Scalar:
-        if type(value) in MESSAGES and (payload := self._packed(value)) is not None:
+        known = self._messages.get(type(value))
+        if known is not None and (payload := pack_message(value, known.lead)) is not None:
             return _MESSAGE, payload
         kind, data = self._serde.dumps_typed(value)
         if kind == "msgpack" and type(alone := ormsgpack.unpackb(data, ext_hook=Raw, option=_KEYS)) is Raw:
@@ -75,6 +76,21 @@ class ValueCodec(Codec):
         return Raw(SEALED, ormsgpack.packb([version, kind, data]))
 
     # Putting together
+
+    def unpack(self, data: bytes, *, opaque: bool = False) -> Any:
+        """Return the value of `data`. Messages, which are most of it, are built without a detour."""
+        if opaque or not self._is_strict:
+            return super().unpack(data, opaque=opaque)
+
+        def hook(code: int, payload: bytes) -> Any:
+            if code == _MESSAGE and (message := unpack_message(payload)) is not None:
+                return message
+            return self._revive(code, payload, hook)
+
+        try:
+            return ormsgpack.unpackb(data, ext_hook=hook)
+        except Exception:  # noqa: BLE001  # whatever it is, the thorough way tells
+            return super().unpack(data)
 
     def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
         if not FIRST <= code <= SEALED:
