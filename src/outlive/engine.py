@@ -7,7 +7,7 @@ crash or refusal before the commit leaves the store as it was; the base moves on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class Draft:
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
     timeout_s: float | None = None
+    before_commit: Callable[[], Awaitable[None]] | None = None  # awaited when all is prepared
 
 
 @dataclass(slots=True)
@@ -117,6 +118,8 @@ class Engine:
         deadline = Deadline(draft.timeout_s)
         for attempt in range(_REBASES + 1):
             prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
+            if draft.before_commit is not None:
+                await draft.before_commit()
             prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
             try:
                 receipt = await self._commit_on(prepared, deadline)

@@ -7,7 +7,7 @@ of a place wins, those of the control channels are overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from langgraph.checkpoint.base import (
@@ -28,11 +28,13 @@ from ...engine import Draft, Engine, Located
 from ...errors import CheckpointExists, CheckpointMissing, OutliveError
 from ...store import AsyncStore
 from . import deltas, pruning
+from .messages import opened
 from .place import Place, thread_of
 from .snapshot import Delta, describe, kept_values, metadata_of, pack_state, unpack_state
 from .values import ValueCodec
 
 Fence = tuple[str, str, int, int]
+Wait = Callable[[], Awaitable[None]]  # for one's turn, before anything is stored
 
 
 class Keeper:
@@ -59,6 +61,7 @@ class Keeper:
         metadata: Mapping[str, Any],
         new_versions: ChannelVersions,
         *,
+        wait: Wait,
         guarded: bool = False,
         fence: Fence | None = None,
     ) -> Place:
@@ -71,6 +74,7 @@ class Keeper:
             follows=False,
             expect=(place.namespace, place.id) if guarded else None,
             fence=fence,
+            before_commit=wait,
             timeout_s=self.store._timeout(None),
         )
         describe(self.codec, draft, metadata)
@@ -101,6 +105,7 @@ class Keeper:
         task: str,
         path: str,
         *,
+        wait: Wait,
         fence: Fence | None = None,
     ) -> None:
         """Store what a task wrote on a checkpoint, which may not be stored yet."""
@@ -111,6 +116,7 @@ class Keeper:
             record, new = self._write_record(place.namespace, target, task, position, channel, value, path)
             records.append(record)
             chunks.update(new)
+        await wait()
         if records:
             await self.engine.commit(
                 Commit(
@@ -126,7 +132,9 @@ class Keeper:
         self, namespace: str, target: str, task: str, position: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
         index = WRITES_IDX_MAP.get(check_text("channel", channel), position)
-        if not self.codec.is_open:
+        if self.codec.is_open:
+            value = opened(value)
+        else:
             value = self.codec.seal(value, None, f"write to {channel!r}")
         try:
             return self.engine.write_record(
@@ -178,12 +186,14 @@ class Keeper:
 
     # Deleting
 
-    async def delete_thread(self, thread: str) -> None:
+    async def delete_thread(self, thread: str, wait: Wait) -> None:
         """Delete everything of a thread."""
+        await wait()
         await self.store.thread(thread).delete()
 
-    async def copy_thread(self, source: str, target: str) -> None:
+    async def copy_thread(self, source: str, target: str, wait: Wait) -> None:
         """Copy a whole thread, with all namespaces and writes."""
+        await wait()
         try:
             await self.store.thread(source).copy(target)
         except CheckpointMissing:

@@ -88,7 +88,7 @@ async def _delete_all(keeper: Keeper, key: ThreadKey, dry_run: bool) -> Pruned:
     if not rows:
         return Pruned()
     if not dry_run:
-        await keeper.delete_thread(key.id)
+        await keeper.store.thread(key.id).delete()
     return Pruned(rows[0].checkpoints, freed_bytes=rows[0].stored)
 
 

@@ -45,7 +45,7 @@ from ...opening import open as open_store
 from ...runtime import AsyncRuntime, run_now
 from ...store import AsyncStore
 from ...sync import Store, each
-from .keeper import Fence, Keeper
+from .keeper import Fence, Keeper, Wait
 from .listing import Listing
 from .place import Place, place_of, thread_of
 from .pruning import rule_of
@@ -54,6 +54,7 @@ from .turns import Turns
 
 T = TypeVar("T")
 Work = Callable[[Keeper], Coroutine[Any, Any, T]]
+Turning = Callable[[Keeper, Wait], Coroutine[Any, Any, T]]  # waits for its turn itself
 _WORKERS = 16
 
 
@@ -200,18 +201,24 @@ class OutliveSaver(BaseCheckpointSaver[str]):
             return await work(self._keeper(store))
         return await self._shared.in_thread(lambda: self._sync(work))
 
-    def _in_turn(self, thread: str, work: Work[T]) -> T:
+    def _in_turn(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before."""
-        with self._shared.turns.take(thread):
-            return self._sync(work)
+        turn = self._shared.turns.take(thread)
+        try:
+            return self._sync(lambda keeper: work(keeper, turn.wait))
+        finally:
+            turn.end()
 
-    async def _in_turn_async(self, thread: str, work: Work[T]) -> T:
+    async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
         turn = self._shared.turns.take(
             thread
         )  # before anything is awaited: tasks begin in the order they were made
-        async with turn:
-            return await AsyncRuntime().shielded(self._async(work))
+        wait = turn.wait if self._shared.asynchronous is None else turn.wait_on_loop
+        try:
+            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, wait)))
+        finally:
+            turn.end()
 
     # Reading
 
@@ -298,13 +305,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Place, Work[Place]]:
+    ) -> tuple[Place, Turning[Place]]:
         place = place_of(config)
         whole = get_checkpoint_metadata(config, metadata)
         guarded = self._guard is not None
 
-        def work(keeper: Keeper) -> Coroutine[Any, Any, Place]:
-            return keeper.put(place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence)
+        def work(keeper: Keeper, wait: Wait) -> Coroutine[Any, Any, Place]:
+            return keeper.put(
+                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, wait=wait
+            )
 
         return place, work
 
@@ -330,20 +339,22 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         place = place_of(config)
         await self._in_turn_async(place.thread, self._writing(place, writes, task_id, task_path))
 
-    def _writing(self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str) -> Work[None]:
-        return lambda keeper: keeper.put_writes(place, writes, task, path, fence=self._fence)
+    def _writing(
+        self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
+    ) -> Turning[None]:
+        return lambda keeper, wait: keeper.put_writes(place, writes, task, path, fence=self._fence, wait=wait)
 
     # Deleting and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        self._in_turn(thread, lambda keeper: keeper.delete_thread(thread))
+        self._in_turn(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        await self._in_turn_async(thread, lambda keeper: keeper.delete_thread(thread))
+        await self._in_turn_async(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
@@ -356,12 +367,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        self._in_turn(target, lambda keeper: keeper.copy_thread(source, target))
+        self._in_turn(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        await self._in_turn_async(target, lambda keeper: keeper.copy_thread(source, target))
+        await self._in_turn_async(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
 
     def prune(  # type: ignore[override]  # LangGraph's returns None
         self,

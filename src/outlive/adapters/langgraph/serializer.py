@@ -6,20 +6,16 @@ The bytes are those that `JsonPlusSerializer` writes, so either reads what the o
   messages and documents, its own types) and those that the program names. Anything else raises. Names that stand in
   stored data are looked up in that list and are never imported.
 - An object that cannot be built again raises, instead of coming back as a dict or as None.
-- Messages are taken apart and put together without pydantic's validation as long as their fields are those of the
-  class today: a message that comes back was validated when it was made. This takes a quarter of the time.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import ormsgpack
-from langchain_core import messages
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -29,72 +25,7 @@ from ...errors import Corrupt, OutliveError, TypeChanged, UnknownTag
 # How JsonPlusSerializer marks what it took apart.
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = range(8)
 
-_OPTIONS = (
-    ormsgpack.OPT_NON_STR_KEYS
-    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
-    | ormsgpack.OPT_PASSTHROUGH_DATETIME
-    | ormsgpack.OPT_PASSTHROUGH_ENUM
-    | ormsgpack.OPT_PASSTHROUGH_UUID
-    | ormsgpack.OPT_REPLACE_SURROGATES
-)
-_set = object.__setattr__  # as pydantic does: a message may be frozen
 Name = tuple[str, ...]  # (module, name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    """How a class of messages is stored: what stands before its fields, and which these are."""
-
-    kind: Any
-    lead: bytes
-    fields: frozenset[str]
-
-
-def _known(kind: Any) -> _Message:
-    lead = b"\x94" + ormsgpack.packb(kind.__module__) + ormsgpack.packb(kind.__name__)
-    return _Message(kind, lead, frozenset(kind.model_fields))
-
-
-MESSAGES: dict[type, _Message] = {
-    kind: _known(kind)
-    for kind in (
-        messages.HumanMessage,
-        messages.AIMessage,
-        messages.SystemMessage,
-        messages.ToolMessage,
-        messages.ChatMessage,
-        messages.FunctionMessage,
-    )
-}
-_BY_NAME = {(kind.__module__, kind.__name__): known for kind, known in MESSAGES.items()}
-_TAIL = ormsgpack.packb("model_validate_json")
-
-
-def pack_message(message: Any, lead: bytes) -> bytes | None:
-    """Return what JsonPlusSerializer puts into the extension of a message; None when it has to do it itself."""
-    if message.__pydantic_extra__ or message.__pydantic_private__:
-        return None
-    try:
-        return lead + ormsgpack.packb(message.__dict__, None, _OPTIONS) + _TAIL
-    except (TypeError, ValueError, RecursionError):  # something inside that msgpack does not have
-        return None
-
-
-def unpack_message(payload: bytes) -> Any:
-    """Return the message of an extension; None when that takes more than putting its fields into place."""
-    try:
-        module, name, fields, _ = ormsgpack.unpackb(payload, option=ormsgpack.OPT_NON_STR_KEYS)
-    except (ValueError, TypeError):  # an object inside
-        return None
-    known = _BY_NAME.get((module, name))
-    if known is None or type(fields) is not dict or fields.keys() != known.fields:
-        return None  # another class, or another version of langchain-core wrote it
-    message = known.kind.__new__(known.kind)
-    _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", set(fields))
-    _set(message, "__pydantic_extra__", {})
-    _set(message, "__pydantic_private__", None)
-    return message
 
 
 class StrictSerializer(JsonPlusSerializer):
@@ -173,8 +104,6 @@ class StrictSerializer(JsonPlusSerializer):
             raise Corrupt(f"the stored bytes are no value of LangGraph ({cause})") from cause
 
     def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
-        if code == PYDANTIC_2 and (message := unpack_message(payload)) is not None:
-            return message
         inside = self._unpack(payload, failures)
         if code == SNAPSHOT:
             return _DeltaSnapshot(inside)

@@ -18,6 +18,7 @@ from ...checkpoint import SOURCES
 from ...engine import Draft
 from ...errors import BadArgument
 from ...extension import Raw
+from .messages import opened
 from .values import ValueCodec, sealed_version
 
 SHAPE = 1
@@ -34,7 +35,10 @@ class Delta:
     seed: tuple[Any, ...] = ()  # none or one
 
     def pack(self) -> list[Any]:
-        return [[list(write) for write in self.writes], list(self.seed)]
+        return [
+            [[task, opened(value)] for task, value in self.writes],
+            [opened(value) for value in self.seed],
+        ]
 
     @classmethod
     def unpack(cls, stored: list[Any]) -> Delta:
@@ -60,7 +64,8 @@ def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any
     }
     values = checkpoint["channel_values"]
     if codec.is_open:
-        return {"langgraph": SHAPE, **fields, "channel_values": dict(values)}
+        plain = {channel: opened(value) for channel, value in values.items()}
+        return {"langgraph": SHAPE, **fields, "channel_values": plain}
     versions = checkpoint["channel_versions"]
     sealed = {
         channel: kept.get(channel) or codec.seal(value, versions.get(channel), f"channel_values.{channel}")
@@ -71,8 +76,13 @@ def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any
 
 def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
     """Return deltas as they stand in a state."""
-    packed = {channel: delta.pack() for channel, delta in deltas.items()}
-    return packed if codec.is_open else codec.seal(packed, None, "deltas")
+    if codec.is_open:
+        return {channel: delta.pack() for channel, delta in deltas.items()}
+    whole = {
+        channel: [[list(write) for write in delta.writes], list(delta.seed)]
+        for channel, delta in deltas.items()
+    }
+    return codec.seal(whole, None, "deltas")
 
 
 def kept_values(

@@ -1,8 +1,8 @@
 """One order per thread: who comes first writes first.
 
 LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does not wait in
-between. Each call takes its turn when it begins and waits for the one before it, so a checkpoint is never stored before the
-writes that led to it. A turn is a link in a chain of futures: threads and tasks of any event loop wait in the same chain.
+between. Each call takes its turn when it begins, and stores nothing before the ones before it are done: a checkpoint is never
+stored before the writes that led to it. What can be prepared is prepared while it waits. A turn is a link in a chain of futures: threads and tasks of any event loop wait in the same chain.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 import threading
 import weakref
 from concurrent.futures import Future
-from types import TracebackType
 
 
 class Turn:
-    """A place in the order of one thread. `with` waits in a thread, `async with` in a task."""
+    """A place in the order of one thread."""
 
     def __init__(self, turns: Turns, thread: str, before: Future[None] | None) -> None:
         self.done: Future[None] = Future()
@@ -24,35 +23,22 @@ class Turn:
         self._thread = thread
         self._before = before
 
-    def __enter__(self) -> None:
+    async def wait(self) -> None:
+        """Wait until those before are done, in this thread."""
         if self._before is not None:
-            try:
-                self._before.result()
-            except BaseException:  # interrupted: those behind wait for the one before
-                self._pass_on()
-                raise
+            self._before.result()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._turns.end(self._thread, self)
-
-    async def __aenter__(self) -> None:
+    async def wait_on_loop(self) -> None:
+        """Wait until those before are done, as a task."""
         if self._before is not None and not self._before.done():
-            try:
-                await asyncio.shield(asyncio.wrap_future(self._before))
-            except BaseException:
-                self._pass_on()
-                raise
+            await asyncio.shield(asyncio.wrap_future(self._before))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._turns.end(self._thread, self)
-
-    def _pass_on(self) -> None:
-        assert self._before is not None
-        self._before.add_done_callback(lambda _: self._turns.end(self._thread, self))
+    def end(self) -> None:
+        """Let the next one go on, when those before are done."""
+        if self._before is None:
+            self._turns.end(self._thread, self)
+        else:
+            self._before.add_done_callback(lambda _: self._turns.end(self._thread, self))
 
 
 class Turns:
@@ -67,7 +53,7 @@ class Turns:
         self._last: dict[str, Turn] = {}
 
     def take(self, thread: str) -> Turn:
-        """Join the order of a thread; whoever takes a turn must enter it."""
+        """Join the order of a thread; whoever takes a turn must end it."""
         with self._lock:
             before = self._last.get(thread)
             turn = self._last[thread] = Turn(self, thread, None if before is None else before.done)

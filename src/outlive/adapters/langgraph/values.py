@@ -2,7 +2,7 @@
 
 With a serializer of LangGraph's own kind (`JsonPlusSerializer` and what stands on it) values are *open*: what Python
 itself has is packed by outlive's codec, exactly (tuples stay tuples, NUL, NaN and great ints are fine), and is shared
-element by element. Objects go through the serializer, one by one, and stand in the stream as an extension: LangGraph's
+element by element; so are lists of messages (`messages.py`). Other objects go through the serializer, one by one, and stand in the stream as an extension: LangGraph's
 code k is 48 + k here, anything else that a serializer may give is TYPED.
 
 Any other serializer decides alone what its bytes look like; `EncryptedSerializer` gives others every time. Values are
@@ -25,12 +25,12 @@ from ...codec import Codec, Hook
 from ...errors import BadArgument, Corrupt, OutliveError, Unencodable
 from ...extension import Composite, Raw, Scalar
 from ...registry import Entry, Registry
-from .serializer import MESSAGES, PYDANTIC_2, StrictSerializer, pack_message, unpack_message
+from .messages import TAG, opened, register_in
+from .serializer import StrictSerializer
 
 FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
 TYPED = FIRST + 8  # [type, bytes] as a serializer gave them
 SEALED = FIRST + 9  # [version of the channel, type, bytes]
-_MESSAGE = FIRST + PYDANTIC_2
 
 
 class ValueCodec(Codec):
@@ -40,16 +40,8 @@ class ValueCodec(Codec):
         super().__init__(_WithContainers(registry))
         self._serde = serde
         self.is_open = _is_open(serde)
-        self._messages = MESSAGES if self.is_open else {}
-        self._is_strict = isinstance(serde, StrictSerializer)
 
     # Taking apart
-
-    def _default(self, value: Any) -> ormsgpack.Ext:
-        known = self._messages.get(type(value))
-        if known is not None and (payload := pack_message(value, known.lead)) is not None:
-            return ormsgpack.Ext(_MESSAGE, payload)
-        return super()._default(value)
 
     def reduce(self, value: Any) -> Scalar | Composite | None:
         """Take a value apart: one of Python's or the user's own by outlive, any other by the serializer."""
@@ -57,9 +49,6 @@ class ValueCodec(Codec):
         return self._through_serializer(value) if reduced is None else reduced
 
     def _through_serializer(self, value: Any) -> Scalar:
-        known = self._messages.get(type(value))
-        if known is not None and (payload := pack_message(value, known.lead)) is not None:
-            return _MESSAGE, payload
         kind, data = self._serde.dumps_typed(value)
         if kind == "msgpack" and type(alone := ormsgpack.unpackb(data, ext_hook=Raw, option=_KEYS)) is Raw:
             return FIRST + alone.code, alone.payload
@@ -76,21 +65,6 @@ class ValueCodec(Codec):
         return Raw(SEALED, ormsgpack.packb([version, kind, data]))
 
     # Putting together
-
-    def unpack(self, data: bytes, *, opaque: bool = False) -> Any:
-        """Return the value of `data`. Messages, which are most of it, are built without a detour."""
-        if opaque or not self._is_strict:
-            return super().unpack(data, opaque=opaque)
-
-        def hook(code: int, payload: bytes) -> Any:
-            if code == _MESSAGE and (message := unpack_message(payload)) is not None:
-                return message
-            return self._revive(code, payload, hook)
-
-        try:
-            return ormsgpack.unpackb(data, ext_hook=hook)
-        except Exception:  # noqa: BLE001  # whatever it is, the thorough way tells
-            return super().unpack(data)
 
     def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
         if not FIRST <= code <= SEALED:
@@ -171,13 +145,20 @@ _containers.add(
 _containers.add(
     _DeltaSnapshot,
     "langgraph.DeltaSnapshot",
-    encode=lambda snapshot: [snapshot.value],
+    encode=lambda snapshot: [opened(snapshot.value)],
     decode=lambda stored: _DeltaSnapshot(stored[0]),
 )
+register_in(_containers)
 
 
 _TAGS = frozenset(
-    ("collections.Counter", "collections.OrderedDict", "collections.defaultdict", "langgraph.DeltaSnapshot")
+    (
+        "collections.Counter",
+        "collections.OrderedDict",
+        "collections.defaultdict",
+        "langgraph.DeltaSnapshot",
+        TAG,
+    )
 )
 
 
