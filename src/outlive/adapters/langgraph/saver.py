@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import os
 import random
 import threading
@@ -145,6 +146,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
         self._keepers: dict[int, Keeper] = {}  # by store; a copy of this saver has its own
+
+    def _fenced(self, fence: Fence | None) -> Self:
+        """Return a saver on the same store whose writes are refused when another process has taken its run over."""
+        clone = copy.copy(self)
+        clone._fence = fence
+        return clone
 
     def __repr__(self) -> str:
         store = self._shared.asynchronous or self._shared.sync
@@ -308,7 +315,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> tuple[Place, Turning[Place]]:
         place = place_of(config)
         whole = get_checkpoint_metadata(config, metadata)
-        guarded = self._guard is not None
+        guarded = self._guard is not None and not _is_fork(config, place)
 
         def work(keeper: Keeper, wait: Wait) -> Coroutine[Any, Any, Place]:
             return keeper.put(
@@ -419,3 +426,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a saver on the same store that knows these types too."""
         return super().with_allowlist(extra_allowlist)  # type: ignore[return-value]
+
+
+def _is_fork(config: RunnableConfig, place: Place) -> bool:
+    """Tell whether a run goes on from a checkpoint that its caller named, and not from the newest.
+
+    LangGraph keeps what the caller said in the config's metadata. A subgraph then goes on from what it had at that time.
+    """
+    named = config.get("metadata", {}).get("checkpoint_id")
+    return named is not None and (place.namespace != "" or named == place.id)
