@@ -110,8 +110,8 @@ class _Going:
     def go_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
         begun = run_now(self._is_begun())
-        if begun and not self.graph.get_state(self.config).next:
-            output = self._shown(self.graph.get_state(self.config))
+        if begun and not (state := self.graph.get_state(self.config)).next:
+            output = self._shown(state)
         else:
             output = self.graph.invoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
         self._run.info.result = run_now(self._result())
