@@ -28,7 +28,7 @@ from ...engine import Draft, Engine, Located
 from ...errors import CheckpointExists, CheckpointMissing, OutliveError
 from ...store import AsyncStore
 from . import deltas, pruning
-from .messages import opened
+from .messages import Messages, opened
 from .place import Place, thread_of
 from .snapshot import Delta, describe, kept_values, metadata_of, pack_state, unpack_state
 from .values import ValueCodec
@@ -74,7 +74,7 @@ class Keeper:
             follows=False,
             expect=(place.namespace, place.id) if guarded else None,
             fence=fence,
-            before_commit=wait,
+            before_plan=wait,
             timeout_s=self.store._timeout(None),
         )
         describe(self.codec, draft, metadata)
@@ -112,30 +112,33 @@ class Keeper:
         key, target = self.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        for position, (channel, value) in enumerate(writes):
-            record, new = self._write_record(place.namespace, target, task, position, channel, value, path)
+        loose: dict[bytes, tuple[bytes, bytes, int]] = {}
+        for position, (channel, given) in enumerate(writes):
+            index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, given)
+            record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
+            if new and isinstance(value, Messages | list):
+                loose |= self.engine.loose(record, new, value if isinstance(value, list) else value.items)
         await wait()
         if records:
-            await self.engine.commit(
-                Commit(
-                    key,
-                    writes=tuple(records),
-                    chunks=tuple(chunks.items()),
-                    fence=fence,
-                    timeout_s=self.store._timeout(None),
-                )
+            commit = Commit(
+                key,
+                writes=tuple(records),
+                chunks=tuple(chunks.items()),
+                fence=fence,
+                timeout_s=self.store._timeout(None),
             )
+            receipt = await self.engine.commit(commit)
+            self.engine.keep_loose(key, place.namespace, loose, receipt.generation)
+
+    def _value(self, channel: str, value: Any) -> Any:
+        check_text("channel", channel)
+        return opened(value) if self.codec.is_open else self.codec.seal(value, None, f"write to {channel!r}")
 
     def _write_record(
-        self, namespace: str, target: str, task: str, position: int, channel: str, value: Any, path: str
+        self, namespace: str, target: str, task: str, index: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
-        index = WRITES_IDX_MAP.get(check_text("channel", channel), position)
-        if self.codec.is_open:
-            value = opened(value)
-        else:
-            value = self.codec.seal(value, None, f"write to {channel!r}")
         try:
             return self.engine.write_record(
                 namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
