@@ -7,8 +7,8 @@ of a place wins, those of the control channels are overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -34,7 +34,18 @@ from .snapshot import Delta, describe, kept_values, metadata_of, pack_state, unp
 from .values import ValueCodec
 
 Fence = tuple[str, str, int, int]
-Wait = Callable[[], Awaitable[None]]  # for one's turn, before anything is stored
+
+
+class Turn(Protocol):
+    """A place in the order of those who write to a thread."""
+
+    async def wait(self) -> None:
+        """Wait until it is one's turn; nothing is stored before."""
+        ...
+
+    def end(self) -> None:
+        """Let the next one go on."""
+        ...
 
 
 class Keeper:
@@ -61,7 +72,7 @@ class Keeper:
         metadata: Mapping[str, Any],
         new_versions: ChannelVersions,
         *,
-        wait: Wait,
+        turn: Turn,
         guarded: bool = False,
         fence: Fence | None = None,
     ) -> Place:
@@ -74,7 +85,7 @@ class Keeper:
             follows=False,
             expect=(place.namespace, place.id) if guarded else None,
             fence=fence,
-            before_plan=wait,
+            before_plan=turn.wait,
             timeout_s=self.store._timeout(None),
         )
         describe(self.codec, draft, metadata)
@@ -105,7 +116,7 @@ class Keeper:
         task: str,
         path: str,
         *,
-        wait: Wait,
+        turn: Turn,
         fence: Fence | None = None,
     ) -> None:
         """Store what a task wrote on a checkpoint, which may not be stored yet."""
@@ -120,7 +131,7 @@ class Keeper:
             chunks.update(new)
             if new and isinstance(value, Messages | list):
                 loose |= self.engine.loose(record, new, value if isinstance(value, list) else value.items)
-        await wait()
+        await turn.wait()
         if records:
             commit = Commit(
                 key,
@@ -128,6 +139,7 @@ class Keeper:
                 chunks=tuple(chunks.items()),
                 fence=fence,
                 timeout_s=self.store._timeout(None),
+                on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
             )
             receipt = await self.engine.commit(commit)
             self.engine.keep_loose(key, place.namespace, loose, receipt.generation)
@@ -189,14 +201,14 @@ class Keeper:
 
     # Deleting
 
-    async def delete_thread(self, thread: str, wait: Wait) -> None:
+    async def delete_thread(self, thread: str, turn: Turn) -> None:
         """Delete everything of a thread."""
-        await wait()
+        await turn.wait()
         await self.store.thread(thread).delete()
 
-    async def copy_thread(self, source: str, target: str, wait: Wait) -> None:
+    async def copy_thread(self, source: str, target: str, turn: Turn) -> None:
         """Copy a whole thread, with all namespaces and writes."""
-        await wait()
+        await turn.wait()
         try:
             await self.store.thread(source).copy(target)
         except CheckpointMissing:

@@ -46,7 +46,7 @@ from ...opening import open as open_store
 from ...runtime import AsyncRuntime, run_now
 from ...store import AsyncStore
 from ...sync import Store, each
-from .keeper import Fence, Keeper, Wait
+from .keeper import Fence, Keeper, Turn
 from .listing import Listing
 from .place import Place, place_of, thread_of
 from .pruning import rule_of
@@ -55,7 +55,7 @@ from .turns import Turns
 
 T = TypeVar("T")
 Work = Callable[[Keeper], Coroutine[Any, Any, T]]
-Turning = Callable[[Keeper, Wait], Coroutine[Any, Any, T]]  # waits for its turn itself
+Turning = Callable[[Keeper, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
 _WORKERS = 16
 
 
@@ -212,7 +212,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         """Write to a thread after those who came before."""
         turn = self._shared.turns.take(thread)
         try:
-            return self._sync(lambda keeper: work(keeper, turn.wait))
+            return self._sync(lambda keeper: work(keeper, turn))
         finally:
             turn.end()
 
@@ -221,9 +221,9 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         turn = self._shared.turns.take(
             thread
         )  # before anything is awaited: tasks begin in the order they were made
-        wait = turn.wait if self._shared.asynchronous is None else turn.wait_on_loop
+        turn.is_on_loop = self._shared.asynchronous is not None
         try:
-            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, wait)))
+            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
         finally:
             turn.end()
 
@@ -317,9 +317,9 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         whole = get_checkpoint_metadata(config, metadata)
         guarded = self._guard is not None and not _is_fork(config, place)
 
-        def work(keeper: Keeper, wait: Wait) -> Coroutine[Any, Any, Place]:
+        def work(keeper: Keeper, turn: Turn) -> Coroutine[Any, Any, Place]:
             return keeper.put(
-                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, wait=wait
+                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
             )
 
         return place, work
@@ -349,19 +349,19 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def _writing(
         self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> Turning[None]:
-        return lambda keeper, wait: keeper.put_writes(place, writes, task, path, fence=self._fence, wait=wait)
+        return lambda keeper, turn: keeper.put_writes(place, writes, task, path, fence=self._fence, turn=turn)
 
     # Deleting and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        self._in_turn(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
+        self._in_turn(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        await self._in_turn_async(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
+        await self._in_turn_async(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
@@ -374,12 +374,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        self._in_turn(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
+        self._in_turn(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        await self._in_turn_async(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
+        await self._in_turn_async(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
 
     def prune(  # type: ignore[override]  # LangGraph's returns None
         self,

@@ -1,8 +1,9 @@
 """One order per thread: who comes first writes first.
 
 LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does not wait in
-between. Each call takes its turn when it begins, and stores nothing before the ones before it are done: a checkpoint is never
-stored before the writes that led to it. What can be prepared is prepared while it waits. A turn is a link in a chain of futures: threads and tasks of any event loop wait in the same chain.
+between. Each call takes its turn when it begins, and stores nothing before the ones before it are stored or stand before it in
+the store's own queue: a checkpoint is never stored before the writes that led to it. What can be prepared is prepared while it waits,
+and writes that stand in a queue together share one transaction. A turn is a link in a chain of futures: threads and tasks of any event loop wait in the same chain.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ class Turn:
         self._turns = turns
         self._thread = thread
         self._before = before
+        self._is_over = False
+        self.is_on_loop = False
 
     async def wait(self) -> None:
-        """Wait until those before are done, in this thread."""
-        if self._before is not None:
-            self._before.result()
-
-    async def wait_on_loop(self) -> None:
-        """Wait until those before are done, as a task."""
-        if self._before is not None and not self._before.done():
+        """Wait until those before are done, in this thread or as a task."""
+        if self._before is None or self._before.done():
+            return
+        if self.is_on_loop:
             await asyncio.shield(asyncio.wrap_future(self._before))
+        else:
+            self._before.result()
 
     def end(self) -> None:
         """Let the next one go on, when those before are done."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self._before is None:
             self._turns.end(self._thread, self)
         else:
