@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from ... import manifest
 from ...arguments import check_id, check_text
@@ -55,7 +55,7 @@ class Keeper:
         inner = store._engine
         self.serde = serde
         self.store = store
-        self.codec = ValueCodec(inner.codec.registry, serde)
+        self.codec = ValueCodec(inner.codec.registry, maybe_add_typed_methods(serde))
         self.engine = Engine(
             inner.backend, self.codec, inner.namer, inner.cache, inner.runtime, inner.watched
         )

@@ -83,11 +83,12 @@ class _Shared:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
-        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
-            self._pid = os.getpid()
-            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, work)
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
+                self._pid = os.getpid()
+                self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
+            pool = self._pool
+        return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, work)
 
     @property
     def sync(self) -> AsyncStore:
@@ -109,8 +110,10 @@ class _Shared:
         """Close what was opened here: the store of a URL, the sync side of an async one."""
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
 
     @property
     def asynchronous(self) -> AsyncStore | None:
