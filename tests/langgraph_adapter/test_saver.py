@@ -95,6 +95,27 @@ def test_before_the_id_of_another_namespace_means_stored_before_that(both):
     assert ids(both.list(at(), before={"configurable": {"thread_id": "t", "checkpoint_id": "s1"}})) == ["1"]
 
 
+def test_what_a_subgraph_stored_early_is_not_before_the_checkpoint_that_it_runs_in(both):
+    """With durability="async" the subgraph may be faster than the checkpoint of its parent."""
+
+    def put_sub(id, **parents):
+        made = checkpoint(id)
+        both.put(at(ns="sub"), made, {"source": "loop", "step": 0, "parents": {"": parents["root"]}}, {})
+
+    put(both, "1")
+    put_sub("s1", root="1")
+    put_sub("s2", root="2")
+    put_sub("s3", root="3")
+    put(both, "2", "1")
+    put_sub("s4", root="2")
+    put(both, "3", "2")
+    before = {"configurable": {"checkpoint_id": "2"}}
+    assert ids(both.list(at(ns="sub"), before=before)) == ["s1"]
+    assert ids(both.list(at(ns="sub"), before=before, limit=1)) == ["s1"]
+    assert ids(both.list(at(ns="sub"), before={"configurable": {"checkpoint_id": "3"}})) == ["s4", "s2", "s1"]
+    assert ids(both.list(at(ns="sub"), before={"configurable": {"checkpoint_id": "1"}})) == []
+
+
 def test_before_without_an_id_is_nothing(both):
     put(both, "1")
     assert ids(both.list(at(), before=at())) == ["1"]
