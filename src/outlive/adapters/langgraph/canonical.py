@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import ormsgpack
@@ -39,19 +40,30 @@ def _packed(value: Any) -> bytes:
 
 def _taken_apart(value: Any) -> Any:
     """Return what an object consists of, in types that msgpack has, behind its class."""
-    kind = type(value)
+    kind: type = type(value)
+    way = _ways.get(kind)
+    if way is None:
+        way = _ways[kind] = _way_of(kind)
+    return way(value)
+
+
+_ways: dict[type, Callable[[Any], Any]] = {}
+
+
+def _way_of(kind: type) -> Callable[[Any], Any]:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(value, tuple | list):
-        return [name, *value]
-    if isinstance(value, set | frozenset):
-        return [name, *sorted(map(_packed, value))]
-    if isinstance(value, dict):
-        return [name, list(map(list, value.items()))]
     if hasattr(kind, "model_fields"):  # a model of pydantic's
-        return [name, value.__dict__, value.__pydantic_extra__ or None]
-    if dataclasses.is_dataclass(value):
-        return [name, {one.name: getattr(value, one.name, None) for one in dataclasses.fields(value)}]
-    return [name, *_serializer.dumps_typed(value)]
+        return lambda value: [name, value.__dict__, value.__pydantic_extra__ or None]
+    if issubclass(kind, tuple | list):
+        return lambda value: [name, *value]
+    if issubclass(kind, set | frozenset):
+        return lambda value: [name, *sorted(map(_packed, value))]
+    if issubclass(kind, dict):
+        return lambda value: [name, list(map(list, value.items()))]
+    if dataclasses.is_dataclass(kind):
+        names = [one.name for one in dataclasses.fields(kind)]
+        return lambda value: [name, {one: getattr(value, one, None) for one in names}]
+    return lambda value: [name, *_serializer.dumps_typed(value)]
 
 
 def _spelled(value: Any) -> Any:

@@ -221,10 +221,8 @@ class _View:
         return found
 
     def lone_writes(self) -> list[WriteRow]:
-        return self._writes(
-            "where not exists (select 1 from checkpoints c where c.thread_id = w.thread_id "
-            f"and c.checkpoint_ns = w.checkpoint_ns and {self._shape.id} = w.checkpoint_id)"  # noqa: S608
-        )
+        same = f"c.thread_id = w.thread_id and c.checkpoint_ns = w.checkpoint_ns and {self._shape.id} = w.checkpoint_id"
+        return self._writes("where not exists (select 1 from checkpoints c where " + same + ")")  # noqa: S608
 
     def _writes(self, which: str, **values: Any) -> list[WriteRow]:
         rows = self._ask(
