@@ -22,7 +22,7 @@ from typing import Literal
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from ...errors import BadArgument, CallerError, OutliveError, StoreError
+from ...errors import BadArgument, CallerError, Corrupt, OutliveError, StoreError
 from ...opening import open as open_store
 from ...runtime import run_now
 from ...sync import Store
@@ -150,6 +150,10 @@ class _Mover:
                 moved.add(self._move(id))
             except Unmovable as error:
                 self._meet(error.problem, moved, stops)
+            except Corrupt as error:
+                if error.thread != id:
+                    raise
+                self._meet(Problem(id, error.checkpoint, error.what), moved, stops)
         return moved
 
     def _meet(self, problem: Problem, moved: Moved, stops: bool) -> None:
