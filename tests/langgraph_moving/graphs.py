@@ -100,7 +100,9 @@ class Delta(TypedDict, total=False):
 def delta():
     """Return a graph whose list is stored as writes."""
     builder = StateGraph(Delta)
-    builder.add_node("note", lambda state: {"log": [HumanMessage(f"note {len(state['log'])}", id=f"n{len(state['log'])}")]})
+    builder.add_node(
+        "note", lambda state: {"log": [HumanMessage(f"note {len(state['log'])}", id=f"n{len(state['log'])}")]}
+    )
     builder.add_edge(START, "note")
     return builder
 
@@ -133,7 +135,9 @@ def on(thread):
 def fill(saver, turns=3):
     """Run all graphs on a saver, and fork one of them."""
     for make, options, given, thread in _steps(turns):
-        make().compile(checkpointer=saver, **options).invoke(given, {**on(thread), "metadata": {"who": "ada"}})
+        make().compile(checkpointer=saver, **options).invoke(
+            given, {**on(thread), "metadata": {"who": "ada"}}
+        )
     graph = chat().compile(checkpointer=saver)
     old = list(graph.get_state_history(on("chat")))[1]
     graph.update_state(old.config, {"note": "from here"}, as_node="answer")

@@ -59,7 +59,11 @@ VALUES = {
     "positional": ("msgpack", ext(1, "os", "system", [TOUCH]), "an object of os.system, which nobody named"),
     "keywords": ("msgpack", ext(2, "os", "system", {"command": TOUCH}), "an object of os.system"),
     "method": ("msgpack", ext(3, "os", "path", TOUCH, "exists"), "an object of os.path.exists"),
-    "pydantic": ("msgpack", ext(5, "os", "system", {"command": TOUCH}, "model_validate_json"), "of os.system"),
+    "pydantic": (
+        "msgpack",
+        ext(5, "os", "system", {"command": TOUCH}, "model_validate_json"),
+        "of os.system",
+    ),
     "json 2": ("json", json.dumps([LC2]).encode(), "an object of os.system, which nobody named"),
     "json 1": ("json", json.dumps([LC1]).encode(), "an object of os.system, which nobody named"),
     "pickle": ("pickle", pickle.dumps(Touching()), "stored as a pickle"),
@@ -136,7 +140,10 @@ def test_a_row_that_langgraph_would_not_write_is_left_out_with_its_thread(what, 
 
 def test_a_class_that_nobody_named_is_named_in_the_report(old):
     with outlive.open("memory:") as store:
-        with pytest.raises(CannotMove, match=r"thread 'ticket', checkpoint '.*graphs.Ticket, which nobody named: give types=\[Ticket\]"):
+        with pytest.raises(
+            CannotMove,
+            match=r"thread 'ticket', checkpoint '.*graphs.Ticket, which nobody named: give types=\[Ticket\]",
+        ):
             import_langgraph(f"sqlite:///{old}", store)
         looked = import_langgraph(f"sqlite:///{old}", store, dry_run=True)
         assert looked.unknown == (f"{Ticket.__module__}.Ticket",)
@@ -185,7 +192,10 @@ def test_a_source_that_is_none_is_told(url, tmp_path, monkeypatch):
 
 
 def test_a_postgres_without_the_tables_is_told(postgres_url):
-    with outlive.open("memory:") as store, pytest.raises(outlive.BadArgument, match="does not have the tables"):
+    with (
+        outlive.open("memory:") as store,
+        pytest.raises(outlive.BadArgument, match="does not have the tables"),
+    ):
         import_langgraph(postgres_url, store)
 
 

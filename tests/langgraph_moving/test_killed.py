@@ -15,17 +15,28 @@ from conftest import LONG
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS, Ticket
-from outlive.adapters.langgraph.moving import import_langgraph
-
-SOURCE = str(Path(outlive.__file__).resolve().parent.parent)
-TESTS = str(Path(__file__).resolve().parent.parent)
+from outlive.adapters.langgraph import cargo
+from outlive.adapters.langgraph.moving import import_langgraph, main
 
 
-def start(*arguments):
-    path = os.pathsep.join((SOURCE, TESTS))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "error::RuntimeWarning"}
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def move_and_die(source, target, last):
+    """Move in a process that is killed when it has read so many checkpoints; return how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            cargo._CHUNK_BYTES = 2_000  # so that chunks go ahead of their records
+            import_langgraph(
+                source, target, types=[Ticket], progress=lambda done, total: done >= last and die()
+            )
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +61,7 @@ def test_killed_in_the_middle_it_leaves_whole_threads(backend, old, tmp_path, ur
     with sqlite_saver(old) as source:
         # asked has 2 checkpoints, chat a dozen: in the middle of it, at its end before it is stored, and later
         for last in range(1, 40) if LONG else (9, 25):
-            ended = start("langgraph_moving.killed", f"sqlite:///{old}", url, str(last))
-            assert ended.returncode in (-signal.SIGKILL, 0), ended.stderr
+            assert move_and_die(f"sqlite:///{old}", url, last) in (-signal.SIGKILL, 0)
             with outlive.open(url) as store:
                 arrived.append(check_whole(source, store))
         assert arrived == sorted(arrived, key=len)
@@ -64,22 +74,22 @@ def test_killed_in_the_middle_it_leaves_whole_threads(backend, old, tmp_path, ur
 
 # The command without a command line ------------------------------------------------------------------------
 
-MODULE = "outlive.adapters.langgraph.moving"
 TYPE = f"{Ticket.__module__}.Ticket"
 
 
-def test_it_can_be_started_as_a_module(old, tmp_path):
+def test_it_says_what_it_does(old, tmp_path, capsys):
     places = f"sqlite:///{old}", f"sqlite:///{tmp_path}/new.db"
-    stopped = start(MODULE, *places)
-    assert (stopped.returncode, stopped.stdout) == (1, "")
-    assert f"--type {TYPE}" in stopped.stderr
-    looked = start(MODULE, *places, "--dry-run")
-    assert looked.returncode == 1
-    assert "would move 5 threads" in looked.stdout
-    done = start(MODULE, *places, "--type", TYPE)
-    assert (done.returncode, done.stdout.split(",")[0]) == (0, "moved 6 threads")
-    assert "checkpoints compared with the source" in done.stdout
-    assert done.stderr.count("\n") == 10
+    assert main(places) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"--type {TYPE}" in told.err
+    assert main([*places, "--dry-run"]) == 1
+    assert "would move 5 threads" in capsys.readouterr().out
+    assert main([*places, "--type", TYPE]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("moved 6 threads")
+    assert "checkpoints compared with the source" in told.out
+    assert told.err.count("\n") == 10
     with sqlite_saver(old) as source, outlive.open(places[1]) as store:
         assert check_whole(source, store) == list(THREADS)
 
@@ -89,11 +99,28 @@ def test_it_can_be_started_as_a_module(old, tmp_path):
     [
         (["sqlite:///none.db", "memory:"], 3, "there is no file"),
         (["sqlite:///none.db", "memory:", "--type", "Ticket"], 2, "--type takes MODULE.CLASS"),
+        (["sqlite:///none.db", "memory:", "--type", "nowhere.Ticket"], 2, "there is no such module"),
+        (["sqlite:///none.db", "memory:", "--type", "os.path"], 2, "has no class of that name"),
         (["mysql://host", "memory:"], 2, "no database of LangGraph's"),
     ],
-)  # fmt: skip
-def test_a_wrong_call_is_told(arguments, code, said):
-    ended = start(MODULE, *arguments)
-    assert ended.returncode == code
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
+)
+def test_a_wrong_call_is_told(arguments, code, said, capsys):
+    assert main(arguments) == code
+    assert said in capsys.readouterr().err
+
+
+def test_it_can_be_started_as_a_module(old, tmp_path):
+    source = str(Path(outlive.__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "PYTHONWARNINGS": "error::RuntimeWarning"}
+    command = [
+        sys.executable,
+        "-m",
+        "outlive.adapters.langgraph.moving",
+        f"sqlite:///{old}",
+        f"sqlite:///{tmp_path}/new.db",
+    ]
+    ended = subprocess.run(
+        [*command, "--thread", "chat"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("moved 1 thread,")

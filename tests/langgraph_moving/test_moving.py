@@ -41,7 +41,9 @@ def move(old, target, **options):
 
 def count(path):
     with sqlite3.connect(path) as db:
-        return tuple(db.execute(f"select count(*) from {table}").fetchone()[0] for table in ("checkpoints", "writes"))
+        return tuple(
+            db.execute(f"select count(*) from {table}").fetchone()[0] for table in ("checkpoints", "writes")
+        )
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "file", "postgresql", "redis"])
@@ -97,12 +99,22 @@ def test_graphs_go_on_where_they_were(backend, old, tmp_path, url_for):
         asked = graphs.asking().compile(checkpointer=saver)
         assert [one.value for one in asked.get_state(on("asked")).interrupts] == [{"question": "first"}]
         asked.invoke(Command(resume="one"), on("asked"))
-        assert asked.invoke(Command(resume="two"), on("asked"))["answers"] == ["start", "one", "two", "beside"]
+        assert asked.invoke(Command(resume="two"), on("asked"))["answers"] == [
+            "start",
+            "one",
+            "two",
+            "beside",
+        ]
         assert asked.invoke(Command(resume="two"), on("half"))["answers"] == ["start", "one", "two", "beside"]
         sent = graphs.sending().compile(checkpointer=saver).invoke(None, on("sending"))
         assert sent["items"] == ["plan", "work 0", "work 1", "work 2"]
         noted = graphs.delta().compile(checkpointer=saver).invoke({"log": ["more"]}, on("delta"))
-        assert [one if isinstance(one, str) else one.content for one in noted["log"]][-4:] == ["in 5", "note 11", "more", "note 13"]
+        assert [one if isinstance(one, str) else one.content for one in noted["log"]][-4:] == [
+            "in 5",
+            "note 11",
+            "more",
+            "note 13",
+        ]
         chat = graphs.chat().compile(checkpointer=saver)
         before = chat.get_state(on("chat")).values["messages"]
         assert chat.invoke({"messages": ["hello"]}, on("chat"))["messages"][: len(before)] == before
@@ -251,7 +263,9 @@ def test_what_was_pruned_from_the_source_stays_in_the_target(old):
         move(old, store)
         total = store.thread("delta").size().checkpoints
         with sqlite3.connect(old) as db:
-            db.execute("delete from checkpoints where thread_id = 'delta' and rowid % 2 = 0 and checkpoint_id < (select max(checkpoint_id) from checkpoints where thread_id = 'delta')")
+            db.execute(
+                "delete from checkpoints where thread_id = 'delta' and rowid % 2 = 0 and checkpoint_id < (select max(checkpoint_id) from checkpoints where thread_id = 'delta')"
+            )
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
         assert move(old, store).ok
         assert store.thread("delta").size().checkpoints == total

@@ -53,7 +53,9 @@ def as_json(old):
         for table, column in (("checkpoints", "checkpoint"), ("writes", "value")):
             for row, kind, data in db.execute(f"select rowid, type, {column} from {table}").fetchall():
                 text = json.dumps(serde.loads_typed((kind, data)), default=envelope)
-                db.execute(f"update {table} set type = 'json', {column} = ? where rowid = ?", (text.encode(), row))
+                db.execute(
+                    f"update {table} set type = 'json', {column} = ? where rowid = ?", (text.encode(), row)
+                )
     db.close()
 
 
@@ -67,7 +69,9 @@ def test_rows_of_json_are_moved(tmp_path):
     with sqlite_saver(old) as saver:
         graph = graphs.asking().compile(checkpointer=saver)
         graph.invoke({"answers": ["start"]}, on("asked"))
-        graphs.sending().compile(checkpointer=saver, interrupt_before=["work"]).invoke({"items": []}, on("sending"))
+        graphs.sending().compile(checkpointer=saver, interrupt_before=["work"]).invoke(
+            {"items": []}, on("sending")
+        )
         say_hello(saver)
     as_json(old)
     with outlive.open("memory:") as store:
@@ -85,9 +89,11 @@ def test_a_message_of_json_that_its_class_refuses_is_a_problem(tmp_path):
         say_hello(saver)
     as_json(old)
     with sqlite3.connect(old) as db:
-        db.execute("update checkpoints set checkpoint = cast(replace(cast(checkpoint as text), '\"hello\"', '7') as blob)")
+        db.execute(
+            "update checkpoints set checkpoint = cast(replace(cast(checkpoint as text), '\"hello\"', '7') as blob)"
+        )
     db.close()
-    with outlive.open("memory:") as store, pytest.raises(CannotMove, match="HumanMessage.*cannot be built"):
+    with outlive.open("memory:") as store, pytest.raises(CannotMove, match=r"HumanMessage.*cannot be built"):
         import_langgraph(f"sqlite:///{old}", store)
 
 
@@ -117,7 +123,9 @@ def test_sends_of_old_checkpoints_and_empty_channels_are_read(postgres_url):
         source.setup()
         graphs.fill(source, turns=1)
         with psycopg.connect(postgres_url, autocommit=True) as link:
-            link.execute("update checkpoints set checkpoint = jsonb_set(checkpoint, '{v}', '3') #- '{channel_values,__pregel_tasks}'")
+            link.execute(
+                "update checkpoints set checkpoint = jsonb_set(checkpoint, '{v}', '3') #- '{channel_values,__pregel_tasks}'"
+            )
             link.execute("update checkpoint_blobs set type = 'empty', blob = null where channel = 'seen'")
             link.execute("delete from checkpoint_blobs where channel = %s", (TASKS,))
         assert import_langgraph(postgres_url, store, types=[Ticket]).ok
@@ -143,13 +151,20 @@ def test_what_the_shallow_saver_kept_is_moved(postgres_url):
             assert target.get_tuple(on("asked")).pending_writes == expected.pending_writes
             going = graphs.asking().compile(checkpointer=target)
             going.invoke(Command(resume="one"), on("asked"))
-            assert going.invoke(Command(resume="two"), on("asked"))["answers"] == ["start", "one", "two", "beside"]
+            assert going.invoke(Command(resume="two"), on("asked"))["answers"] == [
+                "start",
+                "one",
+                "two",
+                "beside",
+            ]
 
 
 def test_values_that_only_json_has_are_moved_exactly(postgres_url):
     with PostgresSaver.from_conn_string(postgres_url) as source, outlive.open("memory:") as store:
         source.setup()
-        graphs.chat().compile(checkpointer=source).update_state(on("chat"), {"turns": 1 << 80, "note": "é\u2028"}, as_node="answer")
+        graphs.chat().compile(checkpointer=source).update_state(
+            on("chat"), {"turns": 1 << 80, "note": "é\u2028"}, as_node="answer"
+        )
         assert import_langgraph(postgres_url, store).ok
         assert_same(source, OutliveSaver(store), ["chat"])
 
@@ -164,7 +179,9 @@ class Shifting:
 
     def encrypt(self, plaintext):
         Shifting.count = (Shifting.count + 1) % 255
-        return "shift", bytes([Shifting.count]) + bytes((byte + Shifting.count + 1) % 256 for byte in plaintext)
+        return "shift", bytes([Shifting.count]) + bytes(
+            (byte + Shifting.count + 1) % 256 for byte in plaintext
+        )
 
     def decrypt(self, name, ciphertext):
         assert name == "shift"

@@ -22,7 +22,7 @@ from ...errors import BadArgument, Corrupt, OutliveError, TypeChanged, UnknownTa
 from .serializer import Name, StrictSerializer
 from .source import Row, Typed, WriteRow
 
-_REMEMBERED_BYTES = 64 << 20
+_REMEMBERED_BYTES = 16 << 20
 _FIRST_VERSION = f"{1:032}.{0:016}"
 
 

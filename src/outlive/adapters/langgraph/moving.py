@@ -14,6 +14,7 @@ Without the command line: `python -m outlive.adapters.langgraph.moving SOURCE TA
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,10 +59,9 @@ class Moved:
 
     def __str__(self) -> str:
         there = f" ({self.present:,} were there already)" if self.present else ""
-        said = f"{self.threads:,} threads, {self.checkpoints:,} checkpoints{there}, {self.writes:,} writes"
-        checked = f"; {self.verified:,} checkpoints compared with the source" if self.verified else ""
-        count = len(self.problems)
-        return f"{said}{checked}" + (f"; {count:,} problem{'s' if count > 1 else ''}" if count else "")
+        said = f"{_count(self.threads, 'thread')}, {_count(self.checkpoints, 'checkpoint')}{there}, {_count(self.writes, 'write')}"
+        checked = f"; {_count(self.verified, 'checkpoint')} compared with the source" if self.verified else ""
+        return f"{said}{checked}" + (f"; {_count(len(self.problems), 'problem')}" if self.problems else "")
 
     def add(self, done: Done) -> None:
         self.threads += 1
@@ -70,6 +70,10 @@ class Moved:
         self.present += done.present
         self.renewed += done.renewed
         self.verified += done.compared
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 class CannotMove(CallerError):
@@ -189,13 +193,14 @@ def _opened(target: Store | str, dry_run: bool) -> Iterator[Store]:
         raise BadArgument(
             f"the target is a URL or a store that outlive.open gave, not {type(target).__name__}"
         )
-    if dry_run and _is_absent(target):
+    if dry_run and is_absent(target):
         target = "memory:"  # a dry run leaves nothing behind
     with open_store(target) as store:
         yield store
 
 
-def _is_absent(url: str) -> bool:
+def is_absent(url: str) -> bool:
+    """Tell whether a URL names a local store that is not there yet."""
     scheme, _, rest = url.partition("?")[0].partition(":")
     path = rest[3:] if scheme == "sqlite" and rest.startswith("///") else rest.removeprefix("//")
     return scheme in ("sqlite", "file") and not os.path.exists(path)
@@ -249,14 +254,26 @@ _HELP = (
 
 
 def named_types(names: Iterable[str]) -> list[Name]:
-    """Return the (module, class) of dotted names."""
+    """Return the (module, class) of dotted names, which must be there, here or in the working directory."""
     found: list[Name] = []
     for name in names:
         module, _, kind = name.rpartition(".")
         if not module or not kind:
             raise BadArgument(f"--type takes MODULE.CLASS, such as myapp.state.Ticket, not {name!r}")
+        _check_there(module, kind)
         found.append((module, kind))
     return found
+
+
+def _check_there(module: str, kind: str) -> None:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a command that is installed does not look there
+    try:
+        is_class = isinstance(getattr(importlib.import_module(module), kind, None), type)
+    except ImportError as error:
+        raise BadArgument(f"--type {module}.{kind}: there is no such module ({error})") from error
+    if not is_class:
+        raise BadArgument(f"--type {module}.{kind}: {module} has no class of that name")
 
 
 class Lines:
