@@ -17,7 +17,9 @@ import outlive
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, everything, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS, Ticket, on
-from outlive.adapters.langgraph.moving import CannotMove, import_langgraph
+from outlive.adapters.langgraph import cargo, import_langgraph
+from outlive.adapters.langgraph.moving import CannotMove
+from outlive.runtime import run_now
 
 
 @pytest.fixture(scope="module")
@@ -181,14 +183,26 @@ def test_some_threads_can_be_chosen(old):
         assert [info.id for info in store.threads()] == ["delta"]
 
 
-def test_a_dry_run_stores_nothing(old, tmp_path):
+def test_a_dry_run_stores_nothing(old, tmp_path, monkeypatch):
     moved = move(old, f"sqlite:///{tmp_path}/new.db", dry_run=True)
     assert (moved.checkpoints, moved.writes) == count(old)
     assert moved.ok
     assert not (tmp_path / "new.db").exists()
+    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
     with outlive.open("memory:") as store:
         move(old, store, dry_run=True)
         assert list(store.threads()) == []
+        key = store._store._key("chat")
+        assert run_now(store._store._engine.backend.inventory(key)).chunks == {}
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, monkeypatch):
+    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(cargo, "MOST", 4)
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store)
+        assert_same(source, saver_on(store), THREADS)
 
 
 # Again -----------------------------------------------------------------------------------------------------

@@ -28,13 +28,22 @@ _CACHE_BYTES = 64 << 20
 
 
 class Cargo:
-    """Gathers what a thread gets, and commits it."""
+    """Gathers what a thread gets, and commits it; with `dry_run` it is let go instead."""
 
-    def __init__(self, keeper: Keeper, key: ThreadKey, generation: int | None, namespaces: set[str]) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        key: ThreadKey,
+        generation: int | None,
+        namespaces: set[str],
+        *,
+        dry_run: bool = False,
+    ) -> None:
         self.checkpoints = 0
         self.writes = 0
         self._keeper = keeper
         self._key = key
+        self._dry_run = dry_run
         self._generation = generation
         self._namespaces = namespaces  # in which there is something to share with
         self._cache = Cache(_CACHE_BYTES)
@@ -88,6 +97,8 @@ class Cargo:
 
     async def _send_chunks(self) -> None:
         chunks, self._chunks, self._chunk_bytes = tuple(self._chunks.items()), {}, 0
+        if self._dry_run:
+            return
         receipt = await self._keeper.engine.commit(Commit(self._key, chunks=chunks))
         if self._generation not in (None, receipt.generation):
             raise StaleBase(self._key.id)  # a sweep may have taken what we count on
@@ -99,8 +110,13 @@ class Cargo:
 
     async def commit(self, *, replace: bool = False) -> None:
         """Store what was gathered, all of it or nothing. Raises StaleBase when others were at work on the thread."""
-        if not self._records and not self._writes:
-            return
+        if not self._dry_run and (self._records or self._writes):
+            await self._store(replace)
+        self.checkpoints += len(self._records)
+        self.writes += len(self._writes)
+        self._records, self._writes, self._chunks, self._chunk_bytes = [], [], {}, 0
+
+    async def _store(self, replace: bool) -> None:
         receipt = await self._keeper.engine.commit(
             Commit(
                 self._key,
@@ -113,7 +129,4 @@ class Cargo:
         )
         if receipt.existing is not None:
             raise StaleBase(self._key.id)  # another mover was faster
-        self.checkpoints += len(self._records)
-        self.writes += len(self._writes)
         self._generation = receipt.generation
-        self._records, self._writes, self._chunks, self._chunk_bytes = [], [], {}, 0

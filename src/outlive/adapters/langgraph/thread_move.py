@@ -99,15 +99,11 @@ class ThreadMove:
         if held.is_behind and held.has_gone_on:
             raise Unmovable(Problem(self._thread, None, _DIVERGED))
         expected = Expected()
-        cargo = Cargo(self._keeper, key, held.generation, held.namespaces)
+        cargo = Cargo(self._keeper, key, held.generation, held.namespaces, dry_run=self._dry_run)
         await self._load(held, pairs, cargo, expected)
         done = Done(present=sum(pair in held.records for pair in pairs))
-        if self._dry_run:
-            missing = len(pairs) - done.present
-            done.checkpoints, done.writes = missing, len(write_keys - held.writes)
-        else:
-            await cargo.commit()
-            done.checkpoints, done.writes = cargo.checkpoints, cargo.writes
+        await cargo.commit()
+        done.checkpoints, done.writes = cargo.checkpoints, cargo.writes
         if self._verify:
             await self._compare(key, held, expected, done)
         return done
@@ -124,7 +120,7 @@ class ThreadMove:
                 with self._about(row.id):
                     await cargo.add(found, places.get(row.pair))
             await self._load_writes(row.writes, held, cargo, expected)
-            if cargo.is_full and not self._dry_run:
+            if cargo.is_full:
                 await cargo.commit()
             self._tell(number)
         await self._load_writes(self._view.lone_writes(), held, cargo, expected)
