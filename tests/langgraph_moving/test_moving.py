@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
@@ -18,6 +21,7 @@ from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, everything, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS, Ticket, on
 from outlive.adapters.langgraph import cargo, import_langgraph
+from outlive.adapters.langgraph.canonical import digest
 from outlive.adapters.langgraph.moving import CannotMove
 from outlive.runtime import run_now
 
@@ -208,8 +212,9 @@ def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, mon
 # Again -----------------------------------------------------------------------------------------------------
 
 
-def test_repeating_it_brings_what_is_new(old):
-    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_repeating_it_brings_what_is_new(backend, old, tmp_path, url_for):
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         first = move(old, store)
         again = move(old, store)
         assert (again.checkpoints, again.writes, again.present) == (0, 0, first.checkpoints)
@@ -220,9 +225,12 @@ def test_repeating_it_brings_what_is_new(old):
         assert_same(source, saver_on(store), THREADS)
 
 
-def test_a_question_that_was_answered_in_the_source_is_answered_in_the_target(old):
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_question_that_was_answered_in_the_source_is_answered_in_the_target(
+    backend, old, tmp_path, url_for
+):
     """The second question overwrites the first one, on a checkpoint that was moved already."""
-    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store)
         asking = graphs.asking().compile(checkpointer=source)
         asking.invoke(Command(resume="one"), on("asked"))
@@ -230,8 +238,9 @@ def test_a_question_that_was_answered_in_the_source_is_answered_in_the_target(ol
         assert_same(source, saver_on(store), THREADS)
 
 
-def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(old):
-    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(backend, old, tmp_path, url_for):
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store)
         some = list(source.list(on("delta")))[3]
         source.put(some.parent_config, some.checkpoint, {**some.metadata, "more": 1}, {})
@@ -239,12 +248,13 @@ def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(old):
         assert_same(source, saver_on(store), THREADS)
 
 
-def test_a_checkpoint_that_comes_late_stands_where_it_belongs(old, tmp_path):
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_checkpoint_that_comes_late_stands_where_it_belongs(backend, old, tmp_path, url_for):
     """Ids of several processes are not in the order of their saves."""
     early = Path(shutil.copy(old, tmp_path / "early.db"))
     with sqlite3.connect(early) as db:
         db.execute("delete from checkpoints where thread_id = 'chat' and (rowid % 3 = 0 or rowid % 5 = 0)")
-    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(early, store)
         move(old, store)
         assert_same(source, saver_on(store), THREADS)
@@ -292,3 +302,64 @@ def test_a_thread_that_is_something_else_in_the_target_is_left_alone(old):
         assert [problem.thread for problem in moved.problems] == ["chat"]
         assert store.thread("chat").load() == {"mine": 1}
         assert moved.threads == len(THREADS) - 1
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_two_movers_at_once_bring_everything_once(backend, old, tmp_path, url_for):
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+
+        def meanwhile(done, total):
+            if done == 10:  # in the middle of a thread
+                move(old, store)
+
+        move(old, store, progress=meanwhile)
+        assert_same(source, saver_on(store), THREADS)
+        assert store.size().checkpoints == count(old)[0]
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_thread_that_is_deleted_meanwhile_comes_whole(backend, old, tmp_path, url_for, monkeypatch):
+    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store, threads=["chat"])
+        graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
+        todo = [10]
+
+        def meanwhile(done, total):
+            if done in todo:
+                todo.remove(done)
+                store.delete("chat")
+
+        move(old, store, threads=["chat"], progress=meanwhile)
+        assert todo == []
+        assert_same(source, saver_on(store), ["chat"])
+
+
+# Comparing -------------------------------------------------------------------------------------------------
+
+
+class Lossy(JsonPlusSerializer):
+    """A serializer that forgets something."""
+
+    def dumps_typed(self, obj):
+        return super().dumps_typed(["nothing"] if obj == ["beside"] else obj)
+
+
+def test_a_target_that_gives_back_something_else_is_found_out(old):
+    with outlive.open("memory:") as store, pytest.raises(CannotMove, match="not what the source says"):
+        import_langgraph(f"sqlite:///{old}", store, serde=Lossy(), threads=["asked"])
+
+
+VALUES = [
+    None, True, False, 0, 1, 1.0, -0.0, 0.0, 1 << 70, "1", b"1", "\ud800", "é", [1], (1,), {1}, frozenset({1}), {"1": 1}, {1: 1},
+    {"a": 1, "b": 2}, {"b": 2, "a": 1}, [[1], 2], [1, [2]], [1 << 70], ["\ud800"], Ticket(1, {"a"}), Ticket(1, {"b"}),
+    HumanMessage("a"), HumanMessage("a", id="1"), AIMessage("a"), [HumanMessage("a")], [HumanMessage("a", extra="b")],
+]  # fmt: skip
+
+
+def test_different_values_have_different_digests():
+    digests = [digest(value) for value in VALUES]
+    assert len(set(digests)) == len(VALUES)
+    assert [digest(copy.deepcopy(value)) for value in VALUES] == digests
+    assert digest({"a", "b", "c", "d", 5}) == digest({5, "d", "c", "b", "a"})
+    assert digest([float("nan")]) == digest([float("nan")])
