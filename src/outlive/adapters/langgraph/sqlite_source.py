@@ -169,25 +169,22 @@ def _path(url: str) -> str:
 
 def _connect(path: str) -> apsw.Connection:
     """Open a file for reading only, with its log, also while others write."""
-    address = "file:" + quote(path)
+    db = None
     try:
-        return _opened(f"{address}?mode=ro")
-    except apsw.CantOpenError:
-        # Its folder cannot be written to, so there is no place for the memory that readers and writers of a log share.
-        # Then nobody can write to the file either, and without a log it is all there is.
-        if os.access(os.path.dirname(path), os.W_OK) or os.path.exists(f"{path}-wal"):
-            raise
-        return _opened(f"{address}?immutable=1")
-
-
-def _opened(address: str) -> apsw.Connection:
-    db = apsw.Connection(address, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    try:
+        db = apsw.Connection(
+            f"file:{quote(path)}?mode=ro", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        )
         db.set_busy_timeout(_BUSY_MS)
         db.execute("pragma query_only = on; pragma trusted_schema = off; pragma cell_size_check = on")
         db.execute("select count(*) from sqlite_schema").fetchall()
-    except BaseException:
-        db.close()
+    except apsw.Error as error:
+        if db is not None:
+            db.close()
+        if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and os.access(path, os.R_OK):
+            # Readers and writers of a log share memory, which is a file beside it.
+            raise StoreUnavailable(
+                f"SQLite reads {path!r} only where it may put a file beside it; copy it to a folder that can be written to"
+            ) from error
         raise
     return db
 
