@@ -11,16 +11,19 @@ from .errors import (
     Corrupt,
     DelayedSaveFailed,
     HeadMoved,
+    KeyMissing,
     LeaseLost,
     MetadataMoved,
     MissingExtra,
     NeedsUpgrade,
     NewerFormat,
     NotReplicated,
+    NotSealed,
     OutcomeUnknown,
     OutliveError,
     RunBusy,
     RunEnded,
+    SealBroken,
     StaleBase,
     StepMismatch,
     StepUnfinished,
@@ -34,9 +37,12 @@ from .errors import (
     TypeChanged,
     Unencodable,
     UnknownTag,
+    WrongKey,
 )
 from .event import Event
 from .extension import Opaque
+from .layers.keyring import KeyRing
+from .layers.rotation import Rotated
 from .lease import RunInfo
 from .ledger import Step
 from .lock import AsyncLock
@@ -77,6 +83,8 @@ __all__ = [
     "FanOut",
     "HeadMoved",
     "Interrupt",
+    "KeyMissing",
+    "KeyRing",
     "LeaseLost",
     "Lock",
     "MetadataMoved",
@@ -85,6 +93,7 @@ __all__ = [
     "NeedsUpgrade",
     "NewerFormat",
     "NotReplicated",
+    "NotSealed",
     "Opaque",
     "OutcomeUnknown",
     "OutliveError",
@@ -94,10 +103,12 @@ __all__ = [
     "Recovered",
     "Refused",
     "Responses",
+    "Rotated",
     "Run",
     "RunBusy",
     "RunEnded",
     "RunInfo",
+    "SealBroken",
     "Sizes",
     "StaleBase",
     "Step",
@@ -120,6 +131,7 @@ __all__ = [
     "Verified",
     "Worker",
     "WriteProposal",
+    "WrongKey",
     "checkpoint_file",
     "open",
     "open_async",

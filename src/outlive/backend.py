@@ -105,6 +105,17 @@ class ThreadKey:
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
 
 
+# Of entries. Whoever walks over all of a store (a rotation, a copy) goes by this list: a new kind joins it.
+KINDS = ("run", "lock", "step", "response", "sweep")
+
+RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the store itself
+
+
+def reserved(name: str) -> ThreadKey:
+    """Return a thread that holds records of the store's own; it is in no list."""
+    return ThreadKey.of(RESERVED, name)
+
+
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
 class CheckpointRecord:
     """A checkpoint as a backend keeps it. In a commit, a seq of 0 means: give it the next one."""

@@ -17,6 +17,8 @@ from .engine import Engine
 from .errors import BadArgument, StoreError
 from .heart import Heart
 from .info import describe_thread
+from .layers.encrypt import Encrypted
+from .layers.rotation import Rotated, Rotation
 from .lease import RUN, RunInfo, unpack_run
 from .lock import AsyncLock
 from .recovery import (
@@ -252,6 +254,18 @@ class AsyncStore:
             if row is None:
                 return
             yield self._key(row.id)
+
+    async def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        """Seal everything of this tenant anew under the newest key of the ring, while others go on.
+
+        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned, and
+        every process has the new ring, the old keys can go.
+        """
+        backend = self._engine.backend
+        if not isinstance(backend, Encrypted):
+            raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
+        await self.flush()
+        return await Rotation(backend, self._settings.tenant).run(progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
+from .layers.rotation import Rotated
 from .lease import RunInfo
 from .lock import AsyncLock
 from .recovery import Policy, Recovered
@@ -440,6 +441,9 @@ class Store:
 
     def verify(self, *, progress: Progress | None = None) -> Verified:
         return run_now(self._store.verify(progress=progress))
+
+    def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        return run_now(self._store.rotate(progress=progress))
 
     def size(self) -> Sizes:
         return run_now(self._store.size())

@@ -1,15 +1,19 @@
-"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known."""
+"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
+
+Of a store that was opened without its keys as much as can be seen."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from . import chunk, manifest
-from .backend import CheckpointRecord, ThreadKey
+from .backend import CheckpointRecord, ThreadKey, WriteRecord
 from .checkpoint import Verified
-from .engine import Engine, Located, check_format
+from .engine import Engine, Located, all_records, check_format
 from .errors import Corrupt, OutliveError, StoreError
+from .layers.encrypt import Encrypted
+from .layers.keyring import key_of
 
 _BATCH = 64
 _TRIES = 5
@@ -18,10 +22,12 @@ _TRIES = 5
 async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
     """Check one thread; problems are listed, not raised. What a deletion took away meanwhile is none."""
     found = Verified(1, 0, 0)
+    backend = engine.backend
+    look = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
     for _ in range(_TRIES):
         try:
             generation = (await engine.backend.inventory(key)).generation
-            found = await _verify_once(engine, key)
+            found = await look(engine, key)
             if found.ok or not await engine.has_moved(key, generation):
                 break
         except StoreError as error:
@@ -55,6 +61,31 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
                 )
             )
     return Verified(1, len(records), len(inventory.chunks), tuple(dict.fromkeys(problems)))
+
+
+async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
+    """Check what can be checked without a key: every checksum, that all is sealed, and that no chunk is missing."""
+    assert isinstance(engine.backend, Encrypted)
+    inner = engine.backend.inner
+    problems = [str(error) for error in await inner.audit(key)]
+    records = await all_records(inner, key)
+    writes = await inner.writes(key, None)
+    inventory = await inner.inventory(key)
+    for row in (*records, *writes):
+        checkpoint = row.id if isinstance(row, CheckpointRecord) else row.checkpoint
+        problems += _guarded(key, checkpoint, functools.partial(_check_sealed, row, inventory.chunks))
+    names = list(inventory.chunks)
+    for at in range(0, len(names), _BATCH):
+        for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
+            problems += _guarded(key, None, functools.partial(key_of, data))
+    return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))
+
+
+def _check_sealed(row: CheckpointRecord | WriteRecord, chunks: Container[bytes]) -> None:
+    key_of(row.body)
+    for name in row.chunks:
+        if name not in chunks:
+            raise Corrupt(f"chunk {name.hex()} is missing")
 
 
 async def _check_chunks(
