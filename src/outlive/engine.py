@@ -27,7 +27,7 @@ from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
-from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
+from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase, refuse_unopened
 from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
@@ -301,6 +301,7 @@ class Engine:
         """Return the raw bytes of a chunk after checking it against its name."""
         if data is None:
             raise Corrupt(f"chunk {name.hex()} is missing")
+        refuse_unopened(data)
         if self.namer.name(data) != name:
             raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
         return chunk.decode(data)

@@ -245,7 +245,11 @@ class KeyMissing(CallerError):
     """The ring has no key of this id, or the store is encrypted and was opened without a ring."""
 
     def __init__(self, id: str | None) -> None:
-        which = "this needs a key, and the ring has none" if id is None else f"this is sealed under key {id!r}, which is not in the ring"
+        which = (
+            "this needs a key, and the ring has none"
+            if id is None
+            else f"this is sealed under key {id!r}, which is not in the ring"
+        )
         super().__init__(f"{which}; open the store with key=outlive.KeyRing({{id: key}})")
         self.id = id
 
@@ -254,7 +258,9 @@ class WrongKey(CallerError):
     """The ring has another key under the id that the store was sealed with."""
 
     def __init__(self, id: str) -> None:
-        super().__init__(f"the store was sealed with another key {id!r} than the ring has; nothing was read or written")
+        super().__init__(
+            f"the store was sealed with another key {id!r} than the ring has; nothing was read or written"
+        )
         self.id = id
 
 
@@ -358,6 +364,22 @@ class SealBroken(Corrupt):
 
 class NotSealed(Corrupt):
     """A record stands in the clear where only sealed ones may be: somebody put it there, or the store is not encrypted."""
+
+
+# What a layer hands up in place of bytes that it could not open, so that one damaged record does not hide the others. No
+# codec makes bytes that begin so.
+UNOPENED = b"\xc1"
+BROKEN, PLAIN = UNOPENED + b"broken", UNOPENED + b"plain"
+
+
+def refuse_unopened(data: bytes) -> None:
+    """Raise what a layer found wrong with a record when that is about to be read."""
+    if data[:1] == UNOPENED:
+        if data == PLAIN:
+            raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+        raise SealBroken(
+            "a sealed record does not open: it was changed, cut, moved from elsewhere, or sealed under another key of this id"
+        )
 
 
 class NewerFormat(StoreError):

@@ -17,7 +17,7 @@ import ormsgpack
 from .checkpoint import Interrupt
 from .chunk import Layout
 from .codec import Codec
-from .errors import Corrupt, NewerFormat
+from .errors import Corrupt, NewerFormat, refuse_unopened
 
 FORMAT = 1
 
@@ -94,6 +94,7 @@ def _flat(layout: Layout) -> list[Any]:
 
 
 def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
+    refuse_unopened(body)
     try:
         version, flat, *rest = ormsgpack.unpackb(body)
     except (ValueError, TypeError) as error:

@@ -18,7 +18,7 @@ from . import chunk, manifest
 from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import StaleBase
+from .errors import Corrupt, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -147,10 +147,13 @@ async def _open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[Che
     tips = [record for record in records if (record.namespace, record.id) not in continued]
     kept = set()
     for record in tips:
-        with Located(key, record.id):
+        pair = (record.namespace, record.id)
+        try:
             asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
+        except Corrupt:  # nobody can tell: it stays until somebody removes it by its id
+            kept.add(pair)
+            continue
         if asked:
-            pair = (record.namespace, record.id)
             writes = await engine.backend.writes(key, [pair])
             answered = {write.task for write in writes if write.channel == "__resume__"}
             if any(interrupt.id not in answered for interrupt in asked):
@@ -222,6 +225,10 @@ class _Live:
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool
     ) -> _Rewriting:
         """Write chunks with too many dead bytes again, and the checkpoints that read them."""
+        readable = [record for record in kept if _is_readable(record)]
+        self._held |= {name for record in kept if record not in readable for name in record.chunks}
+        records = [record for record in records if _is_readable(record)]
+        kept = readable
         wanted = await self._wasteful(self._ranges(records), self._ranges(kept), erase)
         moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]] = {}
         chunks = {}
@@ -265,6 +272,15 @@ class _Live:
                 if _total(after[name]) < len(raw) and (erase or _total(after[name]) * 2 < len(raw)):
                     found[name] = (raw, after[name])
         return found
+
+
+def _is_readable(record: CheckpointRecord) -> bool:
+    """Tell whether a record says which bytes it reads. One that does not can go all the same."""
+    try:
+        manifest.layout_of(record.body)
+    except Corrupt:
+        return False
+    return True
 
 
 def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import ormsgpack
 
@@ -41,11 +40,24 @@ from ..backend import (
     escape,
     reserved,
 )
-from ..errors import Corrupt, EntryHeld, KeyMissing, NotSealed, OutliveError, SealBroken, WrongKey
+from ..errors import (
+    BROKEN,
+    PLAIN,
+    BadArgument,
+    Corrupt,
+    EntryHeld,
+    KeyMissing,
+    NotSealed,
+    OutliveError,
+    SealBroken,
+    WrongKey,
+    refuse_unopened,
+)
 from .keyring import KeyRing, is_sealed, key_of
 
 KEYS = reserved("keys")  # where the naming key stands when it was sealed anew
 NAMING = "naming key"
+Sent = dict[bytes | None, bytes | None]  # sealed → plain
 NAMING_PLACE = ormsgpack.packb((NAMING,))
 
 
@@ -96,36 +108,29 @@ class Encrypted:
         stored = await self.inner.identity(self.ring.seal(NAMING_PLACE, offered))
         if not is_sealed(stored):
             raise NotSealed("this store is not encrypted; copy it into a new one that is: store.copy_to")
+        anew = await self.sealed_anew()  # then a ring without the newest key is refused, whatever else it has
+        sealed = stored if anew is None or anew.body is None else anew.body
         try:
-            return self._naming_key(stored)
-        except KeyMissing:
-            anew = await self._sealed_anew()
-            if anew is None:
-                raise
-            return self._naming_key(anew)
-
-    def _naming_key(self, stored: bytes) -> bytes:
-        try:
-            return self.ring.open(NAMING_PLACE, stored)
+            return self.ring.open(NAMING_PLACE, sealed)
         except SealBroken:
-            raise WrongKey(key_of(stored)) from None
+            raise WrongKey(key_of(sealed)) from None
 
-    async def _sealed_anew(self) -> bytes | None:
+    async def sealed_anew(self) -> Entry | None:
         """Return the naming key as the last rotation sealed it."""
         found = await self.inner.entries(KEYS.tenant, NAMING, thread=KEYS)
-        return found[0][1].body if found else None
+        return found[0][1] if found else None
 
     # Down
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         sealed = [self._seal(commit) for commit in commits]
         results = await self.inner.commit_all(sealed)
-        return [
-            self._open_result(*three) for three in zip(commits, sealed, results, strict=True)
-        ]
+        return [self._open_result(*three) for three in zip(commits, sealed, results, strict=True)]
 
     def _seal(self, commit: Commit) -> Commit:
         thread = commit.thread
+        if commit.reseal is not None:
+            raise BadArgument("what is sealed is sealed anew by store.rotate() alone")
         return replace(
             commit,
             checkpoints=tuple([self._seal_checkpoint(thread, record) for record in commit.checkpoints]),
@@ -172,15 +177,12 @@ class Encrypted:
             return EntryHeld(thread.id, result.kind, result.key, self._open_entry(thread, result.stored))
         if not isinstance(result, Receipt) or not self.has_key:
             return result
-        sent = {
-            row.body: plain.body
-            for rows, plains in (
-                (sealed.checkpoints, commit.checkpoints),
-                (sealed.writes, commit.writes),
-                (sealed.entries, commit.entries),
-            )
-            for row, plain in zip(rows, plains, strict=True)  # type: ignore[call-overload]
-        }
+        sent: Sent = {}
+        sent.update(
+            (one.body, two.body) for one, two in zip(sealed.checkpoints, commit.checkpoints, strict=True)
+        )
+        sent.update((one.body, two.body) for one, two in zip(sealed.writes, commit.writes, strict=True))
+        sent.update((one.body, two.body) for one, two in zip(sealed.entries, commit.entries, strict=True))
         existing = result.existing
         return replace(
             result,
@@ -190,44 +192,46 @@ class Encrypted:
             writes=tuple([self._open_write(thread, row, sent) for row in result.writes]),
         )
 
-    def _open(self, place: bytes, sealed: bytes, thread: ThreadKey, checkpoint: str | None = None) -> bytes:
-        """Open a record; damage names the thread and the checkpoint."""
+    def _open(self, place: bytes, sealed: bytes, thread: ThreadKey) -> bytes:
+        """Open a record, or say in its place what is wrong with it: whoever reads that raises it."""
         try:
             return self.ring.open(place, sealed)
-        except (SealBroken, NotSealed) as error:
-            raise type(error)(error.what, thread=thread.id, checkpoint=checkpoint) from None
+        except NotSealed:
+            return PLAIN
+        except SealBroken:
+            return BROKEN
         except OutliveError as error:
             error.add_note(f"in thread {thread.id!r}")
             raise
 
     def _open_checkpoint(
-        self, thread: ThreadKey, record: CheckpointRecord, sent: dict[Any, Any] | None = None
+        self, thread: ThreadKey, record: CheckpointRecord, sent: Sent | None = None
     ) -> CheckpointRecord:
         body = sent.get(record.body) if sent else None
         if body is None:
-            body = self._open(place_of_checkpoint(thread, record), record.body, thread, record.id)
+            body = self._open(place_of_checkpoint(thread, record), record.body, thread)
         return replace(record, body=body)
 
-    def _open_write(
-        self, thread: ThreadKey, write: WriteRecord, sent: dict[Any, Any] | None = None
-    ) -> WriteRecord:
+    def _open_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
         body = sent.get(write.body) if sent else None
         if body is None:
-            body = self._open(place_of_write(thread, write), write.body, thread, write.checkpoint)
+            body = self._open(place_of_write(thread, write), write.body, thread)
         return replace(write, body=body)
 
-    def _open_entry(self, thread: ThreadKey, entry: Entry, sent: dict[Any, Any] | None = None) -> Entry:
+    def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
         body = sent.get(entry.body) if sent else None
         if body is None:
             if entry.body is None or entry.gone:
                 return entry
             body = self._open(place_of_entry(thread, entry), entry.body, thread)
+            try:
+                refuse_unopened(body)
+            except Corrupt as error:
+                raise type(error)(f"{entry.kind} {entry.key!r}: {error.what}", thread=thread.id) from None
         return replace(entry, body=body)
 
     def _open_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        return {
-            name: self._open(place_of_chunk(thread, name), data, thread) for name, data in chunks.items()
-        }
+        return {name: self._open(place_of_chunk(thread, name), data, thread) for name, data in chunks.items()}
 
     async def read(
         self,

@@ -105,9 +105,9 @@ class KeyRing:
             return False
 
 
-def is_sealed(data: bytes) -> bool:
-    """Tell whether bytes are sealed, by whatever key and format."""
-    return data[:1] == _MARK
+def is_sealed(naming_key: bytes) -> bool:
+    """Tell whether a store's naming key is sealed. In the clear it is 32 random bytes, which may begin with anything."""
+    return len(naming_key) > KEY_BYTES and naming_key[:1] == _MARK
 
 
 _MARK = bytes((SEALED,))
@@ -160,9 +160,7 @@ class _Key:
         try:
             return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + place)
         except InvalidTag:
-            raise SealBroken(
-                "a sealed record does not open: it was changed, belongs elsewhere, or another key has this id"
-            ) from None
+            raise SealBroken("a sealed record does not open") from None
 
     def _of(self, number: int) -> AESGCM:
         cipher = self._ciphers[number]
@@ -195,5 +193,5 @@ def _check_key(id: str, key: object) -> bytes:
             f"key {id!r} must be {KEY_BYTES} random bytes, as KeyRing.new_key() makes them, not {type(key).__name__}{size}"
         )
     if len(set(key)) < _LEAST_DISTINCT:
-        raise BadArgument(f"key {id!r} looks like a password or a test: use KeyRing.new_key()")
+        raise BadArgument(f"key {id!r} is not random: use KeyRing.new_key()")
     return bytes(key)

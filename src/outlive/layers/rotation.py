@@ -110,8 +110,7 @@ class Rotation:
     async def _seal_naming_key(self) -> None:
         """Keep the naming key under the newest key beside the one that the store was made with."""
         key = await self._layer.identity(b"")
-        found = await self._inner.entries(KEYS.tenant, NAMING, thread=KEYS)
-        held = found[0][1] if found else None
+        held = await self._layer.sealed_anew()
         made_with = await self._inner.identity(b"")
         if self._ring.is_current(held.body or b"" if held is not None else made_with):
             return
@@ -158,9 +157,7 @@ class Rotation:
                 if not self._ring.is_current(data)
             )
             if anew:
-                removal = Removal(
-                    chunks=tuple(name for name, _ in anew), chunks_until=inventory.revision
-                )
+                removal = Removal(chunks=tuple(name for name, _ in anew), chunks_until=inventory.revision)
                 receipt = await commit(
                     self._inner, Commit(thread, chunks=anew, removal=removal, generation=generation)
                 )

@@ -301,15 +301,15 @@ class DeletionContract(Contract):
         before = await waist.backend.inventory(waist.thread)
         await waist.commit(draft("b", ONE[0]), chunks=(ONE,))
         removal = Removal(chunks=(ONE[0],), chunks_until=before.revision)
-        await waist.commit(
-            chunks=((ONE[0], b"sealed anew"),), removal=removal, generation=before.generation
-        )
+        await waist.commit(chunks=((ONE[0], b"sealed anew"),), removal=removal, generation=before.generation)
         assert (await waist.data())[ONE[0]] == ONE[1]
 
     async def test_what_is_sealed_anew_changes_its_bytes_and_nothing_else(self, waist: Waist) -> None:
         lease = Entry("run", "r", b"old", "running", fence=NEXT, lease_s=100)
         await waist.commit(
-            draft("a"), writes=(write("a", "task", 0, b"old"), write("a", "task", -1, b"old")), entries=(lease,)
+            draft("a"),
+            writes=(write("a", "task", 0, b"old"), write("a", "task", -1, b"old")),
+            entries=(lease,),
         )
         await waist.commit(info=b"old")
         (note,), row = await waist.entries("run"), await waist.row()
@@ -341,17 +341,20 @@ class DeletionContract(Contract):
         )
         assert [one.body for one in await waist.backend.writes(waist.thread, None)] == [b"second"]
         assert [one.body for one in await waist.entries("run")] == [b"second"]
-        assert (row := await waist.row()) is not None
+        row = await waist.row()
+        assert row is not None
         assert row.info == b"second"
 
     async def test_a_thread_goes_only_when_nothing_at_all_was_committed_since(self, waist: Waist) -> None:
         await waist.commit(draft("a"))
-        assert (row := await waist.row()) is not None
+        row = await waist.row()
+        assert row is not None
         await waist.commit(entries=(Entry("run", "r"),))
         everything = Removal(everything=True)
         with pytest.raises(StaleBase):
             await waist.commit(removal=everything, revision=row.revision)
-        assert (row := await waist.row()) is not None
+        row = await waist.row()
+        assert row is not None
         await waist.commit(removal=everything, revision=row.revision)
         assert await waist.row() is None
 
