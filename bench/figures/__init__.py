@@ -8,6 +8,7 @@ from figures import (
     claim,
     cpu,
     disk,
+    encrypted,
     growth,
     heartbeats,
     large,
@@ -44,4 +45,5 @@ FIGURES: dict[str, ModuleType] = {
     "heartbeats": heartbeats,
     "claim": claim,
     "postgres-steps": postgres_steps,
+    "encrypted": encrypted,
 }

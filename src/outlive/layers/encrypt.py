@@ -46,7 +46,6 @@ from ..errors import (
     BadArgument,
     Corrupt,
     EntryHeld,
-    KeyMissing,
     NotSealed,
     OutliveError,
     SealBroken,
