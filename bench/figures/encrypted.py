@@ -27,7 +27,10 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     yield _row(f"save {scale.steps:,} steps with a key / without", races)
     races = [_save(room / f"n{n}", states, scale.tail, n, fsync="normal") for n in range(scale.rounds)]
     yield _row("the same without waiting for the disk", races)
-    yield _row(f"load at step {scale.steps:,}, cold, with a key / without", [_load(room / "0", states[-1], scale.laps)])
+    yield _row(
+        f"load at step {scale.steps:,}, cold, with a key / without",
+        [_load(room / "0", states[-1], scale.laps)],
+    )
 
 
 def _row(what: str, races: list[Race]) -> Row:

@@ -77,10 +77,19 @@ def layout_of(body: bytes) -> Layout:
     return _open(body)[0]
 
 
+def said_of(body: bytes) -> dict[str, bytes]:
+    """Return what the user said, each part packed."""
+    return _open(body)[1]
+
+
+def encode_said(layout: Layout, said: Mapping[str, bytes]) -> bytes:
+    """Return a body of a layout and of parts that are packed already."""
+    return ormsgpack.packb([FORMAT, _flat(layout), dict(said)] if said else [FORMAT, _flat(layout)])
+
+
 def with_layout(body: bytes, layout: Layout) -> bytes:
     """Return a body that says the same but finds its bytes elsewhere."""
-    _, said = _open(body)
-    return ormsgpack.packb([FORMAT, _flat(layout), said] if said else [FORMAT, _flat(layout)])
+    return encode_said(layout, said_of(body))
 
 
 def _flat(layout: Layout) -> list[Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from . import copying, verifying
+from . import copying, export, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
 from .backend import ThreadKey, ThreadRow
 from .cache import Cache
-from .checkpoint import Sizes, ThreadInfo, Verified
+from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
@@ -277,27 +278,63 @@ class AsyncStore:
             stored, states = stored + one.stored_bytes, states + one.state_bytes
         return Sizes(threads, checkpoints, stored, states)
 
-    async def copy_to(self, target: AsyncStore, *, progress: Progress | None = None) -> int:
-        """Copy every thread into another store; return how many. Can be repeated: what is there stays.
+    async def copy_to(
+        self,
+        target: AsyncStore,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Copy threads into another store, all of them or those with these ids; return how many were looked at.
 
-        Others may go on saving: each thread is copied as it was at one moment.
+        Can be repeated, also after it was cut off: what is there stays, what is new is added and read back. `since` leaves out
+        threads that did not change since a moment. Others may go on saving. Runs come along, with their steps and
+        responses; what was deleted here stays there.
         """
         if target._engine.backend is self._engine.backend:
             raise BadArgument("a store cannot be copied into itself")
+        if target._settings.tenant != self._settings.tenant:
+            raise BadArgument("source and target must be opened with the same tenant")
         await self.flush()
-        count = 0
+        ids = await self._chosen(threads, None if since is None else micros(since))
+        for done, id in enumerate(ids, 1):
+            rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
+            for row in rows:  # else it was deleted meanwhile
+                await copying.into_store(self._engine, target._engine, self._key(id), row)
+            if progress is not None:
+                progress(done, len(ids))
+        if threads is None and since is None:
+            for kind in copying.COPIED:
+                await copying.entries_into_store(
+                    self._engine, target._engine, self._settings.tenant, kind, set(ids)
+                )
+        return len(ids)
+
+    async def _chosen(self, threads: Iterable[str] | None, since: int | None) -> list[str]:
+        """Return the ids of the threads to be copied."""
+        if isinstance(threads, str):
+            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r}]")
+        wanted = None if threads is None else {check_id("thread id", id) for id in threads}
         pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
         pages.heads = False
+        found, missing = [], set(wanted or ())
         while (row := await pages.next_row()) is not None:
-            key = ThreadKey.of(target._settings.tenant, row.id)
-            source = self._key(row.id)
-            if key != source:
-                raise BadArgument("source and target must be opened with the same tenant")
-            await copying.into_store(self._engine, target._engine, key, row)
-            count += 1
-            if progress is not None:
-                progress(count, None)
-        return count
+            missing.discard(row.id)
+            if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
+                found.append(row.id)
+        if missing:
+            raise BadArgument(
+                f"there is no thread {min(missing)!r}; store.threads() lists those that there are"
+            )
+        return found
+
+    async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread:
+        """Make a thread of what `thread.export()` returned, under its own id or another. Raises ThreadNotEmpty."""
+        document = export.parse(text)
+        thread = self.thread(export.id_of(document) if id is None else id)
+        await export.import_thread(self._engine, thread._key, document)
+        return thread
 
     async def backup(self, url: str, *, progress: Progress | None = None) -> int:
         """Copy every thread into the store at `url`, while others go on; return how many.

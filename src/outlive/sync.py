@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -149,6 +149,9 @@ class Thread:
 
     def copy(self, id: str) -> Thread:
         return Thread(run_now(self._thread.copy(id)))
+
+    def export(self) -> str:
+        return run_now(self._thread.export())
 
     def info(self) -> ThreadInfo | None:
         return run_now(self._thread.info())
@@ -448,8 +451,18 @@ class Store:
     def size(self) -> Sizes:
         return run_now(self._store.size())
 
-    def copy_to(self, target: Store, *, progress: Progress | None = None) -> int:
-        return run_now(self._store.copy_to(target._store, progress=progress))
+    def copy_to(
+        self,
+        target: Store,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        return run_now(self._store.copy_to(target._store, threads=threads, since=since, progress=progress))
+
+    def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread:
+        return Thread(run_now(self._store.import_thread(text, id=id)))
 
     def backup(self, url: str, *, progress: Progress | None = None) -> int:
         return run_now(self._store.backup(url, progress=progress))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import copying, prune, verifying
+from . import copying, export, prune, verifying
 from .arguments import (
     check_filter,
     check_id,
@@ -383,6 +383,11 @@ class AsyncThread:
                 raise
             return False
         return True
+
+    async def export(self) -> str:
+        """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
+        await self._settled()
+        return await export.export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 
