@@ -107,6 +107,7 @@ class _Merge:
         self._put: list[bytes] = []
         self._chunks: dict[bytes, bytes] = {}  # on their way
         self._bytes = 0
+        self._generation = 0  # of the target, after our last commit
 
     async def run(self, row: ThreadRow) -> int:
         source, target, key = self._source.backend, self._target.backend, self._key
@@ -185,7 +186,7 @@ class _Merge:
         """Put what has gathered, with the chunks it needs. Without a generation the store makes sure that the others are there."""
         chunks, self._chunks, self._bytes = self._chunks, {}, 0
         commit = Commit(self._key, chunks=tuple(chunks.items()), merge=True, **fields)
-        await self._target.commit(commit)
+        self._generation = (await self._target.commit(commit)).generation
         self._held |= chunks.keys()
         self._put += chunks
 
@@ -193,13 +194,11 @@ class _Merge:
         """Read back what was put: every record, and every chunk against its name."""
         if not records and not self._put:
             return
-        generation = (await self._target.backend.inventory(self._key)).generation
         try:
             await self._compare(records)
         except Corrupt:
-            if await self._target.has_moved(self._key, generation):
-                raise StaleBase(self._key.id) from None  # somebody deletes there
-            raise
+            if not await self._target.has_moved(self._key, self._generation):
+                raise  # else somebody deletes there, and it went with that
 
     async def _compare(self, records: Sequence[CheckpointRecord]) -> None:
         there = {(new.namespace, new.id): new for new in await self._target.records(self._key)}
