@@ -136,6 +136,7 @@ CALLS = {
         "copy_to": lambda store: store.copy_to(outlive.open("memory:")._store),
         "import_thread": lambda store: store.import_thread('{"outlive": 1, "thread": "in"}'),
         "backup": lambda store: store.backup("memory:"),
+        "sweep": lambda store: store.sweep(retain=outlive.Retain(keep_last=1)),
         "rotate": lambda store: encrypted(store).rotate(),
         "flush": lambda store: store.flush(),
         "close": lambda store: store.close(),

@@ -70,9 +70,7 @@ def memory_store(inner, **options):
 # Store to store ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [(one, two) for one in BACKENDS for two in BACKENDS if one != two]
-)
+@pytest.mark.parametrize("source, target", [(one, two) for one in BACKENDS for two in BACKENDS if one != two])
 def test_any_store_is_copied_into_any_other(source, target, url_for, tmp_path):
     told = []
     with outlive.open(url_for(source, tmp_path)) as one, outlive.open(url_for(target, tmp_path)) as two:

@@ -51,6 +51,7 @@ from .recovery import Recovered, Refused
 from .registry import register
 from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from .responses import AsyncResponses
+from .retain import Retain, Swept, Taken
 from .run import AsyncRun
 from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
@@ -103,6 +104,7 @@ __all__ = [
     "Recovered",
     "Refused",
     "Responses",
+    "Retain",
     "Rotated",
     "Run",
     "RunBusy",
@@ -120,6 +122,8 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Swept",
+    "Taken",
     "Thread",
     "ThreadBusy",
     "ThreadInfo",

@@ -23,6 +23,7 @@ from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
 from .layers.encrypt import Encrypted
 from .layers.keyring import KeyRing, is_sealed, key_of
+from .retain import Retain
 from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 DEFAULT_CACHE_BYTES = 64 << 20
-_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event", "key")
+_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event", "key", "retain")
 _EXAMPLES = (
     "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
     "redis+cluster://host  memory:  null:"
@@ -50,6 +51,7 @@ class _Target:
     cache_bytes: int
     watched: Watched
     ring: KeyRing | None = None
+    retain: Retain | None = None
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -130,7 +132,7 @@ async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
-    return AsyncStore(engine, target.settings, opener)
+    return AsyncStore(engine, target.settings, opener, target.retain)
 
 
 def _parse(where: Any, options: dict[str, Any]) -> _Target:
@@ -144,7 +146,7 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
     served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
     settings = _settings(served.shown, common)
-    return _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common))
+    return _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
 
 
 def _scheme(url: Any) -> str:
@@ -196,6 +198,13 @@ def _ring(common: dict[str, Any]) -> KeyRing | None:
     if ring is not None and not isinstance(ring, KeyRing):
         raise BadArgument(f"key must be an outlive.KeyRing({{id: key}}), not {type(ring).__name__}")
     return ring
+
+
+def _retain(common: dict[str, Any]) -> Retain | None:
+    retain = common.get("retain")
+    if retain is not None and not isinstance(retain, Retain):
+        raise BadArgument(f"retain must be an outlive.Retain(keep_last=..., ...), not {retain!r:.100}")
+    return retain
 
 
 def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:

@@ -39,7 +39,7 @@ async def prune(
 
     async def choose(records: list[CheckpointRecord]) -> set[Pair]:
         pool = [record for record in records if namespace is None or record.namespace == namespace]
-        kept = _newest(pool, keep_last) | await _open_interrupts(engine, key, pool)
+        kept = _newest(pool, keep_last) | await open_interrupts(engine, key, pool)
         if keep_lineage:
             kept |= _ancestors(pool, kept)
         return {(record.namespace, record.id) for record in pool} - kept
@@ -58,6 +58,11 @@ async def remove(
         } | set(ids)
 
     return await _remove(engine, key, choose, erase, False)
+
+
+async def remove_chosen(engine: Engine, key: ThreadKey, choose: Choose) -> Pruned:
+    """Remove what a function chooses among the records, newest first; it is asked again when somebody else deletes."""
+    return await _remove(engine, key, choose, False, False)
 
 
 async def _remove(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry_run: bool) -> Pruned:
@@ -141,23 +146,26 @@ def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[Pair]:
     return kept
 
 
-async def _open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
-    """A question nobody answered and nobody went on from is kept, however old."""
+async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
+    """A question nobody answered and nobody went on from is kept, however old; also one that a framework asked by a write."""
     continued = {(record.namespace, record.parent) for record in records}
     tips = [record for record in records if (record.namespace, record.id) not in continued]
-    kept = set()
-    for record in tips:
-        pair = (record.namespace, record.id)
+    pairs = [(record.namespace, record.id) for record in tips]
+    writes = await engine.backend.writes(key, pairs) if pairs else []
+    kept = {(write.namespace, write.checkpoint) for write in writes if write.channel == "__interrupt__"}
+    for pair, record in zip(pairs, tips, strict=True):
         try:
             asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
         except Corrupt:  # nobody can tell: it stays until somebody removes it by its id
             kept.add(pair)
             continue
-        if asked:
-            writes = await engine.backend.writes(key, [pair])
-            answered = {write.task for write in writes if write.channel == "__resume__"}
-            if any(interrupt.id not in answered for interrupt in asked):
-                kept.add(pair)
+        answered = {
+            write.task
+            for write in writes
+            if (write.namespace, write.checkpoint) == pair and write.channel == "__resume__"
+        }
+        if any(interrupt.id not in answered for interrupt in asked):
+            kept.add(pair)
     return kept
 
 

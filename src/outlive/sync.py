@@ -15,6 +15,7 @@ from .layers.rotation import Rotated
 from .lease import RunInfo
 from .lock import AsyncLock
 from .recovery import Policy, Recovered
+from .retain import Retain, Swept
 from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
@@ -444,6 +445,9 @@ class Store:
 
     def verify(self, *, progress: Progress | None = None) -> Verified:
         return run_now(self._store.verify(progress=progress))
+
+    def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
+        return run_now(self._store.sweep(dry_run=dry_run, retain=retain))
 
     def rotate(self, *, progress: Progress | None = None) -> Rotated:
         return run_now(self._store.rotate(progress=progress))
