@@ -31,7 +31,7 @@ from .recovery import (
     find_interrupted,
     find_runs,
 )
-from .retain import Retain, Sweeper, Swept
+from .retain import Retain, Swept
 from .run import AsyncRun, check_run
 from .runtime import new_id
 from .sweep import Sweeper
