@@ -24,6 +24,7 @@ from figures import (
     save,
     savers,
     step,
+    sweep,
 )
 
 FIGURES: dict[str, ModuleType] = {
@@ -46,4 +47,5 @@ FIGURES: dict[str, ModuleType] = {
     "claim": claim,
     "postgres-steps": postgres_steps,
     "encrypted": encrypted,
+    "sweep": sweep,
 }
