@@ -45,7 +45,10 @@ def run(scale: Scale, room: Path) -> Iterator[Row]:
     note = f"{milliseconds(two)} / {milliseconds(one)}, medians {milliseconds(quantile(beside, 0.5))} / {milliseconds(quantile(alone, 0.5))}"
     yield at_most(f"p99 of a save beside a sweep of {total:,} checkpoints / alone", two / one, 3, note)
     shrunk = f"{before / 1e6:.0f} → {place.stat().st_size / 1e6:.0f} MB"
-    yield shown(f"sweep of {total:,} checkpoints in {threads:,} threads", f"{seconds:.1f} s, {len(beside):,} saves meanwhile, {shrunk}")
+    yield shown(
+        f"sweep of {total:,} checkpoints in {threads:,} threads",
+        f"{seconds:.1f} s, {len(beside):,} saves meanwhile, {shrunk}",
+    )
 
 
 class _Clock:
