@@ -8,6 +8,7 @@ from figures import (
     claim,
     cpu,
     disk,
+    encrypted,
     growth,
     heartbeats,
     langgraph_graph,
@@ -24,6 +25,7 @@ from figures import (
     save,
     savers,
     step,
+    sweep,
 )
 
 FIGURES: dict[str, ModuleType] = {
@@ -46,4 +48,6 @@ FIGURES: dict[str, ModuleType] = {
     "claim": claim,
     "postgres-steps": postgres_steps,
     "langgraph": langgraph_graph,
+    "encrypted": encrypted,
+    "sweep": sweep,
 }

@@ -11,16 +11,19 @@ from .errors import (
     Corrupt,
     DelayedSaveFailed,
     HeadMoved,
+    KeyMissing,
     LeaseLost,
     MetadataMoved,
     MissingExtra,
     NeedsUpgrade,
     NewerFormat,
     NotReplicated,
+    NotSealed,
     OutcomeUnknown,
     OutliveError,
     RunBusy,
     RunEnded,
+    SealBroken,
     StaleBase,
     StepMismatch,
     StepUnfinished,
@@ -34,9 +37,12 @@ from .errors import (
     TypeChanged,
     Unencodable,
     UnknownTag,
+    WrongKey,
 )
 from .event import Event
 from .extension import Opaque
+from .layers.keyring import KeyRing
+from .layers.rotation import Rotated
 from .lease import RunInfo
 from .ledger import Step
 from .lock import AsyncLock
@@ -45,6 +51,7 @@ from .recovery import Recovered, Refused
 from .registry import register
 from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from .responses import AsyncResponses
+from .retain import Retain, Swept, Taken
 from .run import AsyncRun
 from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
@@ -77,6 +84,8 @@ __all__ = [
     "FanOut",
     "HeadMoved",
     "Interrupt",
+    "KeyMissing",
+    "KeyRing",
     "LeaseLost",
     "Lock",
     "MetadataMoved",
@@ -85,6 +94,7 @@ __all__ = [
     "NeedsUpgrade",
     "NewerFormat",
     "NotReplicated",
+    "NotSealed",
     "Opaque",
     "OutcomeUnknown",
     "OutliveError",
@@ -94,10 +104,13 @@ __all__ = [
     "Recovered",
     "Refused",
     "Responses",
+    "Retain",
+    "Rotated",
     "Run",
     "RunBusy",
     "RunEnded",
     "RunInfo",
+    "SealBroken",
     "Sizes",
     "StaleBase",
     "Step",
@@ -109,6 +122,8 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Swept",
+    "Taken",
     "Thread",
     "ThreadBusy",
     "ThreadInfo",
@@ -120,6 +135,7 @@ __all__ = [
     "Verified",
     "Worker",
     "WriteProposal",
+    "WrongKey",
     "checkpoint_file",
     "open",
     "open_async",

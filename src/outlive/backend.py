@@ -29,6 +29,9 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
+10. A chunk that one commit both removes and puts stays in its place with the new bytes: whoever names it reads
+   these. `Reseal` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
+   thread can be sealed anew, in parts, while others go on; no rank, lease, version or place changes.
 
 Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
 one place.
@@ -100,6 +103,17 @@ class ThreadKey:
     def of(cls, tenant: str, id: str) -> ThreadKey:
         text = f"{escape(tenant)}\0{escape(id)}".encode()
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
+
+
+# Of entries. Whoever walks over all of a store (a rotation, a copy) goes by this list: a new kind joins it.
+KINDS = ("run", "lock", "step", "response", "sweep")
+
+RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the store itself
+
+
+def reserved(name: str) -> ThreadKey:
+    """Return a thread that holds records of the store's own; it is in no list."""
+    return ThreadKey.of(RESERVED, name)
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -190,6 +204,15 @@ class Removal:
     erase: bool = False  # leave no byte of it behind, whatever that costs
 
 
+@dataclass(frozen=True, slots=True)
+class Reseal:
+    """Other bytes for what is there, which say the same. One that was changed since it was read stays as it is."""
+
+    writes: tuple[tuple[WriteRecord, bytes], ...] = ()  # (as it was read, its new body)
+    entries: tuple[tuple[Entry, bytes], ...] = ()
+    info: tuple[bytes, bytes] | None = None
+
+
 @dataclass(slots=True)
 class Commit:
     """Everything of one save, or of one deletion, of one thread."""
@@ -203,11 +226,13 @@ class Commit:
         CheckpointRecord, ...
     ] = ()  # new chunks and body for records that are there: content unchanged
     removal: Removal | None = None
+    reseal: Reseal | None = None
     info: bytes | None = None  # the thread's own metadata, opaque
     info_projection: str | None = None
     info_version: int | None = None  # the version that the new metadata replaces; in a merge: the one it has
     # What must still hold
     generation: int | None = None
+    revision: int | None = None  # nothing at all was committed to the thread since
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
     expect_empty: bool = False
     fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
-from .backend import Backend
+from .backend import RESERVED, Backend
 from .backends import postgres_url, redis_url
 from .backends.local import Borrowed, Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
@@ -19,8 +19,11 @@ from .cache import Cache
 from .chunk import Namer
 from .codec import Codec
 from .engine import Engine
-from .errors import BadArgument, BadURL
+from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
+from .layers.encrypt import Encrypted
+from .layers.keyring import KeyRing, is_sealed, key_of
+from .retain import Retain
 from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 DEFAULT_CACHE_BYTES = 64 << 20
-_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event")
+_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event", "key", "retain")
 _EXAMPLES = (
     "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
     "redis+cluster://host  memory:  null:"
@@ -47,6 +50,8 @@ class _Target:
     settings: Settings
     cache_bytes: int
     watched: Watched
+    ring: KeyRing | None = None
+    retain: Retain | None = None
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -55,7 +60,8 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     URLs: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`, `postgresql://user@host/database`,
     `redis://host`, `rediss://`, `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`.
     In place of a URL a client of redis-py will do.
-    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function.
+    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function,
+    key=outlive.KeyRing({id: key}) to seal what is stored, retain=outlive.Retain(...) to let old states go.
     For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
@@ -101,14 +107,14 @@ class Opening:
 
 async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
-        return await _open_inline(_parse(url, {"tenant": tenant}))
+        return await _open_inline(_parse(url, {"tenant": tenant, "key": target.ring}))
 
     return await _build(target.served.sync(target.settings.timeout_s), target, SyncRuntime(), another)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
-        return await _open_threaded(_parse(url, {"tenant": tenant}))
+        return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
     backend = await target.served.asynchronous(target.settings.timeout_s)
     store = await _build(backend, target, AsyncRuntime(), another)
@@ -133,13 +139,17 @@ def _twin(store: AsyncStore, target: _Target) -> AsyncStore:
 
 
 async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
+    if target.ring is not None:
+        backend = Encrypted(backend, target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
+        if is_sealed(key):
+            raise KeyMissing(key_of(key))
     except BaseException:
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
-    return AsyncStore(engine, target.settings, opener)
+    return AsyncStore(engine, target.settings, opener, target.retain)
 
 
 def _parse(where: Any, options: dict[str, Any]) -> _Target:
@@ -152,7 +162,8 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
         where, options = take_options(where, options, _COMMON)
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
     served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
-    return _Target(served, _settings(served.shown, common), _cache_bytes(common), _watched(common))
+    settings = _settings(served.shown, common)
+    return _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
 
 
 def _scheme(url: Any) -> str:
@@ -178,7 +189,7 @@ def _from_text(name: str, value: Any) -> Any:
 
 def _settings(url: str, common: dict[str, Any]) -> Settings:
     tenant = common.get("tenant", "")
-    if not isinstance(tenant, str) or len(tenant) > 1000:
+    if not isinstance(tenant, str) or len(tenant) > 1000 or tenant.startswith(RESERVED):
         raise BadArgument(f"tenant must be a str of at most 1,000 characters, not {tenant!r:.100}")
     timeout_s = common.get("timeout_s", 30.0)
     timeout_s = None if timeout_s is None else check_timeout(timeout_s)
@@ -197,6 +208,20 @@ def _watched(common: dict[str, Any]) -> Watched:
     if watcher is not None and not callable(watcher):
         raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {watcher!r:.100}")
     return Watched(watcher)
+
+
+def _ring(common: dict[str, Any]) -> KeyRing | None:
+    ring = common.get("key")
+    if ring is not None and not isinstance(ring, KeyRing):
+        raise BadArgument(f"key must be an outlive.KeyRing({{id: key}}), not {type(ring).__name__}")
+    return ring
+
+
+def _retain(common: dict[str, Any]) -> Retain | None:
+    retain = common.get("retain")
+    if retain is not None and not isinstance(retain, Retain):
+        raise BadArgument(f"retain must be an outlive.Retain(keep_last=..., ...), not {retain!r:.100}")
+    return retain
 
 
 def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:

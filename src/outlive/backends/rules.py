@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from ..backend import (
     ABSENT,
@@ -20,6 +20,7 @@ from ..backend import (
     Rank,
     Receipt,
     Removal,
+    Reseal,
     ThreadKey,
     WriteRecord,
     stamped,
@@ -117,6 +118,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view)
     info = _info(commit, view, row)
+    resealed = _Resealed(commit.reseal, view) if commit.reseal is not None else _UNSEALED
     disturbs = _finds_chunks(commit, view) or placed.disturbs
     forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
@@ -135,13 +137,13 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         rewrites=tuple([record for _, record in rewrites]),
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
         chunks=commit.chunks,
-        writes=_writes(commit, view, new),
-        entries=_entries(commit, view, new, clock),
+        writes=(*_writes(commit, view, new), *resealed.writes),
+        entries=(*_entries(commit, view, new, clock), *resealed.entries),
         removed=removed,
         removed_chunks=doomed,
         everything=removal.everything,
         erase=removal.erase,
-        info=info,
+        info=resealed.info if info is None else info,
         info_projection=commit.info_projection,
     )
     gone = (view.count() or int(view.is_listed)) if removal.everything else len(removed)
@@ -172,6 +174,8 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     if commit.epoch is not None and row is not None and commit.epoch < row.epoch and not commit.merge:
         raise EpochPassed(thread, commit.epoch, row.epoch)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
+        raise StaleBase(thread)
+    if commit.revision is not None and (row is None or row.revision != commit.revision):
         raise StaleBase(thread)
     if commit.expect_empty and view.count():
         raise ThreadNotEmpty(thread)
@@ -343,6 +347,20 @@ def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
     if write.index < 0:
         return (write.rank, write.body) > (stored.rank, stored.body)
     return commit.merge and write.body > stored.body  # two stores each had a first one
+
+
+class _Resealed:
+    """What gets other bytes, because it still has those that were read."""
+
+    def __init__(self, wanted: Reseal, view: View) -> None:
+        held = [(view.write(old.key), old.body, new) for old, new in wanted.writes]
+        notes = [(view.entry(old.kind, old.key), old.body, new) for old, new in wanted.entries]
+        self.writes = tuple([replace(row, body=new) for row, old, new in held if row and row.body == old])
+        self.entries = tuple([replace(row, body=new) for row, old, new in notes if row and row.body == old])
+        self.info = wanted.info[1] if wanted.info is not None and wanted.info[0] == view.info() else None
+
+
+_UNSEALED = _Resealed(Reseal(), cast(View, None))
 
 
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
