@@ -75,14 +75,13 @@ def opened(
 
     With `knows_types` values are built, as a program would: its types must be registered.
     """
-    import outlive
-
+    from .. import opening
     from .opaque import OpaqueCodec
 
     if not creates:
         _check_there(url)
     options = {} if tenant is None else {"tenant": tenant}
-    with outlive.open(url, **options) as store:
+    with opening.open(url, **options) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..errors import CallerError, StoreError
-from . import care, completion, demo, doctor, runs, threads
+from . import care, checkpoints, completion, demo, doctor, runs, threads
 from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Call, Declined
 from .command import Command, shared_options
 from .harmless import shown_lines
@@ -23,7 +23,7 @@ from .harmless import shown_lines
 # The one place where commands are registered: what they are about → the commands, in the order of the help.
 SECTIONS: dict[str, tuple[Command, ...]] = {
     "Threads": (
-        threads.ls, threads.show, threads.history, threads.heads, threads.diff, threads.writes,
+        threads.ls, checkpoints.show, checkpoints.history, checkpoints.heads, checkpoints.diff, checkpoints.writes,
         threads.fork, threads.copy_thread, threads.rm, threads.prune,
     ),
     "Runs": (runs.runs, runs.run, runs.recover, runs.retry, runs.park, runs.cancel),
