@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from ..errors import BadArgument
 from .call import Call
 from .harmless import as_argument
 
@@ -26,13 +25,13 @@ def play(call: Call, folder: str) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise click.UsageError(f"{folder!r} is not empty; name another folder, or delete that one")
+        raise BadArgument(f"{folder!r} is not empty; name another folder, or delete that one")
     call.note("an agent starts, and is killed with SIGKILL in its third step")
     if _start(folder, 1) != -signal.SIGKILL:
-        raise click.ClickException("the first process was not killed")
+        raise BadArgument("the first process was not killed")
     call.note("another process recovers the run at once: its owner is gone")
     if _start(folder, 2) != 0:
-        raise click.ClickException("the second process did not finish the run")
+        raise BadArgument("the second process did not finish the run")
     _branch(f"sqlite:///{folder}/agent.db")
     store = as_argument(f"sqlite:///{folder}/agent.db")
     for line in (

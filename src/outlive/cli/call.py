@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import BadArgument
 from .harmless import shown
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Call:
         if self.is_yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise click.UsageError(f"this would {what}; add --yes to do it without being asked")
+            raise BadArgument(f"this would {what}; add --yes to do it without being asked")
         print(f"This will {what}.", file=sys.stderr)
         if not click.confirm("Go on?", err=True):
             raise Declined

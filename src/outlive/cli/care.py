@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from ..errors import BadArgument
 from .call import Call
 from .command import argument, command, flag, limit_option
 from .harmless import shown
@@ -131,7 +130,7 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
 def copy(call: Call, source_url: str, target_url: str, verify: bool) -> None:
     """Copy every thread from one store into another, of any kind. Can be repeated: what is there stays."""
     if call.store_url:
-        raise click.UsageError("copy names both of its stores: outlive copy SOURCE_URL TARGET_URL")
+        raise BadArgument("copy names both of its stores: outlive copy SOURCE_URL TARGET_URL")
     call.store_url = source_url
     _copy(call, target_url, verify)
 

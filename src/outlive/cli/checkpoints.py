@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
-import click
-
+from ..errors import BadArgument
 from .call import Call
 from .command import (
     argument,
@@ -55,7 +54,7 @@ def show(
 ) -> None:
     """Show a checkpoint and its state; the head if none is named."""
     if at is not None and checkpoint is not None:
-        raise click.UsageError("give either a checkpoint or --at, not both")
+        raise BadArgument("give either a checkpoint or --at, not both")
     with call.open() as store:
         from .find import find_checkpoint, find_thread
         from .showing import Shown
@@ -67,7 +66,7 @@ def show(
         else:
             found = place.checkpoint(at=_moment(at))
         if found is None:
-            raise click.UsageError(f"thread {shown(place.id)!r} had no checkpoint at that moment")
+            raise BadArgument(f"thread {shown(place.id)!r} had no checkpoint at that moment")
         answer = Shown(store, found, path, is_head=found.id == head.id, is_full=full)
         items = answer.part_items() if parts else [answer.item()]
         call.answer(items, answer.show_parts if parts else answer.show, brief=answer.brief)
@@ -77,7 +76,7 @@ def _moment(text: str) -> dt.datetime:
     try:
         return dt.datetime.fromisoformat(text).astimezone()
     except ValueError:
-        raise click.UsageError(f"--at takes a moment such as 2026-05-01T12:00, not {text!r}") from None
+        raise BadArgument(f"--at takes a moment such as 2026-05-01T12:00, not {text!r}") from None
 
 
 # history, heads ----------------------------------------------------------------------------------------------

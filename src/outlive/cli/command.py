@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..errors import BadArgument
 from .call import Call
 
 _SHARED = ("store", "tenant", "json", "quiet", "debug")
@@ -122,7 +123,7 @@ def read_filters(said: tuple[str, ...]) -> dict[str, Any]:
     for one in said:
         key, equals, text = one.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"--filter takes KEY=VALUE, not {one!r}")
+            raise BadArgument(f"--filter takes KEY=VALUE, not {one!r}")
         try:
             found[key] = json.loads(text)
         except ValueError:

@@ -29,7 +29,7 @@ def doctor(call: Call) -> None:
     try:
         url = call.url
     except NoStore as error:  # the rest is still worth a look
-        found.append(Finding("store", "note", error.message))
+        found.append(Finding("store", "note", str(error)))
     else:
         found += examine_store(call, url)
     items = [

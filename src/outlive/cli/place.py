@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from ..errors import StoreUnavailable
+from ..errors import BadArgument, StoreUnavailable
 
 if TYPE_CHECKING:
     from ..sync import Store
@@ -23,7 +21,7 @@ _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 
-class NoStore(click.UsageError):
+class NoStore(BadArgument):
     """There is no way to tell which store is meant."""
 
 

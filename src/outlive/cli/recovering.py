@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from ..errors import BadArgument
 from .call import Call
 from .clock import LeaseClock
 from .find import find_run
@@ -30,7 +29,7 @@ def load_handlers(said: str) -> Handlers:
     """Return the handlers that MODULE:NAME names."""
     module, colon, name = said.partition(":")
     if not colon or not module or not name:
-        raise click.UsageError(f"--handlers takes MODULE:NAME, such as agents.planner:HANDLERS, not {said!r}")
+        raise BadArgument(f"--handlers takes MODULE:NAME, such as agents.planner:HANDLERS, not {said!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -38,14 +37,14 @@ def load_handlers(said: str) -> Handlers:
         for part in name.split("."):
             found = getattr(found, part)
     except ImportError as error:
-        raise click.UsageError(f"the module {module!r} cannot be imported: {error}") from error
+        raise BadArgument(f"the module {module!r} cannot be imported: {error}") from error
     except AttributeError as error:
-        raise click.UsageError(f"the module {module!r} has no {name!r}") from error
+        raise BadArgument(f"the module {module!r} has no {name!r}") from error
     if callable(found):
         return {"*": found}
     if isinstance(found, Mapping) and found and all(callable(one) for one in found.values()):
         return found
-    raise click.UsageError(f"{said} is neither a function nor a dict of agent → function")
+    raise BadArgument(f"{said} is neither a function nor a dict of agent → function")
 
 
 def _are_async(handlers: Handlers) -> bool:
@@ -131,7 +130,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
     run = store.retry(found.id)
     run.start()
     if run.is_finished:
-        raise click.UsageError(f"run {shown(found.id)!r} is {run.status}: there is nothing left to do")
+        raise BadArgument(f"run {shown(found.id)!r} is {run.status}: there is nothing left to do")
     run.interrupt()
     call.did(
         f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
@@ -150,7 +149,7 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
         tenant = store._store._settings.tenant
     handler = handlers.get(found.agent) or handlers.get("*")
     if handler is None:
-        raise click.UsageError(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
+        raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
     if inspect.iscoroutinefunction(handler):
         ended = asyncio.run(_retry_async(call.url, tenant, found.id, handler))
     else:

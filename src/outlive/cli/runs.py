@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..errors import BadArgument
 from .call import Call
 from .command import argument, command, flag, limit_option, option, yes_option
 from .harmless import as_argument, shown
@@ -78,7 +79,7 @@ def recover(call: Call, handlers: str | None, policy: str, code_version: str | N
             list_dead(call, store)
         return
     if handlers is None:
-        raise click.UsageError("give --handlers MODULE:NAME, or --dry-run to see what would be recovered")
+        raise BadArgument("give --handlers MODULE:NAME, or --dry-run to see what would be recovered")
     recover_all(call, handlers, policy, code_version)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import BadArgument
 from .call import Call
 from .command import (
     argument,
@@ -60,7 +61,7 @@ def ls(
 ) -> None:
     """List threads: head, step, run, size and age; those whose id begins with PREFIX."""
     if after is not None and (sort != "id" or reverse):
-        raise click.UsageError("--after goes with the order by id; leave --sort and --reverse away")
+        raise BadArgument("--after goes with the order by id; leave --sort and --reverse away")
     with call.open() as store:
         from .clock import LeaseClock
         from .find import run_of_head
@@ -236,7 +237,7 @@ def prune(
 ) -> None:
     """Keep the newest checkpoints of a thread and its open interrupts; delete the rest and give the space back."""
     if (thread is None) != all:
-        raise click.UsageError("name a thread, or give --all for every one")
+        raise BadArgument("name a thread, or give --all for every one")
     with call.open() as store:
         from .deleting import Pruning
         from .find import find_thread
