@@ -135,9 +135,9 @@ def show_runs(items: list[dict[str, Any]]) -> None:
         return
     ids = shortened(item["id"] for item in items)
     columns = (
-        Column("RUN"), Column("STATUS", keeps=True, styles=_STYLES.get), Column("THREAD"), Column("AGENT"), Column("OWNER"),
-        Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True), Column("AT"), Column("TOKENS", right=True),
-        Column("COST", right=True), Column("STARTED", keeps=True), Column("ERROR"),
+        Column("RUN"), Column("STATUS", keeps=True, styles=_STYLES.get), Column("THREAD"), Column("AGENT", drops=3), Column("OWNER", drops=2),
+        Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("AT", drops=7), Column("TOKENS", right=True, drops=6),
+        Column("COST", right=True, drops=5), Column("STARTED", keeps=True, drops=8), Column("ERROR", drops=4),
     )  # fmt: skip
     print_table(columns, [(ids[item["id"]], *_run_cells(item)) for item in items])
 

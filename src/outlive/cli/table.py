@@ -10,7 +10,8 @@ from typing import Any
 
 from .harmless import shown
 
-GOOD, BAD, DIM = "green", "red", "dim"
+_GAP = 2  # between columns
+_LEAST = 12  # of a column that may be cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Column:
     name: str
     right: bool = False
     keeps: bool = False  # never cut
+    drops: int = 0  # left out where there is too little room, the greatest first; 0: never
     styles: Callable[[str], str | None] | None = None
 
 
@@ -54,23 +56,39 @@ def _print_rich(columns: Sequence[Column], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.name,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=min(8, max(len(column.name), 4)) if not column.keeps else None,
-        )
+    console = _console()
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    widths = _fit(columns, rows, console.width)
+    for at, width in widths.items():
+        justify: Any = "right" if columns[at].right else "left"
+        table.add_column(columns[at].name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
     for row in rows:
-        table.add_row(
-            *(
-                Text(text, style=(column.styles(text) if column.styles else None) or "")
-                for column, text in zip(columns, row, strict=True)
-            )
-        )
-    _console().print(table)
+        table.add_row(*(Text(row[at], style=_style(columns[at], row[at])) for at in widths))
+    console.print(table)
+
+
+def _style(column: Column, text: str) -> str:
+    return (column.styles(text) if column.styles else None) or ""
+
+
+def _fit(columns: Sequence[Column], rows: list[list[str]], room: int) -> dict[int, int]:
+    """Return which columns there is room for, and how wide each may be."""
+    from rich.cells import cell_len
+
+    natural = {
+        at: max(cell_len(column.name), *(cell_len(row[at]) for row in rows))
+        for at, column in enumerate(columns)
+    }
+    widths = {at: full if columns[at].keeps else min(full, _LEAST) for at, full in natural.items()}
+    while _total(widths) > room and (loose := [at for at in widths if columns[at].drops]):
+        del widths[max(loose, key=lambda at: columns[at].drops)]
+    for at, width in widths.items():  # what is left over goes to those that were cut, the first ones first
+        widths[at] = width + max(0, min(natural[at] - width, room - _total(widths)))
+    return widths
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
 def print_fields(pairs: Sequence[tuple[str, str]]) -> None:

@@ -105,9 +105,9 @@ def _show_threads(
         print("no threads")
         return
     columns = (
-        Column("THREAD"), Column("HEAD", right=True, keeps=True), Column("STEP", right=True, keeps=True),
-        Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True),
-        Column("SIZE", right=True, keeps=True), Column("SAVED", keeps=True), Column("METADATA"),
+        Column("THREAD"), Column("HEAD", right=True, keeps=True), Column("STEP", right=True, keeps=True, drops=1),
+        Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True, drops=4),
+        Column("SIZE", right=True, keeps=True, drops=2), Column("SAVED", keeps=True), Column("METADATA", drops=3),
     )  # fmt: skip
     print_table(
         columns,

@@ -94,8 +94,8 @@ def show_tree(page: list[Checkpoint], *, is_drawn: bool = True) -> None:
     ids = shortened(one.id for one in page)
     runs = shortened(one.run for one in page if one.run)
     columns = (
-        Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True), Column("SOURCE"),
-        Column("SIZE", right=True), Column("NEW", right=True, keeps=True), Column("RUN"), Column("SAVED", keeps=True),
+        Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True), Column("SOURCE", drops=2),
+        Column("SIZE", right=True, drops=4), Column("NEW", right=True, keeps=True, drops=1), Column("RUN", drops=3), Column("SAVED", keeps=True, drops=5),
         Column("NAMESPACE"), Column("CHECKPOINT"),
     )  # fmt: skip
     print_table(
