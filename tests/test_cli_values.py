@@ -65,9 +65,13 @@ def test_values_that_differ_differ_as_json(one, other):
         assert json.dumps(to_json(one)) != json.dumps(to_json(other))
 
 
-@given(
-    st.dictionaries(TEXT, st.lists(st.dictionaries(TEXT, st.integers(), min_size=1), min_size=1), min_size=1)
+NAMES = st.sampled_from(
+    ("name", "a b", "it's", 'a "quoted" one', "]", "[0]", "\\", "\x1b\ud800", "", "1", "äöü")
 )
+PARTS = st.lists(st.dictionaries(NAMES, st.integers(), min_size=1, max_size=2), min_size=1, max_size=2)
+
+
+@given(st.dictionaries(NAMES, PARTS, min_size=1, max_size=3))
 def test_a_path_that_diff_prints_leads_to_the_value(state):
     changes = diff({}, state)
     assert changes

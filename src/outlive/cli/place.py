@@ -74,46 +74,48 @@ def opened(
     With `knows_types` values are built, as a program would: its types must be registered.
     """
     from .. import opening
+    from ..runtime import SyncRuntime, run_now
+    from ..sync import Store
     from .opaque import OpaqueCodec
 
+    target = opening._parse(url, {} if tenant is None else {"tenant": tenant})
     if not creates:
-        _check_there(url)
-    options = {} if tenant is None else {"tenant": tenant}
-    with opening.open(url, **options) as store:
+        _check_path(url, target)
+    backend = target.served.sync(target.settings.timeout_s)
+    if not creates:
+        _check_served(backend, target)
+    opener: Any = None  # of further stores: this program opens them itself
+    with Store(run_now(opening._build(backend, target, SyncRuntime(), opener))) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
 
 
-def _check_there(url: str) -> None:
-    from .. import opening
-
-    target = opening._parse(url, {})
+def _check_path(url: str, target: Any) -> None:
     path = local_path(url)
-    if path is not None:
-        if not os.path.exists(path if url.startswith("sqlite") else os.path.join(path, "store")):
-            raise StoreUnavailable(
-                f"there is no store at {target.served.shown} ({path}); check the path, or save something there first"
-            )
+    if path is None:
         return
-    if url.startswith(("postgres", "redis")):
-        _check_served(target)
+    if not os.path.exists(path if url.startswith("sqlite") else os.path.join(path, "store")):
+        raise StoreUnavailable(
+            f"there is no store at {target.served.shown} ({path}); check the path, or save something there first"
+        )
 
 
-def _check_served(target: Any) -> None:
+def _check_served(backend: Any, target: Any) -> None:
     """Ask a server for the identity of the store, which opening would otherwise give it."""
     from ..runtime import run_now
 
-    backend = target.served.sync(target.settings.timeout_s)
+    if backend.name not in ("postgresql", "redis"):
+        return
     try:
-        is_there = run_now(_has_identity(backend))
-    finally:
+        if not run_now(_has_identity(backend)):
+            raise StoreUnavailable(
+                f"{target.served.shown} answers, but there is no store in it; check database, schema or prefix, "
+                "or save something there first"
+            )
+    except BaseException:
         run_now(backend.close())
-    if not is_there:
-        raise StoreUnavailable(
-            f"{target.served.shown} answers, but there is no store in it; check database, schema or prefix, "
-            "or save something there first"
-        )
+        raise
 
 
 async def _has_identity(backend: Any) -> bool:

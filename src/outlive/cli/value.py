@@ -66,7 +66,7 @@ def _raw_json(value: Raw) -> dict[str, Any]:
         }
     dtype, shape, data = array
     return {
-        "$type": "ndarray",
+        "$type": "ndarray" if value.code == NDARRAY else "numpy scalar",
         "dtype": dtype,
         "shape": shape,
         "base64": base64.b64encode(data).decode(),
@@ -74,14 +74,16 @@ def _raw_json(value: Raw) -> dict[str, Any]:
 
 
 def _array(value: Raw) -> tuple[str, list[int], bytes] | None:
-    """Read the bytes of a numpy array without numpy."""
+    """Read the bytes of a numpy array or scalar without numpy."""
     if value.code not in (NDARRAY, NUMPY_SCALAR):
         return None
     try:
-        dtype, shape, data = ormsgpack.unpackb(value.payload)
+        parts = ormsgpack.unpackb(value.payload)
     except ValueError:
         return None
-    return dtype, shape, data
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, bytes]:
+        return None
+    return parts[0], parts[1], parts[2]
 
 
 # For people ---------------------------------------------------------------------------------------------------
@@ -118,7 +120,9 @@ def kind_of(value: Any) -> str:
     if isinstance(value, Opaque):
         return f"{shown(value.tag)}/{value.version}"
     if isinstance(value, Raw):
-        return "ndarray" if _array(value) else f"extension {value.code}"
+        if _array(value) is None:
+            return f"extension {value.code}"
+        return "ndarray" if value.code == NDARRAY else "numpy scalar"
     return "null" if value is None else type(value).__name__
 
 
@@ -193,9 +197,8 @@ def _scalar(value: Any, full: bool) -> str:
             f"{type(value).__name__} {head}{'' if full or len(value) <= 24 else f'… ({len(value):,} bytes)'}"
         )
     if isinstance(value, Raw):
-        array = _array(value)
-        if array is not None:
-            return f"ndarray {shown(str(array[0]))} {'×'.join(map(str, array[1])) or 'scalar'}"
+        if (array := _array(value)) is not None:
+            return shown(f"{kind_of(value)} {array[0]} {'×'.join(map(str, array[1]))}".rstrip())
         return f"extension {value.code} ({len(value.payload):,} bytes)"
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return f"{type(value).__name__} {value.isoformat()}"
