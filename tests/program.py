@@ -69,10 +69,11 @@ class Program:
         self._path = path
         self.folder = folder
 
-    def __call__(self, *arguments, stdin="", **env):
-        """Run it on pipes."""
-        ends = [os.pipe() for _ in range(3)]
-        (child_in, our_in), (our_out, child_out), (our_err, child_err) = ends
+    def __call__(self, *arguments, stdin="", is_merged=False, **env):
+        """Run it on pipes; with `is_merged` errors stand in between, as a person would see them."""
+        (child_in, our_in), (our_out, child_out), (our_err, child_err) = (os.pipe() for _ in range(3))
+        if is_merged:
+            os.dup2(child_out, child_err)
         with contextlib.closing(self._ask(arguments, env, [child_in, child_out, child_err])) as link:
             with open(our_in, "wb") as file, contextlib.suppress(BrokenPipeError):
                 file.write(stdin.encode())

@@ -137,7 +137,7 @@ def test_the_completion_script_is_one_that_bash_understands():
 def test_the_demo_kills_and_recovers_and_leaves_a_store_to_look_at(tmp_path):
     ended = fresh("demo", folder=tmp_path)
     assert ended.code == 0, ended.err
-    assert re.findall(r"process (\d+): (.+?): (killed|saved)", ended.out)[2][1:] == (
+    assert re.findall(r"process (\d+): (.+?): (killed|saved|was done)", ended.out)[2][1:] == (
         "compare fares",
         "killed",
     )

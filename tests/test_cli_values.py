@@ -20,7 +20,7 @@ from outlive.extension import Opaque, Raw
 
 TEXT = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\x7f\n\r\t\u202e\u2066\ud800\\\"'"))
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.binary() | st.decimals() | st.uuids()
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.binary() | st.decimals(allow_nan=False) | st.uuids()
     | st.datetimes() | st.dates() | st.times() | st.timedeltas()
     | st.builds(Raw, st.sampled_from((36, 37, 48, 63)), st.binary())
 )  # fmt: skip

@@ -67,20 +67,18 @@ def work_on(url: str, part: int) -> None:
 
 
 def _act(run: Run, *, is_killed: bool) -> str:
+    """Go through the steps. Those that are done are not done again, and what is saved is not saved again."""
     state: dict[str, Any] = run.load() or {"notes": {}, "messages": []}
     for number, name in enumerate(STEPS, 1):
-        done = run.step(name, lambda name=name, number=number: _tool(name, is_killed and number == 3))
-        state["notes"][name] = done
-        state["messages"] = [{"role": "tool", "name": one} for one in STEPS[:number]]
+        found = run.step(name, lambda name=name, number=number: _tool(name, is_killed and number == 3))
+        if number <= run.info.iteration:
+            print(f"  process {os.getpid()}: {name}: was done before", flush=True)
+            continue
+        state["notes"][name] = "done"
+        state["messages"].append({"role": "tool", "name": name, "text": found})
         used = {"input_tokens": 120 * number, "output_tokens": 15 * number, "cost_usd": 0.0012 * number}
-        run.save(
-            state,
-            step=number,
-            iteration=number,
-            phase=name,
-            usage=used,
-            source="loop" if number < 4 else "final",
-        )
+        source = "loop" if number < len(STEPS) else "final"
+        run.save(state, step=number, iteration=number, phase=name, usage=used, source=source)
         print(f"  process {os.getpid()}: {name}: saved as step {number}", flush=True)
     return "booked: the early ferry"
 
@@ -89,7 +87,7 @@ def _tool(name: str, is_killed: bool) -> str:
     if is_killed:
         print(f"  process {os.getpid()}: {name}: killed", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    return f"{name}: done"
+    return " ".join(f"{name}: line {number} of what was found." for number in range(1, 61))
 
 
 def _branch(url: str) -> None:
@@ -100,6 +98,6 @@ def _branch(url: str) -> None:
         thread = store.thread(THREAD)
         second = next(one for one in thread.history() if one.step == 2)
         state = thread.load(second.id)
-        state["notes"]["read timetable"] = "read timetable: there is a night ferry"
+        state["notes"]["read timetable"] = "there is a night ferry"
         thread.save(state, parent=second.id, step=3, source="update")
         thread.update({"title": "The island", "user": "ada"})

@@ -16,7 +16,7 @@ import ormsgpack
 from ..extension import NDARRAY, NUMPY_SCALAR, Opaque, Raw
 from .harmless import shown
 
-_TEXT_LIMIT, _ITEM_LIMIT = 400, 40
+_TEXT_LIMIT, _ITEM_LIMIT = 160, 40
 
 
 # As JSON ------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _scalar(value: Any, full: bool) -> str:
 def _text(value: str, full: bool) -> str:
     if full or len(value) <= _TEXT_LIMIT:
         return _quoted(value)
-    return f"{_quoted(value[: _TEXT_LIMIT // 2])} … {_quoted(value[-_TEXT_LIMIT // 4 :])} ({len(value):,} characters)"
+    return f"{_quoted(value[: _TEXT_LIMIT // 4])} … {_quoted(value[-_TEXT_LIMIT // 8 :])} ({len(value):,} characters)"
 
 
 def _quoted(value: str) -> str:
