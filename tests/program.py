@@ -27,6 +27,8 @@ from pathlib import Path
 
 import pytest
 
+from crash import ram_folder
+
 SOURCE = str(Path(__file__).resolve().parent.parent / "src")
 _PATIENCE_S = 30
 _LAZY = (
@@ -150,6 +152,13 @@ class Terminal:
         os.write(self._master, text.encode())
         return self
 
+    def press(self, key):
+        """Press a key until the program has ended: Python loses a Ctrl-C in the instant before it waits for input."""
+        end = time.monotonic() + _PATIENCE_S
+        while not select.select([self._link], [], [], 0.5)[0] and time.monotonic() < end:
+            self.type(key)
+        return self.end()
+
     def end(self):
         """Wait for the end of the program; return its exit code."""
         code = _code(self._link)
@@ -271,7 +280,7 @@ def _run():
     return code
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _warm(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("program") / "socket")
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import program; program.serve({path!r})"
@@ -287,12 +296,7 @@ def _warm(tmp_path_factory):
 
 
 @pytest.fixture
-def outlive_in(_warm):
-    """A function that returns the program in a folder."""
-    return lambda folder: Program(_warm, folder)
-
-
-@pytest.fixture
-def program(outlive_in, tmp_path):
-    """The program, in an empty folder."""
-    return outlive_in(tmp_path)
+def program(_warm):
+    """The program, in an empty folder: in memory, because others may keep the disk busy."""
+    with ram_folder() as folder:
+        yield Program(_warm, folder)

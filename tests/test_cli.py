@@ -12,15 +12,16 @@ import sys
 import pytest
 
 import outlive
+from crash import ram_folder
 from program import environment, fresh
 from world import ODD_ID, Plan, build, open_knowing
 
 
 @pytest.fixture(scope="module")
-def _built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    build(f"sqlite:///{folder}/agent.db")
-    return folder / "agent.db"
+def _built():
+    with ram_folder() as folder:
+        build(f"sqlite:///{folder}/agent.db")
+        yield folder / "agent.db"
 
 
 @pytest.fixture
@@ -42,12 +43,11 @@ def anywhere(request, program, _built):
     else:
         url = request.getfixturevalue("postgres_store")
         build(url)
-    program.url = url
 
     def run(*arguments, **options):
         return program(*arguments, OUTLIVE_STORE=url, **options)
 
-    run.url = url
+    run.url, run.folder = url, program.folder
     return run
 
 
@@ -315,13 +315,14 @@ def test_stats_compare_with_whole_states(anywhere):
     assert {item["thread"] for item in items} == {"-dash", ODD_ID, "trip-42", "trip-7", "types"}
 
 
-def test_stores_are_copied_between_backends(anywhere, tmp_path):
-    target = f"file://{tmp_path}/copy"
+def test_stores_are_copied_between_backends(anywhere):
+    folder = anywhere.folder
+    target = f"file://{folder}/copy"
     assert lines(anywhere("backup", target, "--verify")) == [
         f"copied 5 threads to {target}; the target is whole"
     ]
     assert anywhere("ls", "--store", target, "-q").out == anywhere("ls", "-q").out
-    again = f"sqlite:///{tmp_path}/again.db"
+    again = f"sqlite:///{folder}/again.db"
     assert anywhere("copy", target, again, "--json").items[0]["threads"] == 5
     with open_knowing(again) as store:
         assert store.thread("trip-42").load("c3")["plan"] == Plan("Lisbon", 3)

@@ -29,10 +29,10 @@ NUMBER = 7
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path):
+def url(request, program):
     if request.param == "postgresql":
         return request.getfixturevalue("postgres_store")
-    return f"sqlite:///{tmp_path}/agent.db"
+    return f"sqlite:///{program.folder}/agent.db"
 
 
 @pytest.fixture

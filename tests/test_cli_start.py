@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import outlive
+from crash import ram_folder
 from outlive.cli import examining
 from program import SOURCE, environment, fresh
 from world import build
@@ -21,10 +22,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("start")
-    build(f"sqlite:///{folder}/agent.db")
-    return folder
+def folder():
+    with ram_folder() as folder:
+        build(f"sqlite:///{folder}/agent.db")
+        yield folder
 
 
 def imported(*arguments, folder=None):

@@ -102,8 +102,7 @@ def test_a_destructive_command_says_what_it_will_do_and_asks(here):
 @pytest.mark.parametrize("key", ["\x03", "\x04"])
 def test_ctrl_c_at_a_question_does_nothing(here, key):
     with here.on_terminal("prune", "trip-42", "--keep-last", 1) as terminal:
-        terminal.wait_for("Go on? [y/N]").type(key)
-        assert terminal.end() == 130
+        assert terminal.wait_for("Go on? [y/N]: ").press(key) == 130
     assert "Traceback" not in terminal.seen
     assert len(here("history", "trip-42", "-q").out.split()) == 4
 
@@ -115,8 +114,7 @@ def test_ctrl_c_in_a_handler_leaves_the_run_to_be_recovered(program):
         "import time\ndef wait(run):\n    print('at work', flush=True)\n    time.sleep(60)\n"
     )
     with program.on_terminal("recover", "--handlers", "slow:wait") as terminal:
-        terminal.wait_for("at work").type("\x03")
-        assert terminal.end() == 130
+        assert terminal.wait_for("at work").press("\x03") == 130
     assert "Traceback" not in terminal.seen
     (item,) = program("runs", "--json").items
     assert (item["standing"], item["attempt"]) == ("interrupted", 2)
