@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..sync import Store, Thread
 
 _MANY = 6
+_UUID = 36
+_MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def engine_of(store: Store) -> Engine:
@@ -48,21 +50,26 @@ def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
 
 def find_checkpoint(store: Store, thread: Thread, said: str | None) -> CheckpointRecord:
     """Return the record of the one checkpoint that is meant; the head when nothing is said."""
-    records = run_now(engine_of(store).records(key_of(store, thread.id), thread.namespace))
-    by_id = {record.id: record for record in records}
+    engine, key = engine_of(store), key_of(store, thread.id)
+    if said != "":
+        reading = run_now(engine.backend.read(key, thread.namespace, said, chunks=False))
+        if reading.record is not None:
+            return reading.record
+    records = run_now(
+        engine.records(key, thread.namespace)
+    )  # by a place or a part of an id: all are looked at
     if not records:
         where = f" in namespace {thread.namespace!r}" if thread.namespace else ""
         raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}")
-    if said is None:
-        return records[0]
-    if said not in by_id and (found := _by_place(records, said)) is not None:
+    if (found := _by_place(records, said or "")) is not None:
         return found
+    by_id = {record.id: record for record in records}
 
     def look(id: str) -> list[str]:
         return [id] if id in by_id else [one for one in by_id if one.startswith(id)]
 
     command = f"outlive history {as_argument(thread.id)}"
-    return by_id[_the_one(f"checkpoint of thread {thread.id!r}", said, look, f"{command} lists them")]
+    return by_id[_the_one(f"checkpoint of thread {thread.id!r}", said or "", look, f"{command} lists them")]
 
 
 def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | None:
@@ -117,17 +124,16 @@ def _list(ids: Iterable[str]) -> str:
 
 
 def shortened(ids: Iterable[str], least: int = 8) -> dict[str, str]:
-    """Return how much of each id is enough to tell it from the others, for a terminal."""
+    """Return ids for a terminal: of those that were made up by outlive, as much as tells them apart."""
     from .table import is_terminal
 
-    known = sorted(set(ids))
+    known = set(ids)
+    length = least
     if not is_terminal():
         return {id: id for id in known}
-    longest = max((len(id) for id in known), default=0)
-    length = least
-    while length < longest and len({id[:length] for id in known}) < len(known):
+    while length < _UUID and len({id[:length] for id in known}) < len(known):
         length += 1
-    return {id: id[:length] for id in known}
+    return {id: id[:length] if _MADE.fullmatch(id) else id for id in known}
 
 
 def run_of_head(store: Store, info: Any) -> RunInfo | None:
