@@ -10,6 +10,7 @@ from figures import (
     disk,
     growth,
     heartbeats,
+    langgraph_graph,
     large,
     listing,
     load,
@@ -44,4 +45,5 @@ FIGURES: dict[str, ModuleType] = {
     "heartbeats": heartbeats,
     "claim": claim,
     "postgres-steps": postgres_steps,
+    "langgraph": langgraph_graph,
 }

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -218,6 +218,9 @@ class Commit:
     token: bytes = field(
         default_factory=lambda: os.urandom(8)
     )  # of this very commit, however often it is sent
+    on_queued: Callable[[], None] | None = (
+        None  # called by a backend that will do later commits after this one
+    )
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from .backend import Backend
 from .backends import postgres_url, redis_url
-from .backends.local import Inline, Local, Threaded, in_thread
+from .backends.local import Borrowed, Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
 from .backends.server import Served, hide_secrets, take_options
 from .cache import Cache
@@ -110,9 +110,26 @@ async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant}))
 
-    return await _build(
-        await target.served.asynchronous(target.settings.timeout_s), target, AsyncRuntime(), another
+    backend = await target.served.asynchronous(target.settings.timeout_s)
+    store = await _build(backend, target, AsyncRuntime(), another)
+    store._twin = lambda: _twin(store, target)
+    return store
+
+
+def _twin(store: AsyncStore, target: _Target) -> AsyncStore:
+    """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
+    held, settings = store._engine, target.settings
+    is_local = isinstance(held.backend, Threaded)
+    backend = Borrowed(held.backend.local) if is_local else target.served.sync(settings.timeout_s)  # type: ignore[attr-defined]
+    engine = Engine(
+        cast(Backend, backend),
+        held.codec,
+        held.namer,
+        Cache(target.cache_bytes),
+        SyncRuntime(),
+        target.watched,
     )
+    return AsyncStore(engine, settings)
 
 
 async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:

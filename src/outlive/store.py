@@ -59,6 +59,7 @@ class AsyncStore:
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
+        self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
         self._heart = Heart(engine)
 
     def __repr__(self) -> str:
@@ -140,9 +141,13 @@ class AsyncStore:
         )
         return self._run(info, throttle_s=throttle_s)
 
-    def _run(self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False) -> AsyncRun:
+    def _run(
+        self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False, is_bare: bool = False
+    ) -> AsyncRun:
         place = self.thread(info.thread, namespace=info.namespace)
-        return AsyncRun(self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries)
+        return AsyncRun(
+            self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries, is_bare=is_bare
+        )
 
     async def retry(self, run_id: str) -> AsyncRun:
         """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""

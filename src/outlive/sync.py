@@ -24,7 +24,8 @@ from .worker import AsyncWorker
 T = TypeVar("T")
 
 
-def _each(items: AsyncIterator[T]) -> Iterator[T]:
+def each(items: AsyncIterator[T]) -> Iterator[T]:
+    """Iterate over what never suspends."""
     while True:
         try:
             yield run_now(items.__anext__())  # type: ignore[arg-type]
@@ -108,7 +109,7 @@ class Thread:
         run: str | None = None,
         all_namespaces: bool = False,
     ) -> Iterator[Checkpoint]:
-        return _each(
+        return each(
             self._thread.history(
                 limit=limit, before=before, filter=filter, run=run, all_namespaces=all_namespaces
             )
@@ -354,7 +355,7 @@ class Store:
         limit: int | None = None,
         after: str | None = None,
     ) -> Iterator[ThreadInfo]:
-        return _each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
 
     def run(
         self,
@@ -396,10 +397,10 @@ class Store:
         agent: str | None = None,
         thread: str | None = None,
     ) -> Iterator[RunInfo]:
-        return _each(self._store.runs(status=status, agent=agent, thread=thread))
+        return each(self._store.runs(status=status, agent=agent, thread=thread))
 
     def interrupted(self) -> Iterator[RunInfo]:
-        return _each(self._store.interrupted())
+        return each(self._store.interrupted())
 
     def retry(self, run_id: str) -> Run:
         return Run(run_now(self._store.retry(run_id)))
