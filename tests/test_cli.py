@@ -125,6 +125,7 @@ def test_a_state_with_unknown_types_is_shown_and_never_steers_the_terminal(anywh
     assert '"text": "\\x1b[31mred\\x1b]0;title\\x07 \\x9b2J \\u202eturned\\ud800"' in shown
     assert '"plan": plan/2 {"city": "Faro", "days": 9}' in shown
     assert '"foreign": extension 48 (9 bytes)' in shown
+    assert '"document": some.module.Document {"text": "a\\x1b[2J", "tags": other.Tag "x"}' in shown
     assert '"when": datetime 2026-05-01T12:30:00+00:00' in shown
     assert "… 60 more" in shown
     assert "… 60 more" not in anywhere("show", "types", "--full").out
@@ -155,6 +156,7 @@ def test_one_place_of_a_state_is_shown_by_its_path(here):
     assert here("show", "trip-42", "c3", "--path", "messages[-1].text").out == "message 2\n"
     assert here("show", "trip-42", "c3", "--path", "plan.city", "--json").items[0]["value"] == "Lisbon"
     assert here("show", "types", "--path", "keys[1]").out == "one\n"
+    assert here("show", "types", "--path", "document.tags", "--json").items[0]["value"]["code"] == 48
     wrong = here("show", "trip-42", "--path", "plan.nope")
     assert (wrong.code, said(wrong)) == (2, "outlive: plan has no 'nope'; it has 'city', 'days'\n")
     assert here("show", "trip-42", "--path", "messages[").code == 2
@@ -268,6 +270,7 @@ def test_nothing_is_deleted_without_being_asked(anywhere):
 
 
 def test_checkpoints_are_deleted_by_id(anywhere):
+    assert anywhere("rm", "trip-42", "bra", "--yes").code == 2  # not by a part of its name
     assert lines(anywhere("rm", "trip-42", "c1", "@3", "--yes"))[0].startswith("deleted 2 checkpoints")
     assert anywhere("history", "trip-42", "-q").out.split() == ["branch", "c2"]
 
@@ -407,7 +410,8 @@ def test_errors_are_one_line_without_a_traceback(here):
     assert json.loads(here("show", "nope", "--json").err) == {
         "format": 1, "error": "BadArgument", "message": "there is no thread 'nope'; outlive ls lists them", "exit": 2,
     }  # fmt: skip
-    assert "Traceback" in here("show", "nope", "--debug").err
+    debugged = here("show", "nope", "--debug")
+    assert (debugged.code, "Traceback" in debugged.err) == (2, True)
 
 
 def test_options_of_every_command_stand_before_or_behind_it(here):

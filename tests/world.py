@@ -6,6 +6,8 @@ import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
 
+import ormsgpack
+
 import outlive
 from outlive.extension import Raw
 from outlive.registry import Registry
@@ -62,6 +64,14 @@ def build(url):
         store.thread("secret").save({"n": 3})
 
 
+TAG = ormsgpack.packb(["other", "Tag", "x"])
+
+
+def foreign(module, name, fields):
+    """Return an object as the LangGraph adapter stores those that only its serializer can build."""
+    return Raw(48 + 2, ormsgpack.packb([module, name, fields]))
+
+
 def everything():
     return {
         "when": dt.datetime(2026, 5, 1, 12, 30, tzinfo=dt.UTC),
@@ -73,6 +83,7 @@ def everything():
         "$type": "a key of the user's",
         "plan": Plan("Faro", 9),
         "foreign": Raw(48, b"\x92\xa1a\xa1b\x1b[2J"),
+        "document": foreign("some.module", "Document", {"text": "a\x1b[2J", "tags": ormsgpack.Ext(0, TAG)}),
         "big": 1 << 80,
         "text": ESCAPES,
         "list": list(range(100)),

@@ -83,7 +83,13 @@ def _show_verified(found: Verified) -> None:
 def stats(call: Call, prefix: str, limit: int) -> None:
     """Show what threads hold, the largest first, against what whole states would take."""
     with call.open() as store:
-        found = [(info.id, store.thread(info.id).size()) for info in store.threads(prefix=prefix)]
+        from .table import progress
+
+        found = []
+        with progress("measuring", is_quiet=call.is_quiet or call.is_json) as tell:
+            for info in store.threads(prefix=prefix):
+                found.append((info.id, store.thread(info.id).size()))
+                tell(len(found))
         found.sort(key=lambda one: -one[1].stored_bytes)
         items = [
             {

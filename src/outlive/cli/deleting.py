@@ -43,16 +43,17 @@ def remove_checkpoints(
     call: Call, store: Store, place: Thread, said: tuple[str, ...], run: str | None, erase: bool
 ) -> None:
     """Delete some checkpoints after saying which."""
-    records = [find_checkpoint(store, place, one) for one in said]
+    records = [find_checkpoint(store, place, one, is_exact=call.is_yes) for one in said]
+    ids = [record.id for record in records]
     run_id = None if run is None else find_run(store, run, is_exact=call.is_yes).id
     count = len(records)
     if run_id is not None:
-        count += sum(1 for one in place.history(run=run_id, all_namespaces=True) if one.id not in said)
+        count += sum(1 for one in place.history(run=run_id, all_namespaces=True) if one.id not in ids)
     names = ", ".join(f"@{record.seq}" for record in records)
     of_run = f"those of run {shown(run_id)}" if run_id else ""
     what = f"delete {_counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
     call.confirm(what)
-    done = place.remove([record.id for record in records], run=run_id, erase=erase)
+    done = place.remove(ids, run=run_id, erase=erase)
     call.did(f"deleted {_told(done)}", thread=place.id, **asdict(done))
 
 

@@ -48,7 +48,9 @@ def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
     return _the_one("thread", said, look, "outlive ls lists them")
 
 
-def find_checkpoint(store: Store, thread: Thread, said: str | None) -> CheckpointRecord:
+def find_checkpoint(
+    store: Store, thread: Thread, said: str | None, *, is_exact: bool = False
+) -> CheckpointRecord:
     """Return the record of the one checkpoint that is meant; the head when nothing is said."""
     engine, key = engine_of(store), key_of(store, thread.id)
     if said != "":
@@ -66,7 +68,7 @@ def find_checkpoint(store: Store, thread: Thread, said: str | None) -> Checkpoin
     by_id = {record.id: record for record in records}
 
     def look(id: str) -> list[str]:
-        return [id] if id in by_id else [one for one in by_id if one.startswith(id)]
+        return [one for one in by_id if one == id or (one.startswith(id) and not is_exact)]
 
     command = f"outlive history {as_argument(thread.id)}"
     return by_id[_the_one(f"checkpoint of thread {thread.id!r}", said or "", look, f"{command} lists them")]

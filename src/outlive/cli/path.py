@@ -35,10 +35,9 @@ def _key(found: re.Match[str]) -> Any:
 
 
 def _enter(value: Any, key: Any, where: str) -> Any:
-    from ..extension import Opaque
+    from .opaque import inside
 
-    while isinstance(value, Opaque):
-        value = value.value
+    value = inside(value)
     if isinstance(value, dict):
         if key in value:
             return value[key]

@@ -111,9 +111,11 @@ def _run(arguments: list[str]) -> int:
         return FINDINGS
     except BrokenPipeError:
         raise
-    except Exception as error:  # told in a line below; --debug shows all of it
+    except Exception as error:  # noqa: BLE001  # told in a line below; --debug shows all of it
         if "--debug" in arguments:
-            raise
+            import traceback
+
+            traceback.print_exc()
         return _tell(error, arguments)
 
 

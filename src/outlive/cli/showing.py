@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..extension import Opaque
 from .harmless import shown, shown_lines
 from .items import checkpoint_item, write_item
 from .measure import local, size
+from .opaque import inside
 from .path import pick
 from .table import Column, print_fields, print_table, width
 from .value import count_of, kind_of, lines, one_line, to_json
@@ -117,8 +117,7 @@ def _parts(value: Any, path: str) -> list[tuple[str, Any]]:
     """Return the parts of a value one level below it."""
     from ..diff import _join
 
-    while isinstance(value, Opaque):
-        value = value.value
+    value = inside(value)
     if isinstance(value, dict):
         return [(_join(path, key), item) for key, item in value.items()]
     if isinstance(value, list | tuple):

@@ -15,8 +15,10 @@ import ormsgpack
 
 from ..extension import NDARRAY, NUMPY_SCALAR, Opaque, Raw
 from .harmless import shown
+from .opaque import inside, named
 
 _TEXT_LIMIT, _ITEM_LIMIT = 160, 40
+_LONG = 4_000  # characters of a line that is cut
 
 
 # As JSON ------------------------------------------------------------------------------------------------------
@@ -91,8 +93,8 @@ def _array(value: Raw) -> tuple[str, list[int], bytes] | None:
 
 def one_line(value: Any, room: int = 60) -> str:
     """Return a value on one line that is about as long as there is room."""
-    text = _inline(value, room)
-    return text if text is not None else _cut(_summary(value), room)
+    text = _inline(value, _LONG)
+    return _cut(_summary(value) if text is None else text, room)
 
 
 def lines(value: Any, *, width: int = 100, full: bool = False, indent: str = "") -> list[str]:
@@ -120,17 +122,21 @@ def kind_of(value: Any) -> str:
     if isinstance(value, Opaque):
         return f"{shown(value.tag)}/{value.version}"
     if isinstance(value, Raw):
-        if _array(value) is None:
-            return f"extension {value.code}"
-        return "ndarray" if value.code == NDARRAY else "numpy scalar"
+        if _array(value) is not None:
+            return "ndarray" if value.code == NDARRAY else "numpy scalar"
+        return shown(named(value)[0] or f"extension {value.code}")
     return "null" if value is None else type(value).__name__
 
 
 def count_of(value: Any) -> int | None:
     """Return how many elements a value has, if it is a container or text."""
-    while isinstance(value, Opaque):
-        value = value.value
+    value = inside(value)
     return len(value) if isinstance(value, dict | list | tuple | set | frozenset | str | bytes) else None
+
+
+def _inner(value: Opaque | Raw) -> Any:
+    """Return what is one level below the name of a type."""
+    return value.value if isinstance(value, Opaque) else named(value)[1]
 
 
 Items = list[tuple[str | None, Any]]
@@ -138,8 +144,8 @@ Items = list[tuple[str | None, Any]]
 
 def _open(value: Any) -> tuple[str, Items | None, str]:
     """Return what stands before the bracket, the elements with what stands before each, and the brackets."""
-    if isinstance(value, Opaque):
-        prefix, items, brackets = _open(value.value)
+    if isinstance(value, Opaque | Raw) and (inner := _inner(value)) is not value:
+        prefix, items, brackets = _open(inner)
         return f"{kind_of(value)} {prefix}", items, brackets
     if isinstance(value, dict):
         return "", [(f"{_scalar_key(key)}: ", item) for key, item in value.items()], "{}"
@@ -165,7 +171,9 @@ def _inline(value: Any, room: int, full: bool = False) -> str | None:
     prefix, items, brackets = _open(value)
     if items is None:
         text = _scalar(value, full)
-        return text if len(text) <= max(room, 1) or not isinstance(value, str | bytes | Opaque) else None
+        return (
+            text if len(text) <= max(room, 1) or not isinstance(value, str | bytes | Opaque | Raw) else None
+        )
     parts, used = [], len(prefix) + 2
     if len(items) * 2 > room:
         return None
@@ -183,8 +191,8 @@ def _scalar_key(key: Any) -> str:
 
 
 def _scalar(value: Any, full: bool) -> str:
-    if isinstance(value, Opaque):
-        return f"{kind_of(value)} {_scalar(value.value, full)}"
+    if isinstance(value, Opaque | Raw) and (inner := _inner(value)) is not value:
+        return f"{kind_of(value)} {_scalar(inner, full)}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
