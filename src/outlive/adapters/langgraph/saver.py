@@ -245,9 +245,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         # The turn is taken before anything is awaited: tasks begin in the order they were made.
         if self._shared.asynchronous is not None:
             return await self._in_turn_on_loop(thread, work)
-        begun = self._shared.begin_in_turn(
-            thread, lambda turn: self._sync(lambda keeper: work(keeper, turn))
-        )
+        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:

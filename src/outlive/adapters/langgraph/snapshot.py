@@ -23,7 +23,9 @@ from .values import ValueCodec, sealed_version
 
 SHAPE = 1
 # Keys of ours among those of metadata.
-_WHOLE = "__whole__"  # under it are the metadata: they were sealed, or have a key that is called as one of these
+_WHOLE = (
+    "__whole__"  # under it are the metadata: they were sealed, or have a key that is called as one of these
+)
 _NO_SOURCE = "__no_source__"
 _OURS = ("langgraph", "channel_values", "deltas", "rest")
 
@@ -143,7 +145,9 @@ def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any]) -> No
 def metadata_of(record: CheckpointRecord, stored: Mapping[str, Any]) -> CheckpointMetadata:
     """Return the metadata as LangGraph gave them."""
     has_source = _NO_SOURCE not in stored
-    rest = stored.get(_WHOLE) or {name: value for name, value in stored.items() if name not in (_WHOLE, _NO_SOURCE)}
+    rest = stored.get(_WHOLE) or {
+        name: value for name, value in stored.items() if name not in (_WHOLE, _NO_SOURCE)
+    }
     whole = {"source": record.source if has_source else None, "step": record.step, "run_id": record.run}
     whole = {name: value for name, value in whole.items() if value is not None and name not in rest}
     return cast(CheckpointMetadata, {**whole, **rest})
