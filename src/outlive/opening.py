@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
@@ -118,27 +118,22 @@ async def _open_threaded(target: _Target) -> AsyncStore:
 
     backend = await target.served.asynchronous(target.settings.timeout_s)
     store = await _build(backend, target, AsyncRuntime(), another)
-    store._twin = lambda: _twin(store, target)
+    store._twin = lambda: _twin(backend, target)
     return store
 
 
-def _twin(store: AsyncStore, target: _Target) -> AsyncStore:
+def _twin(backend: Backend, target: _Target) -> AsyncStore:
     """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
-    held, settings = store._engine, target.settings
-    is_local = isinstance(held.backend, Threaded)
-    backend = Borrowed(held.backend.local) if is_local else target.served.sync(settings.timeout_s)  # type: ignore[attr-defined]
-    engine = Engine(
-        cast(Backend, backend),
-        held.codec,
-        held.namer,
-        Cache(target.cache_bytes),
-        SyncRuntime(),
-        target.watched,
-    )
-    return AsyncStore(engine, settings)
+    if isinstance(backend, Threaded):
+        same = cast(Backend, Borrowed(backend.local))
+    else:
+        same = target.served.sync(target.settings.timeout_s)
+    return run_now(_build(same, replace(target, retain=None), SyncRuntime(), None))
 
 
-async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
+async def _build(
+    backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener | None
+) -> AsyncStore:
     if target.ring is not None:
         backend = Encrypted(backend, target.ring)
     try:
