@@ -142,7 +142,8 @@ def test_what_is_pruned_is_freed(backend, url_for, folder):
         assert chunks(saver, names) == left & names
         assert len(left) < len(names) / 4
         assert 11 * 5_000 < done.freed_bytes <= before[1] - after[1] < done.freed_bytes * 1.1
-        assert (expected.checkpoints, expected.chunks) == (done.checkpoints, done.chunks)
+        assert expected.checkpoints == done.checkpoints
+        assert expected.chunks <= done.chunks <= expected.chunks + done.rewritten
         assert saver.get_tuple(at()).checkpoint["channel_values"]["n"] == 11
         saver.prune(["t"], strategy="delete")
         assert sizes(saver) == (0, 0)
