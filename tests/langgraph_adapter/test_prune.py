@@ -86,7 +86,10 @@ def test_each_namespace_keeps_its_newest(both):
     fill(both, 3, ns="sub:1")
     fill(both, 2, ns="sub:1|deep:2")
     both.prune(["t"])
-    found = [(one.config["configurable"]["checkpoint_ns"], ids([one])[0]) for one in both.list({"configurable": {"thread_id": "t"}})]
+    found = [
+        (one.config["configurable"]["checkpoint_ns"], ids([one])[0])
+        for one in both.list({"configurable": {"thread_id": "t"}})
+    ]
     assert sorted(found) == [("", "003"), ("sub:1", "002"), ("sub:1|deep:2", "001")]
 
 
@@ -179,7 +182,10 @@ def test_pruning_after_each_turn_keeps_a_thread_small(saver):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_what_waits_for_an_answer_stays_and_can_be_answered(saver, loop, is_async):
     results = []
-    for driver in (Driver(saver, loop if is_async else None), Driver(InMemorySaver(), loop if is_async else None)):
+    for driver in (
+        Driver(saver, loop if is_async else None),
+        Driver(InMemorySaver(), loop if is_async else None),
+    ):
         inner = line(Log, i=says("i"), inner=asks("inner")).compile()
         remembering = line(Log, j=says("j"), memory=asks("memory")).compile(checkpointer=True)
         graph = driver.compile(
@@ -204,7 +210,9 @@ def test_an_open_interrupt_of_a_fork_stays_too(saver):
     waiting = driver.state(graph, thread()).config
     old = driver.history(graph, thread())[-1]
     for turn in range(3):  # the thread goes another way
-        driver.invoke(graph, None, driver.update(graph, old.config, {"log": [f"other way {turn}"]}, as_node="b"))
+        driver.invoke(
+            graph, None, driver.update(graph, old.config, {"log": [f"other way {turn}"]}, as_node="b")
+        )
     saver.prune(["t"])
     assert [one.value for one in driver.state(graph, waiting).interrupts] == ["ask?"]
     answered = driver.invoke(graph, Command(resume="yes"), waiting)
