@@ -13,7 +13,7 @@ from typing import Any
 
 from ...backend import CheckpointRecord, ThreadKey
 from ...checkpoint import PendingWrite
-from ...errors import CallerError, Corrupt, StaleBase, UnknownTag
+from ...errors import CallerError, Corrupt, OutliveError, StaleBase, UnknownTag
 from .canonical import digest
 from .cargo import Cargo
 from .decoding import Decoder, Found
@@ -23,6 +23,14 @@ from .reading import Pages
 from .source import PAGE, Pair, Row, ThreadView, WriteKey, WriteRow
 
 _TRIES = 5
+_ODD = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)  # in hostile rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +157,10 @@ class ThreadMove:
         """Turn what is wrong with a row into a problem that says where it is, and what to do."""
         try:
             yield
-        except (CallerError, Corrupt, RecursionError) as error:
+        except (CallerError, Corrupt, *_ODD) as error:
             sentence = error.what if isinstance(error, Corrupt) else str(error)
+            if not isinstance(error, OutliveError):
+                sentence = f"it is not as LangGraph writes it ({type(error).__name__}: {error})"
             unknown = error.tag if isinstance(error, UnknownTag) else None
             if unknown is not None:
                 name = unknown.rpartition(".")[2]
