@@ -266,8 +266,32 @@ def test_what_went_on_in_the_target_stays(old):
         saver = saver_on(store)
         graphs.asking().compile(checkpointer=saver).invoke(Command(resume="mine"), on("asked"))
         before = everything(saver, "asked")
-        assert move(old, store, on_problem="skip").checkpoints == 0
+        again = move(old, store)
+        assert (again.checkpoints, again.writes, again.renewed, again.ahead) == (0, 0, 0, 1)
         assert everything(saver, "asked") == before
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file", "postgresql", "redis"])
+def test_an_answer_in_the_source_does_not_mix_with_one_in_the_target(backend, old, tmp_path, url_for):
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store)
+        saver = saver_on(store)
+        for one, answer in ((saver, "mine"), (source, "theirs")):
+            graphs.asking().compile(checkpointer=one).invoke(Command(resume=answer), on("asked"))
+        before = everything(saver, "asked")
+        moved = move(old, store, on_problem="skip")
+        assert everything(saver, "asked") == before
+        assert moved.ahead + len(moved.problems) == 1
+
+
+def test_without_comparing_it_brings_the_same(old):
+    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+        assert move(old, store, verify=False).verified == 0
+        graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
+        source.put_writes(source.get_tuple(on("delta")).config, [("log", ["late"])], "task")
+        again = move(old, store, verify=False)
+        assert again.writes > 1
+        assert_same(source, saver_on(store), THREADS)
 
 
 def test_a_thread_that_went_on_in_both_is_not_mixed(old):

@@ -45,6 +45,7 @@ class Moved:
     writes: int = 0
     present: int = 0  # checkpoints that were in the target already
     renewed: int = 0  # of these, were brought up to date
+    ahead: int = 0  # threads that went on in the target since they were moved, and are left alone
     verified: int = 0  # checkpoints that were read back from the target and are what the source says
     problems: tuple[Problem, ...] = ()
 
@@ -69,6 +70,7 @@ class Moved:
         self.writes += done.writes
         self.present += done.present
         self.renewed += done.renewed
+        self.ahead += done.is_ahead
         self.verified += done.compared
 
 
