@@ -127,7 +127,7 @@ ROWS = {
     "checkpoints set checkpoint = x'c0'": "no checkpoint of LangGraph's",
     "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one that it is stored as",
     "checkpoints set checkpoint_id = zeroblob(rowid)": "a checkpoint_id is b",
-    "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "can't decode",
+    "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "Could not decode",
     "checkpoints set parent_checkpoint_id = x'00'": "parent checkpoint id must be a str",
     "checkpoints set checkpoint_ns = printf('%.*c', 2000, 'x') || rowid": "at most 1,000 characters",
     "writes set idx = idx + 1000000000000": "the idx of a write is",
@@ -175,6 +175,7 @@ def test_a_file_whose_pages_are_damaged_is_told(old):
 WRONG = {
     "sqlite:///nowhere.db": (outlive.StoreUnavailable, "there is no file"),
     "sqlite://host/old.db": (outlive.BadURL, "takes no host"),
+    "sqlite:///old.db?mode=rw": (outlive.BadURL, "takes no options"),
     "sqlite:///": (outlive.BadURL, "needs the path"),
     "redis://host": (outlive.BadURL, "no database of LangGraph's that can be read"),
     "postgresql://me:secret@127.0.0.1:1/x": (outlive.StoreUnavailable, "cannot be reached"),
@@ -205,8 +206,9 @@ def test_a_postgres_without_the_tables_is_told(postgres_url):
 
 
 def test_a_source_cannot_be_its_own_target(old):
-    with pytest.raises(outlive.OutliveError):
-        import_langgraph(f"sqlite:///{old}", f"sqlite:///{old}", types=[Ticket])
+    for target in (f"sqlite:///{old}", f"sqlite:{old}"):
+        with pytest.raises(outlive.OutliveError):
+            import_langgraph(f"sqlite:///{old}", target, types=[Ticket])
     with sqlite_saver(old) as source:
         assert source.get_tuple(graphs.on("chat")) is not None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -170,6 +171,34 @@ def test_the_source_may_be_in_use(old, tmp_path):
         move(old, store, progress=go_on)
         move(old, store)
         assert_same(source, saver_on(store), [*THREADS, "later"])
+
+
+def test_another_process_may_have_the_source_open(old):
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with sqlite_saver(old) as source:
+                graphs.chat().compile(checkpointer=source).invoke({"messages": ["in the log"]}, on("logged"))
+                os.write(ready[1], b"!")
+                os.read(go[0], 1)
+        finally:
+            os._exit(0)
+    assert os.read(ready[0], 1) == b"!"
+    try:
+        before = old.read_bytes(), Path(f"{old}-wal").read_bytes()
+        with outlive.open("memory:") as store:
+            assert move(old, store).ok
+            assert (
+                saver_on(store).get_tuple(on("logged")).checkpoint["channel_values"]["messages"][0].content
+                == "in the log"
+            )
+        assert (old.read_bytes(), Path(f"{old}-wal").read_bytes()) == before
+    finally:
+        os.write(go[1], b"!")
+        os.waitpid(pid, 0)
+        for end in (*ready, *go):
+            os.close(end)
 
 
 def test_progress_is_told(old):

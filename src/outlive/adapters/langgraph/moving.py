@@ -114,6 +114,8 @@ def import_langgraph(
         raise BadArgument("give types= or serde=, not both: a serde of your own decides what it reads")
     if isinstance(threads, str):
         raise BadArgument(f"threads must be thread ids, such as [{threads!r}], not a single str")
+    if isinstance(target, str) and target.partition("?")[0] == source_url and target.startswith("sqlite"):
+        raise BadArgument("the source cannot be its own target; name another file for the store")
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
         keeper = Keeper(store._store, serde or StrictSerializer(types))
         mover = _Mover(
