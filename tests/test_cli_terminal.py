@@ -14,6 +14,19 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDE = "旅行" * 20
 
 
+SLOW = """
+import asyncio, time
+
+def wait(run):
+    print('at work', flush=True)
+    time.sleep(60)
+
+async def wait_async(run):
+    print('at work', flush=True)
+    await asyncio.sleep(60)
+"""
+
+
 @pytest.fixture
 def here(program):
     build(f"sqlite:///{program.folder}/agent.db")
@@ -107,13 +120,12 @@ def test_ctrl_c_at_a_question_does_nothing(here, key):
     assert len(here("history", "trip-42", "-q").out.split()) == 4
 
 
-def test_ctrl_c_in_a_handler_leaves_the_run_to_be_recovered(program):
+@pytest.mark.parametrize("name", ["wait", "wait_async"])
+def test_ctrl_c_in_a_handler_leaves_the_run_to_be_recovered(program, name):
     with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
         store.run("t", run_id="r-1").start().interrupt()
-    (program.folder / "slow.py").write_text(
-        "import time\ndef wait(run):\n    print('at work', flush=True)\n    time.sleep(60)\n"
-    )
-    with program.on_terminal("recover", "--handlers", "slow:wait") as terminal:
+    (program.folder / "slow.py").write_text(SLOW)
+    with program.on_terminal("recover", "--handlers", f"slow:{name}") as terminal:
         assert terminal.wait_for("at work").press("\x03") == 130
     assert "Traceback" not in terminal.seen
     (item,) = program("runs", "--json").items

@@ -104,10 +104,8 @@ class _Merge:
         self._key = key
         self._renamed: dict[bytes, bytes] = {}  # names by the other store's key
         self._held: set[bytes] = set()  # chunks that the target has
-        self._put: list[bytes] = []
         self._chunks: dict[bytes, bytes] = {}  # on their way
         self._bytes = 0
-        self._generation = 0  # of the target, after our last commit
 
     async def run(self, row: ThreadRow) -> int:
         source, target, key = self._source.backend, self._target.backend, self._key
@@ -126,7 +124,6 @@ class _Merge:
             await self._commit(
                 info=row.info, info_projection=row.info_projection, info_version=row.info_version
             )
-        await self._check(records)
         return len(records)
 
     async def _records(self, records: Sequence[CheckpointRecord]) -> None:
@@ -186,36 +183,53 @@ class _Merge:
         """Put what has gathered, with the chunks it needs. Without a generation the store makes sure that the others are there."""
         chunks, self._chunks, self._bytes = self._chunks, {}, 0
         commit = Commit(self._key, chunks=tuple(chunks.items()), merge=True, **fields)
-        self._generation = (await self._target.commit(commit)).generation
+        receipt = await self._target.commit(commit)
         self._held |= chunks.keys()
-        self._put += chunks
+        await self._check(commit.checkpoints, list(chunks), receipt.generation)
 
-    async def _check(self, records: Sequence[CheckpointRecord]) -> None:
-        """Read back what was put: every record, and every chunk against its name."""
-        if not records and not self._put:
-            return
+    async def _check(
+        self, records: Sequence[CheckpointRecord], chunks: Sequence[bytes], generation: int
+    ) -> None:
+        """Read back what a commit has put: every record, and every chunk against its name."""
         try:
-            await self._compare(records)
+            await self._compare(records, chunks)
         except Corrupt:
-            if not await self._target.has_moved(self._key, self._generation):
+            if not await self._target.has_moved(self._key, generation):
                 raise  # else somebody deletes there, and it went with that
 
-    async def _compare(self, records: Sequence[CheckpointRecord]) -> None:
-        there = {(new.namespace, new.id): new for new in await self._target.records(self._key)}
+    async def _compare(self, records: Sequence[CheckpointRecord], chunks: Sequence[bytes]) -> None:
+        there = await self._read_back(records)
         for record in records:
             held = there.get((record.namespace, record.id))
             with Located(self._key, record.id):
                 if held is None:
                     raise Corrupt("the copy lacks it")
                 is_this = (held.version, held.body) == (record.version, record.body)
-                if is_this and held.chunks != self._names(record.chunks):
+                if is_this and held.chunks != record.chunks:
                     raise Corrupt("the copy is another")
-        for at in range(0, len(self._put), _BATCH):
-            batch = self._put[at : at + _BATCH]
+        for at in range(0, len(chunks), _BATCH):
+            batch = chunks[at : at + _BATCH]
             found = await self._target.backend.fetch(self._key, batch)
             for name in batch:
                 with Located(self._key, None):
                     self._target.raw(name, found.get(name))
+
+    async def _read_back(
+        self, records: Sequence[CheckpointRecord]
+    ) -> dict[tuple[str, str], CheckpointRecord]:
+        """Return records as the target has them, by one page where it has nothing of its own between them."""
+        if not records:
+            return {}
+        backend = self._target.backend
+        epoch, seq, _ = max(record.order for record in records)
+        _, page = await backend.history(self._key, None, before=(epoch, seq + 1, ""), limit=len(records) + 50)
+        found = {(record.namespace, record.id): record for record in page}
+        for record in records:
+            if (record.namespace, record.id) not in found:
+                reading = await backend.read(self._key, record.namespace, record.id, chunks=False)
+                if reading.record is not None:
+                    found[record.namespace, record.id] = reading.record
+        return found
 
 
 def _is_new(record: CheckpointRecord, there: Mapping[tuple[str, str], CheckpointRecord]) -> bool:

@@ -1,6 +1,5 @@
 """Savers on a store of their own."""
 
-
 import pytest
 
 import outlive

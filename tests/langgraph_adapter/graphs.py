@@ -173,11 +173,17 @@ class Scripted(BaseChatModel):
     def bind_tools(self, tools: Any, **options: Any) -> Any:
         return self
 
-    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
         said = sum(isinstance(message, AIMessage) for message in messages)
-        return ChatResult(generations=[ChatGeneration(message=self.script[said % len(self.script)].model_copy())])
+        return ChatResult(
+            generations=[ChatGeneration(message=self.script[said % len(self.script)].model_copy())]
+        )
 
 
 def calls(name, id, **arguments):
     """Return a message that calls a tool."""
-    return AIMessage(content="", tool_calls=[{"name": name, "args": arguments, "id": id, "type": "tool_call"}])
+    return AIMessage(
+        content="", tool_calls=[{"name": name, "args": arguments, "id": id, "type": "tool_call"}]
+    )

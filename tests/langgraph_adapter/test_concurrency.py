@@ -66,9 +66,7 @@ def test_graphs_in_many_threads_share_a_saver(saver, often):
     with ThreadPoolExecutor(6) as pool:
         logs = list(pool.map(talk, [f"t{n}" for n in range(12)]))
     for number, log in enumerate(logs):
-        assert log == [
-            word for turn in range(3) for word in (f"t{number} {turn}", "first", "a", "b", "last")
-        ]
+        assert log == [word for turn in range(3) for word in (f"t{number} {turn}", "first", "a", "b", "last")]
 
 
 def test_a_saver_serves_one_event_loop_after_the_other_and_several_at_once(saver):
@@ -202,7 +200,11 @@ def test_whoever_sees_a_checkpoint_sees_the_writes_of_its_step(backend, url_for,
             for step in range(steps):
                 for task in range(3):
                     value = Slow(delay_s=chance.choice([0, 0, 0.002, 0.01]))
-                    begun.append(asyncio.create_task(saver.aput_writes(at(id=str(step)), [("a", value)], f"task {task}")))
+                    begun.append(
+                        asyncio.create_task(
+                            saver.aput_writes(at(id=str(step)), [("a", value)], f"task {task}")
+                        )
+                    )
                 made = checkpoint(str(step + 1), {"a": Slow(delay_s=chance.choice([0, 0.002]))})
                 begun.append(asyncio.create_task(saver.aput(at(id=str(step)), made, meta(), {})))
                 await asyncio.sleep(chance.choice([0, 0, 0.003]))
@@ -222,7 +224,9 @@ def test_whoever_sees_a_checkpoint_sees_the_writes_of_its_step(backend, url_for,
 def test_a_call_that_fails_lets_the_next_one_go_on(saver):
     async def main():
         failing = [saver.aput_writes(at(id="1"), [("a", object())], str(n)) for n in range(30)]
-        results = await asyncio.gather(*failing, saver.aput(at(), checkpoint("1"), meta(), {}), return_exceptions=True)
+        results = await asyncio.gather(
+            *failing, saver.aput(at(), checkpoint("1"), meta(), {}), return_exceptions=True
+        )
         assert all(isinstance(result, outlive.Unencodable) for result in results[:-1])
         assert results[-1] == at(id="1")
 
@@ -243,7 +247,9 @@ def test_a_put_that_was_begun_is_finished_when_its_caller_is_cancelled(kind, url
             begun = await asyncio.gather(putting, return_exceptions=True)
             if number % 4:  # cancelled before it ran, a task never begins
                 assert (await saver.aget_tuple(at(id=str(number)))) is not None, begun
-        assert await asyncio.wait_for(saver.aput(at(), checkpoint("last"), meta(), {}), SOON_S) == at(id="last")
+        assert await asyncio.wait_for(saver.aput(at(), checkpoint("last"), meta(), {}), SOON_S) == at(
+            id="last"
+        )
         await saver.aclose()
         if store is not None:
             await store.close()
@@ -368,7 +374,16 @@ def test_a_saver_works_on_in_a_forked_child_and_in_its_parent(saver):
         assert in_child(child)
         go_on.set()
     asyncio.run(talk("parent"))
-    assert graph.get_state(thread()).values["log"] == ["before", "a", "child", "a", "child, async", "a", "parent", "a"]
+    assert graph.get_state(thread()).values["log"] == [
+        "before",
+        "a",
+        "child",
+        "a",
+        "child, async",
+        "a",
+        "parent",
+        "a",
+    ]
 
 
 def _until(holds):

@@ -89,6 +89,7 @@ def test_every_method_of_the_base_class_is_there_with_the_names_of_its_parameter
         ours = getattr(OutliveSaver, name)
         if not name.startswith("_") and name not in ("get", "aget"):
             assert ours is not method, name
-            assert list(inspect.signature(method).parameters) == list(inspect.signature(ours).parameters)[
-                : len(inspect.signature(method).parameters)
-            ], name
+            assert (
+                list(inspect.signature(method).parameters)
+                == list(inspect.signature(ours).parameters)[: len(inspect.signature(method).parameters)]
+            ), name

@@ -19,7 +19,9 @@ def chain(saver, *steps, ns=""):
     """Put checkpoints 1, 2, 3, ...; a step is the stored value of channel d, or None, and what is written on it."""
     for number, (value, *writes) in enumerate(steps, 1):
         values = {} if value is None else {"d": value}
-        put(saver, str(number), str(number - 1) if number > 1 else None, values, ns=ns, versions={"d": number})
+        put(
+            saver, str(number), str(number - 1) if number > 1 else None, values, ns=ns, versions={"d": number}
+        )
         for position, write in enumerate(writes):
             saver.put_writes(at(id=str(number), ns=ns), [("d", write)], f"task{position}", f"~{position}")
 
@@ -140,7 +142,13 @@ def test_any_tree_gives_what_langgraph_s_own_walk_gives(tree):
             values = {"d": _DeltaSnapshot([number])} if has_value else {"other": number}
             known.append(id)
             for one in (saver, twin):
-                put(one, id, parent, values, versions={"d": number, "other": number} if has_value else {"other": number})
+                put(
+                    one,
+                    id,
+                    parent,
+                    values,
+                    versions={"d": number, "other": number} if has_value else {"other": number},
+                )
                 for channel, path, task in writes:
                     one.put_writes(at(id=id), [(channel, (number, path))], f"{task}{path}", f"~{path}")
             again += [(id, parent, values)] if twice else []
@@ -148,12 +156,11 @@ def test_any_tree_gives_what_langgraph_s_own_walk_gives(tree):
             put(saver, id, parent, values)
         for id in known[1:]:
             ours = history(saver, id, ("d", "e"))
-            assert ours == BaseCheckpointSaver.get_delta_channel_history(saver, config=at(id=id), channels=["d", "e"])
+            assert ours == BaseCheckpointSaver.get_delta_channel_history(
+                saver, config=at(id=id), channels=["d", "e"]
+            )
             theirs = history(twin, id, ("d", "e"))
             assert [[tuple(value) for value in written(ours, c)] for c in "de"] == [
                 [tuple(value) for value in written(theirs, c)] for c in "de"
             ]
             assert ours["d"].get("seed") == theirs["d"].get("seed")
-
-
-

@@ -390,14 +390,18 @@ SCRIPT = [
 
 
 def talks_with(driver, graph):
-    yield driver.invoke(graph, {"messages": [SystemMessage("be brief"), HumanMessage("add and pay")]}, thread())
+    yield driver.invoke(
+        graph, {"messages": [SystemMessage("be brief"), HumanMessage("add and pay")]}, thread()
+    )
     yield driver.seen(graph, thread())
     yield driver.invoke(graph, Command(resume="yes"), thread())
     yield driver.seen(graph, thread())
     yield driver.invoke(graph, {"messages": "once more"}, thread())
     yield driver.invoke(graph, Command(resume="no"), thread())
     yield driver.seen(graph, thread())
-    assert any(isinstance(message, ToolMessage) for message in driver.state(graph, thread()).values["messages"])
+    assert any(
+        isinstance(message, ToolMessage) for message in driver.state(graph, thread()).values["messages"]
+    )
 
 
 @scenario
@@ -531,7 +535,9 @@ def test_deltas_stay_whole_when_their_thread_is_pruned(saver, frequency):
             driver.invoke(graph, {"log": [f"in {turn}"]}, thread())
         kept = 1 + turn % 3
         assert saver.prune(["t"], keep_last=kept).checkpoints > 0
-        found, expected = (driver.history(graph, thread()) for driver, graph in zip((ours, twin), graphs, strict=True))
+        found, expected = (
+            driver.history(graph, thread()) for driver, graph in zip((ours, twin), graphs, strict=True)
+        )
         assert len(found) == kept
         assert [one.values for one in found] == [one.values for one in expected[:kept]]
 
@@ -547,7 +553,9 @@ def test_deltas_stay_whole_when_runs_are_deleted(saver, frequency):
     saver.delete_for_runs(["run 0", "run 2", "run 3", "run 5"])
     found = ours.history(graphs[0], thread())
     expected = [
-        one for one in twin.history(graphs[1], thread()) if one.metadata["run_id"] in ("run 1", "run 4", "run 6")
+        one
+        for one in twin.history(graphs[1], thread())
+        if one.metadata["run_id"] in ("run 1", "run 4", "run 6")
     ]
     assert [(one.metadata["run_id"], one.values) for one in found] == [
         (one.metadata["run_id"], one.values) for one in expected

@@ -1,9 +1,11 @@
 """What may be stored and loaded, through which serializer, and what becomes of secrets."""
 
+import contextlib
 import dataclasses
 import enum
 import importlib
 import json
+import random
 import subprocess
 import sys
 import textwrap
@@ -23,6 +25,7 @@ from langgraph.types import Command, Interrupt, Send
 from pydantic import BaseModel
 
 import outlive
+from conftest import SEED
 from langgraph_adapter.graphs import Driver, line, thread
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
 from outlive.adapters.langgraph import OutliveSaver, StrictSerializer
@@ -50,6 +53,9 @@ class Mute:
     def __eq__(self, other):
         return isinstance(other, Mute)
 
+    def __hash__(self):
+        return 0
+
     def __reduce__(self):
         return (Mute, ())
 
@@ -61,7 +67,12 @@ def value_of(saver, channel="a", id=None):
 def sent_through(saver, value):
     """Return what becomes of a value as channel, as element, and as write."""
     number = len(ids(saver.list(at())))
-    put(saver, str(number), values={"a": value, "b": [value, {"deep": (value,)}]}, versions={"a": number, "b": number})
+    put(
+        saver,
+        str(number),
+        values={"a": value, "b": [value, {"deep": (value,)}]},
+        versions={"a": number, "b": number},
+    )
     saver.put_writes(at(id=str(number)), [("a", value)], "task")
     found = saver.get_tuple(at())
     values = found.checkpoint["channel_values"]
@@ -71,7 +82,9 @@ def sent_through(saver, value):
 # Strict -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [Point(x=1), Pair(1, 2), Colour.RED, Mute(), Pair(1, [Point(x=2)]), lambda: 0, Point])
+@pytest.mark.parametrize(
+    "value", [Point(x=1), Pair(1, 2), Colour.RED, Mute(), Pair(1, [Point(x=2)]), lambda: 0, Point]
+)
 def test_an_unknown_class_is_refused_with_the_path_and_nothing_is_stored(saver, value):
     with pytest.raises(outlive.Unencodable) as refused:
         put(saver, "1", values={"good": 1, "a": [0, {"b": value}]})
@@ -195,9 +208,16 @@ def pack(value, **options):
     return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS, **options)
 
 
-def hostile(name):
+def hostile(name, sprung):
     """Yield typed values that ask for an import, as far as LangGraph's formats can say that."""
-    for code, rest in [(0, ["x"]), (1, [["x"]]), (2, [{}]), (3, ["x", "fromisoformat"]), (4, [{}]), (5, [{}, "model_validate_json"])]:
+    for code, rest in [
+        (0, ["x"]),
+        (1, [["x"]]),
+        (2, [{}]),
+        (3, ["x", "fromisoformat"]),
+        (4, [{}]),
+        (5, [{}, "model_validate_json"]),
+    ]:
         bomb = ormsgpack.Ext(code, pack([name, "Boom", *rest]))
         yield "msgpack", pack(bomb)
         yield "msgpack", pack({"a": [bomb]})
@@ -209,21 +229,23 @@ def hostile(name):
     yield "json", json.dumps({"deep": [{**constructor, "method": "construct"}]}).encode()
     yield "json", json.dumps({"lc": 1, "type": "constructor", "id": [name, "Boom"], "kwargs": {}}).encode()
     yield "pickle", f"c{name}\nBoom\n(tR.".encode()
-    for known in [("builtins", "eval"), ("os", "system"), ("datetime", "datetime", "strptime"), ("langgraph.types", "Missing")]:
-        yield "msgpack", pack(ormsgpack.Ext(3, pack([*known[:2], "x", *known[2:]])))
-        yield "msgpack", pack(ormsgpack.Ext(0, pack([*known[:2], "x"])))
+    for module, called, argument in [
+        ("builtins", "eval", f"open({str(sprung)!r}, 'w')"),
+        ("builtins", "open", str(sprung)),
+        ("os", "system", f"touch {sprung}"),
+        ("pathlib", "Path", str(sprung)),
+    ]:
+        yield "msgpack", pack(ormsgpack.Ext(0, pack([module, called, argument])))
+        yield "msgpack", pack(ormsgpack.Ext(1, pack([module, called, [argument]])))
+        yield "msgpack", pack(ormsgpack.Ext(3, pack([module, called, argument, "touch"])))
 
 
 def test_no_bytes_make_the_strict_serializer_import_something(trap):
     name, sprung = trap
     serde = StrictSerializer([Point])
-    for kind, data in hostile(name):
-        try:
-            found = serde.loads_typed((kind, data))
-        except Exception as error:
-            assert not isinstance(error, ModuleNotFoundError), (kind, data)
-        else:
-            assert "Boom object" not in repr(found), (kind, data)
+    for kind, data in hostile(name, sprung):
+        with contextlib.suppress(Exception):  # it may raise, or give back something harmless
+            serde.loads_typed((kind, data))
         assert name not in sys.modules, (kind, data)
         assert not sprung.exists()
 
@@ -244,7 +266,10 @@ def test_a_value_that_a_permissive_saver_stored_is_not_imported_by_a_strict_one(
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", pack([1])[:-1], pack(ormsgpack.Ext(0, b"\xc1")), pack(ormsgpack.Ext(5, pack([1, 2, 3])))])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", pack([1])[:-1], pack(ormsgpack.Ext(0, b"\xc1")), pack(ormsgpack.Ext(5, pack([1, 2, 3])))],
+)
 def test_broken_bytes_raise_an_error_of_ours(data):
     with pytest.raises(outlive.OutliveError):
         StrictSerializer().loads_typed(("msgpack", data))
@@ -254,7 +279,9 @@ def test_broken_bytes_raise_an_error_of_ours(data):
 
 
 def test_langgraph_s_own_serializer_may_be_given(url):
-    with OutliveSaver(url, serde=JsonPlusSerializer(allowed_msgpack_modules=[(Point.__module__, "Point")])) as saver:
+    with OutliveSaver(
+        url, serde=JsonPlusSerializer(allowed_msgpack_modules=[(Point.__module__, "Point")])
+    ) as saver:
         assert sent_through(saver, Point(x=1)) == [Point(x=1)] * 4
         assert sent_through(saver, (1, {2})) == [(1, {2})] * 4  # what Python has itself is not its business
 
@@ -335,7 +362,10 @@ class Vault(TypedDict, total=False):
 
 def fill(saver):
     """Run a graph whose every value is a secret; return the secrets."""
-    secrets = {name: f"{name}-{uuid.uuid4()}" for name in ("str", "message", "dict key", "dict value", "metadata", "write")}
+    secrets = {
+        name: f"{name}-{uuid.uuid4()}"
+        for name in ("str", "message", "dict key", "dict value", "metadata", "write")
+    }
 
     def node(state):
         return {
@@ -397,7 +427,8 @@ def test_encrypted_graphs_do_what_others_do_and_another_key_reads_nothing(url):
 
 @pytest.mark.parametrize("serde", [encrypted(), Typed()], ids=["encrypted", "own"])
 def test_sealed_channels_are_shared_as_long_as_their_version_stays(url, serde, folder):
-    big = [uuid.UUID(int=n).hex * 10 + uuid.uuid4().hex for n in range(300)]
+    chance = random.Random(SEED)
+    big = [chance.randbytes(300) for _ in range(300)]  # hard to compress
     with OutliveSaver(url, serde=serde) as saver:
         versions = {"big": 1, "small": 0}
         saver.put(at(), checkpoint("0", {"big": big, "small": 0}, versions), meta(), versions)
@@ -443,8 +474,16 @@ plain = st.recursive(
 )
 facts = st.dictionaries(text, plain, max_size=3)
 content = text | st.lists(text | st.fixed_dictionaries({"type": st.just("text"), "text": text}), max_size=3)
-common = {"content": content, "additional_kwargs": facts, "response_metadata": facts, "name": st.none() | text, "id": st.none() | text}
-call = st.fixed_dictionaries({"name": text, "args": facts, "id": st.none() | text, "type": st.just("tool_call")})
+common = {
+    "content": content,
+    "additional_kwargs": facts,
+    "response_metadata": facts,
+    "name": st.none() | text,
+    "id": st.none() | text,
+}
+call = st.fixed_dictionaries(
+    {"name": text, "args": facts, "id": st.none() | text, "type": st.just("tool_call")}
+)
 bad_call = st.fixed_dictionaries(
     {"name": text, "args": text, "id": text, "error": st.none() | text, "type": st.just("invalid_tool_call")}
 )
@@ -452,11 +491,18 @@ usage = st.none() | st.builds(
     lambda a, b: {"input_tokens": a, "output_tokens": b, "total_tokens": a + b, "input_token_details": {"cache_read": a}},
     st.integers(0, 9), st.integers(0, 9),
 )  # fmt: skip
-ai = {**common, "tool_calls": st.lists(call, max_size=2), "invalid_tool_calls": st.lists(bad_call, max_size=1), "usage_metadata": usage}
+ai = {
+    **common,
+    "tool_calls": st.lists(call, max_size=2),
+    "invalid_tool_calls": st.lists(bad_call, max_size=1),
+    "usage_metadata": usage,
+}
 tool = {**common, "tool_call_id": text, "artifact": plain, "status": st.sampled_from(["success", "error"])}
 
+_NOTHING = st.just({})
 
-def made_of(kind, fields, extras=st.just({})):
+
+def made_of(kind, fields, extras=_NOTHING):
     return st.tuples(st.fixed_dictionaries(fields), extras).map(lambda both: kind(**{**both[1], **both[0]}))
 
 
@@ -464,7 +510,7 @@ extra = st.dictionaries(st.sampled_from(["extra", "more"]), plain, max_size=1)
 message = st.one_of(
     made_of(lc.HumanMessage, common, extra), made_of(lc.SystemMessage, common), made_of(lc.AIMessage, ai, extra),
     made_of(lc.ToolMessage, tool), made_of(lc.ChatMessage, {**common, "role": text}),
-    made_of(lc.FunctionMessage, {**common, "name": text}), text.map(lambda id: lc.RemoveMessage(id)),
+    made_of(lc.FunctionMessage, {**common, "name": text}), text.map(lc.RemoveMessage),
     made_of(lc.AIMessageChunk, common), made_of(lc.HumanMessageChunk, common),
 )  # fmt: skip
 
@@ -517,7 +563,12 @@ class Whispered(lc.HumanMessage):
 
 
 def test_a_message_with_other_fields_than_today_is_built_by_its_class(saver):
-    older = {"type": "ai", "content": "a", "id": "1", "tool_calls": [{"name": "f", "args": {}, "id": "2", "type": "tool_call"}]}
+    older = {
+        "type": "ai",
+        "content": "a",
+        "id": "1",
+        "tool_calls": [{"name": "f", "args": {}, "id": "2", "type": "tool_call"}],
+    }
     newer = {**lc.HumanMessage("b").__dict__, "field_of_tomorrow": 1}
     put(saver, "1", values={"a": Messages([older, newer])})
     first, second = value_of(saver)
@@ -526,7 +577,16 @@ def test_a_message_with_other_fields_than_today_is_built_by_its_class(saver):
     assert (second.content, second.field_of_tomorrow) == ("b", 1)
 
 
-@pytest.mark.parametrize("fields", [{"type": "ai", "content": 3}, {"type": "nobody"}, {}, {"type": ["ai"]}, {"type": "tool", "content": "x"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "ai", "content": 3},
+        {"type": "nobody"},
+        {},
+        {"type": ["ai"]},
+        {"type": "tool", "content": "x"},
+    ],
+)
 def test_a_message_that_cannot_be_built_raises_an_error_of_ours(saver, fields):
     put(saver, "1", values={"a": Messages([fields])})
     with pytest.raises(outlive.OutliveError):

@@ -61,6 +61,7 @@ def test_a_sync_put_on_a_loop_does_not_wait_for_what_only_the_loop_can_finish(op
 
 def test_more_writers_than_workers_on_several_loops_do_not_wait_for_each_other_forever(url):
     with OutliveSaver(url) as saver:
+
         async def write(name):
             await asyncio.gather(
                 *[saver.aput_writes(at(id="1"), [("a", n)], f"{name} {n}") for n in range(40)],

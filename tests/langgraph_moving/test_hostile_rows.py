@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import shutil
 import sqlite3
 from pathlib import Path
 
 import ormsgpack
+import psycopg
 import pytest
+from langgraph.checkpoint.postgres import PostgresSaver
 
 import outlive
+from conftest import LONG, SEED
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS, Ticket
+from outlive.adapters.langgraph import StrictSerializer
 from outlive.adapters.langgraph.moving import CannotMove, import_langgraph
 
 
@@ -122,7 +127,7 @@ ROWS = {
     "checkpoints set checkpoint = x'c0'": "no checkpoint of LangGraph's",
     "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one that it is stored as",
     "checkpoints set checkpoint_id = zeroblob(rowid)": "a checkpoint_id is b",
-    "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "cannot be read",
+    "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "Could not decode",
     "checkpoints set parent_checkpoint_id = x'00'": "parent checkpoint id must be a str",
     "checkpoints set checkpoint_ns = printf('%.*c', 2000, 'x') || rowid": "at most 1,000 characters",
     "writes set idx = idx + 1000000000000": "the idx of a write is",
@@ -170,6 +175,7 @@ def test_a_file_whose_pages_are_damaged_is_told(old):
 WRONG = {
     "sqlite:///nowhere.db": (outlive.StoreUnavailable, "there is no file"),
     "sqlite://host/old.db": (outlive.BadURL, "takes no host"),
+    "sqlite:///old.db?mode=rw": (outlive.BadURL, "takes no options"),
     "sqlite:///": (outlive.BadURL, "needs the path"),
     "redis://host": (outlive.BadURL, "no database of LangGraph's that can be read"),
     "postgresql://me:secret@127.0.0.1:1/x": (outlive.StoreUnavailable, "cannot be reached"),
@@ -200,8 +206,9 @@ def test_a_postgres_without_the_tables_is_told(postgres_url):
 
 
 def test_a_source_cannot_be_its_own_target(old):
-    with pytest.raises(outlive.OutliveError):
-        import_langgraph(f"sqlite:///{old}", f"sqlite:///{old}", types=[Ticket])
+    for target in (f"sqlite:///{old}", f"sqlite:{old}"):
+        with pytest.raises(outlive.OutliveError):
+            import_langgraph(f"sqlite:///{old}", target, types=[Ticket])
     with sqlite_saver(old) as source:
         assert source.get_tuple(graphs.on("chat")) is not None
 
@@ -217,3 +224,105 @@ def test_wrong_arguments_are_told(old):
             import_langgraph(url, "memory:", **options)
     with pytest.raises(outlive.BadArgument, match="a URL or a store"):
         import_langgraph(url, 7)
+
+
+# Anything at all -------------------------------------------------------------------------------------------
+
+JUNK = [
+    None,
+    True,
+    7,
+    -1.5,
+    1 << 63,
+    "",
+    "x" * 2000,
+    "\0",
+    [],
+    [[]],
+    {},
+    {"": None},
+    {"id": 1},
+    ["__start__"],
+    b"\xff",
+    {"lc": 1},
+]
+
+
+def spoiled(value, rng):
+    """Return a value with something else somewhere in it."""
+    if rng.random() < 0.3 or not isinstance(value, dict | list) or not value:
+        return rng.choice(JUNK)
+    if isinstance(value, list):
+        place = rng.randrange(len(value))
+        return [*value[:place], spoiled(value[place], rng), *value[place + 1 :]]
+    name = rng.choice(list(value))
+    if rng.random() < 0.2:
+        return {key: one for key, one in value.items() if key != name}
+    return {**value, name: spoiled(value[name], rng)}
+
+
+def test_whatever_stands_in_a_row_is_moved_or_told(old):
+    """Each round spoils a checkpoint, its metadata and a write. (Seeded: the same every time unless OUTLIVE_SEED says otherwise.)"""
+    rng = random.Random(SEED)
+    serde = StrictSerializer([Ticket])
+    told = 0
+    for _ in range(1_000 if LONG else 40):
+        with sqlite3.connect(old) as db:
+            row, kind, data, metadata = db.execute(
+                "select rowid, type, checkpoint, metadata from checkpoints where thread_id = 'sending' limit 1 offset ?", (rng.randrange(2),)
+            ).fetchone()  # fmt: skip
+            bad = ormsgpack.packb(
+                spoiled(serde.loads_typed((kind, data)), rng), default=repr, option=ormsgpack.OPT_NON_STR_KEYS
+            )
+            said = json.dumps(spoiled(json.loads(metadata), rng), default=repr)
+            sets = "update checkpoints set checkpoint = ?, metadata = ? where rowid = ?"
+            db.execute(
+                sets, (bad if rng.random() < 0.7 else data, said if rng.random() < 0.7 else metadata, row)
+            )
+            with outlive.open("memory:") as store:
+                db.commit()
+                moved = import_langgraph(
+                    f"sqlite:///{old}", store, types=[Ticket], on_problem="skip", threads=["sending", "asked"]
+                )
+                assert {problem.thread for problem in moved.problems} <= {"sending"}
+                assert store.verify().ok
+                told += len(moved.problems)
+            db.execute(
+                "update checkpoints set checkpoint = ?, metadata = ? where rowid = ?", (data, metadata, row)
+            )
+        db.close()
+    assert told > 10
+
+
+PG_ROWS = {
+    "checkpoints set checkpoint = '[]'": "no checkpoint of LangGraph's",
+    "checkpoints set checkpoint = checkpoint - 'channel_versions'": "no checkpoint of LangGraph's",
+    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "no checkpoint of LangGraph's",
+    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_values}', '[1]')": "not as LangGraph writes it",
+    "checkpoints set metadata = '[1]'": "list instead of an object",
+    "checkpoints set metadata = '{\"source\": [1]}'": "not as LangGraph writes it",
+    "checkpoint_blobs set type = 'pickle'": "stored as a pickle",
+    "checkpoint_blobs set blob = null": "no value of LangGraph",
+    "checkpoint_writes set blob = '\\xc1'": "no value of LangGraph",
+}
+
+
+def test_a_bad_row_of_postgres_is_left_out_with_its_thread(postgres_url):
+    with PostgresSaver.from_conn_string(postgres_url) as source:
+        source.setup()
+        graphs.fill(source, turns=1)
+        others = [thread for thread in THREADS if thread != "chat"]
+        for what, said in PG_ROWS.items():
+            with psycopg.connect(postgres_url) as link, outlive.open("memory:") as store:
+                for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+                    link.execute(f"create table kept_{table} as table {table}")
+                assert link.execute(f"update {what} where thread_id = 'chat'").rowcount
+                link.commit()
+                moved = import_langgraph(postgres_url, store, types=[Ticket], on_problem="skip")
+                assert [problem.thread for problem in moved.problems] == ["chat"], what
+                assert said in str(moved.problems[0]), what
+                assert_same(source, saver_on(store), others)
+                for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+                    link.execute(f"delete from {table}")
+                    link.execute(f"insert into {table} select * from kept_{table}")
+                    link.execute(f"drop table kept_{table}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -172,6 +173,34 @@ def test_the_source_may_be_in_use(old, tmp_path):
         assert_same(source, saver_on(store), [*THREADS, "later"])
 
 
+def test_another_process_may_have_the_source_open(old):
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with sqlite_saver(old) as source:
+                graphs.chat().compile(checkpointer=source).invoke({"messages": ["in the log"]}, on("logged"))
+                os.write(ready[1], b"!")
+                os.read(go[0], 1)
+        finally:
+            os._exit(0)
+    assert os.read(ready[0], 1) == b"!"
+    try:
+        before = old.read_bytes(), Path(f"{old}-wal").read_bytes()
+        with outlive.open("memory:") as store:
+            assert move(old, store).ok
+            assert (
+                saver_on(store).get_tuple(on("logged")).checkpoint["channel_values"]["messages"][0].content
+                == "in the log"
+            )
+        assert (old.read_bytes(), Path(f"{old}-wal").read_bytes()) == before
+    finally:
+        os.write(go[1], b"!")
+        os.waitpid(pid, 0)
+        for end in (*ready, *go):
+            os.close(end)
+
+
 def test_progress_is_told(old):
     told = []
     with outlive.open("memory:") as store:
@@ -266,8 +295,32 @@ def test_what_went_on_in_the_target_stays(old):
         saver = saver_on(store)
         graphs.asking().compile(checkpointer=saver).invoke(Command(resume="mine"), on("asked"))
         before = everything(saver, "asked")
-        assert move(old, store, on_problem="skip").checkpoints == 0
+        again = move(old, store)
+        assert (again.checkpoints, again.writes, again.renewed, again.ahead) == (0, 0, 0, 1)
         assert everything(saver, "asked") == before
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file", "postgresql", "redis"])
+def test_an_answer_in_the_source_does_not_mix_with_one_in_the_target(backend, old, tmp_path, url_for):
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store)
+        saver = saver_on(store)
+        for one, answer in ((saver, "mine"), (source, "theirs")):
+            graphs.asking().compile(checkpointer=one).invoke(Command(resume=answer), on("asked"))
+        before = everything(saver, "asked")
+        moved = move(old, store, on_problem="skip")
+        assert everything(saver, "asked") == before
+        assert moved.ahead + len(moved.problems) == 1
+
+
+def test_without_comparing_it_brings_the_same(old):
+    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+        assert move(old, store, verify=False).verified == 0
+        graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
+        source.put_writes(source.get_tuple(on("delta")).config, [("log", ["late"])], "task")
+        again = move(old, store, verify=False)
+        assert again.writes > 1
+        assert_same(source, saver_on(store), THREADS)
 
 
 def test_a_thread_that_went_on_in_both_is_not_mixed(old):

@@ -20,7 +20,7 @@ THREAD, RUN, AGENT = "trip", "plan-the-trip", "travel"
 STEPS = ("search ferries", "read timetable", "compare fares", "book the ferry")
 
 
-def play(call: Call, folder: str) -> None:
+def play(call: Call, folder: str, url: str) -> None:
     """Kill the first process, let the second finish, and say what there is to look at."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -32,8 +32,8 @@ def play(call: Call, folder: str) -> None:
     call.note("another process recovers the run at once: its owner is gone")
     if _start(folder, 2) != 0:
         raise BadArgument("the second process did not finish the run")
-    _branch(f"sqlite:///{folder}/agent.db")
-    store = as_argument(f"sqlite:///{folder}/agent.db")
+    _branch(url)
+    store = as_argument(url)
     for line in (
         "ls",
         f"history {THREAD}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .call import Call
-from .command import Command, command
+from .command import command
 
 
 def _folder() -> click.Argument:
@@ -21,11 +21,10 @@ def _folder() -> click.Argument:
 def demo(call: Call, folder: str, work: int) -> None:
     """Kill an agent in its third step, recover it in another process, and leave the store in FOLDER (outlive-demo)."""
     from .acting import play, work_on
+    from .place import quoted
 
+    url = f"sqlite:///{quoted(folder)}/agent.db"
     if work:
-        work_on(f"sqlite:///{folder}/agent.db", work)
+        work_on(url, work)
     else:
-        play(call, folder)
-
-
-__all__ = ["Command", "demo"]
+        play(call, folder, url)

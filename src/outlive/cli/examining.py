@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -347,14 +346,3 @@ def _runs(store: Store, url: str) -> Iterator[Finding]:
         yield Finding("runs", "warning", f"{said}: parked ones wait for a person", mend)
     else:
         yield Finding("runs", "ok", said)
-
-
-__all__ = [
-    "Finding",
-    "examine_installation",
-    "examine_store",
-    "has_wal_bug",
-    "skew_finding",
-    "sqlite_finding",
-    "sys",
-]

@@ -82,6 +82,7 @@ def _item(moved: Moved) -> dict[str, object]:
         "writes": moved.writes,
         "present": moved.present,
         "renewed": moved.renewed,
+        "ahead": moved.ahead,
         "verified": moved.verified,
         "unknown_types": list(moved.unknown),
         "problems": [{"thread": one.thread, "checkpoint": one.checkpoint, "problem": one.sentence} for one in moved.problems],

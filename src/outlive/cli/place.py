@@ -29,13 +29,14 @@ def find_store() -> str:
     """Return the URL of the one store in this folder."""
     names = sorted(path.name for path in Path().iterdir() if path.suffix in _SUFFIXES and _is_ours(path))
     if len(names) == 1:
-        return f"sqlite:///{_quoted(names[0])}"
+        return f"sqlite:///{quoted(names[0])}"
     if names:
         raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {_EXAMPLE}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a path as it stands in a URL."""
     return name.replace("%", "%25").replace("?", "%3F")
 
 

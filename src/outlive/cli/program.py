@@ -16,7 +16,7 @@ import click
 
 from ..errors import CallerError, StoreError
 from . import care, checkpoints, completion, demo, doctor, runs, threads
-from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Call, Declined
+from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined
 from .command import Command, shared_options
 from .harmless import shown_lines
 
@@ -147,6 +147,3 @@ def _usage(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     hint = f" (outlive {ctx.info_name} --help)" if ctx is not None and ctx.parent is not None else ""
     return f"{error.format_message().rstrip('.')}{hint}"
-
-
-__all__ = ["Call", "program", "run"]

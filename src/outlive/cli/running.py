@@ -13,7 +13,7 @@ from .find import engine_of, key_of, shortened
 from .items import run_item
 from .measure import age, local, span
 from .opaque import fields_of
-from .table import Column, print_fields, print_table
+from .table import Column, print_fields, print_table, standing_style
 from .value import lines, one_line, to_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 _SUMMED = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
-_STYLES = {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "interrupted": "yellow"}
 
 
 @dataclass(slots=True)
@@ -135,7 +134,7 @@ def show_runs(items: list[dict[str, Any]]) -> None:
         return
     ids = shortened(item["id"] for item in items)
     columns = (
-        Column("RUN"), Column("STATUS", keeps=True, styles=_STYLES.get), Column("THREAD"), Column("AGENT", drops=3), Column("OWNER", drops=2),
+        Column("RUN"), Column("STATUS", keeps=True, styles=standing_style), Column("THREAD"), Column("AGENT", drops=3), Column("OWNER", drops=2),
         Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("AT", drops=7), Column("TOKENS", right=True, drops=6),
         Column("COST", right=True, drops=5), Column("STARTED", keeps=True, drops=8), Column("ERROR", drops=4),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .harmless import shown, shown_lines
+from .harmless import shown_lines
 from .items import checkpoint_item, write_item
 from .measure import local, size
 from .opaque import inside
@@ -136,6 +136,3 @@ def show_writes(found: Sequence[PendingWrite]) -> None:
     print_table(
         columns, [(one.task, str(one.index), one.channel, one.path, one_line(one.value, 80)) for one in found]
     )
-
-
-__all__ = ["Shown", "show_writes", "shown"]

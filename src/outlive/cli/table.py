@@ -25,6 +25,14 @@ class Column:
     styles: Callable[[str], str | None] | None = None
 
 
+_STANDINGS = {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "interrupted": "yellow"}
+
+
+def standing_style(text: str) -> str | None:
+    """Return the colour of what a run is doing."""
+    return _STANDINGS.get(text)
+
+
 def is_terminal() -> bool:
     """Tell whether a person sees what is printed."""
     return sys.stdout.isatty()

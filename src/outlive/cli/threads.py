@@ -23,18 +23,12 @@ from .command import (
     yes_option,
 )
 from .harmless import as_argument, shown
-from .table import Column
+from .table import Column, standing_style
 
 if TYPE_CHECKING:
     from ..checkpoint import ThreadInfo
 
 _SORTS = ("id", "age", "size", "checkpoints", "step")
-
-
-def standing_style(text: str) -> str | None:
-    return {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "interrupted": "yellow"}.get(
-        text
-    )
 
 
 # ls ----------------------------------------------------------------------------------------------------------

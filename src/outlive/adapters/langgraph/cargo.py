@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from langgraph.checkpoint.base import Checkpoint
 
-from ...backend import CheckpointRecord, Commit, ThreadKey, WriteRecord
+from ...backend import NEXT, CheckpointRecord, Commit, Entry, ThreadKey, WriteRecord
 from ...cache import Base, Cache
 from ...engine import Draft
 from ...errors import StaleBase
@@ -23,6 +23,7 @@ from .snapshot import describe, kept_values, pack_state
 from .source import WriteRow
 
 MOST = 5_000
+MOVED, SYSTEM = "moved", "langgraph"  # an entry whose fence is the revision of the last commit of a mover
 _CHUNK_BYTES = 4 << 20
 _CACHE_BYTES = 64 << 20
 
@@ -123,6 +124,7 @@ class Cargo:
                 checkpoints=tuple(self._records),
                 writes=tuple(self._writes),
                 chunks=tuple(self._chunks.items()),
+                entries=(Entry(MOVED, SYSTEM, fence=NEXT),),
                 generation=self._generation,
                 replace=replace,
             )

@@ -7,6 +7,7 @@ from typing import Self
 
 from ...backend import CheckpointRecord, ThreadKey, WriteRecord
 from ...engine import Engine
+from .cargo import MOVED, SYSTEM
 from .source import Pair, WriteKey
 
 
@@ -20,13 +21,15 @@ class Held:
         writes: Sequence[WriteRecord],
         pairs: Sequence[Pair],
         write_keys: set[WriteKey],
+        moved: int,
     ) -> None:
         self.generation = generation
         self.records = {(record.namespace, record.id): record for record in records}
         self.writes = {write.key for write in writes}
-        self._pairs = pairs
+        self.pairs = pairs
         self._shared = [pair for pair in pairs if pair in self.records]
         self._source_writes = write_keys
+        self._is_overwritten = any(write.rank[2] > moved for write in writes if write.index < 0)
 
     @classmethod
     async def read(
@@ -35,7 +38,9 @@ class Held:
         generation = (await engine.backend.read(key, "", chunks=False)).generation
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
-        return cls(generation or None, records, writes, pairs, write_keys)
+        notes = await engine.backend.entries(key.tenant, MOVED, thread=key, prefix=SYSTEM, limit=1)
+        moved = notes[0][1].fence if notes else 0
+        return cls(generation or None, records, writes, pairs, write_keys, moved)
 
     @property
     def namespaces(self) -> set[str]:
@@ -43,15 +48,22 @@ class Held:
 
     @property
     def is_behind(self) -> bool:
-        """Tell whether the source has checkpoints that are not here."""
-        return len(self._shared) < len(self._pairs)
+        """Tell whether the source has checkpoints or writes that are not here."""
+        return len(self._shared) < len(self.pairs) or not self._source_writes <= self.writes
+
+    @property
+    def lacking(self) -> list[Pair]:
+        """The checkpoints of the source that are not here, or not with all of their writes."""
+        written = {(key[0], key[1]) for key in self._source_writes - self.writes}
+        return [pair for pair in self.pairs if pair not in self.records or pair in written]
 
     @property
     def has_gone_on(self) -> bool:
-        """Tell whether something happened here that the source does not know: a newer checkpoint, or another write.
-
-        (Older checkpoints that only the target has were pruned from the source meanwhile.)
+        """Tell whether something happened here that the source does not know: a newer checkpoint, another write, or a
+        control write after the last one of a mover. (Older checkpoints that only the target has were pruned from the source.)
         """
+        if self._is_overwritten:
+            return True
         shared = set(self._shared)
         last = max((self.records[pair].order for pair in shared), default=None)
         own = [record for pair, record in self.records.items() if pair not in shared]
@@ -69,7 +81,7 @@ class Held:
             return found
         before = self.records[self._shared[0]]
         left = len(self._shared)
-        for pair in self._pairs:
+        for pair in self.pairs:
             if left == 0:
                 break
             if pair in self.records:

@@ -45,6 +45,7 @@ class Moved:
     writes: int = 0
     present: int = 0  # checkpoints that were in the target already
     renewed: int = 0  # of these, were brought up to date
+    ahead: int = 0  # threads that went on in the target since they were moved, and are left alone
     verified: int = 0  # checkpoints that were read back from the target and are what the source says
     problems: tuple[Problem, ...] = ()
 
@@ -69,6 +70,7 @@ class Moved:
         self.writes += done.writes
         self.present += done.present
         self.renewed += done.renewed
+        self.ahead += done.is_ahead
         self.verified += done.compared
 
 
@@ -112,6 +114,8 @@ def import_langgraph(
         raise BadArgument("give types= or serde=, not both: a serde of your own decides what it reads")
     if isinstance(threads, str):
         raise BadArgument(f"threads must be thread ids, such as [{threads!r}], not a single str")
+    if isinstance(target, str) and target.partition("?")[0] == source_url and target.startswith("sqlite"):
+        raise BadArgument("the source cannot be its own target; name another file for the store")
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
         keeper = Keeper(store._store, serde or StrictSerializer(types))
         mover = _Mover(

@@ -1,20 +1,23 @@
-"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote. The file may be in use, and may be of any age."""
+"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote. The file may be in use, and may be of any age.
+
+It is read by Python's own sqlite3, as they do, and not by apsw: each brings a SQLite of its own, and when one of two in a process closes
+a file, the other loses its locks on it. So a saver that is open in this process stays safe.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
-
-import apsw
 
 from ...backends.sqlite import APPLICATION_ID
 from ...errors import BadArgument, BadURL, Corrupt, StoreBusy, StoreUnavailable
 from .source import Pair, Row, WriteKey, WriteRow
 
-_BUSY_MS = 10_000
+_BUSY_S = 10
 _CHECKPOINTS = {
     "thread_id",
     "checkpoint_ns",
@@ -37,7 +40,7 @@ class SQLiteSource:
 
     def __init__(self, url: str) -> None:
         path = _path(url)
-        self.shown = url.partition("?")[0]
+        self.shown = url
         with _translated(self.shown):
             self._db = _connect(path)
             try:
@@ -96,8 +99,12 @@ class SQLiteSource:
 
     @contextlib.contextmanager
     def thread(self, id: str) -> Iterator[_View]:
-        with _translated(self.shown, id), self._db:  # one transaction: one moment
-            yield _View(self._db, id, self._path_column)
+        with _translated(self.shown, id):
+            self._db.execute("begin")  # one transaction: one moment
+            try:
+                yield _View(self._db, id, self._path_column)
+            finally:
+                self._db.rollback()
 
     def _ask(self, sql: str, *values: Any) -> Iterator[Any]:
         with _translated(self.shown):
@@ -107,7 +114,7 @@ class SQLiteSource:
 class _View:
     """One thread."""
 
-    def __init__(self, db: apsw.Connection, id: str, path_column: str) -> None:
+    def __init__(self, db: sqlite3.Connection, id: str, path_column: str) -> None:
         self._db = db
         self._id = id
         self._write_columns = (
@@ -156,7 +163,9 @@ def _text(name: str, value: object) -> str:
 
 
 def _path(url: str) -> str:
-    rest = unquote(url.partition("?")[0].partition(":")[2])
+    if "?" in url:
+        raise BadURL("a source in SQLite takes no options; a '?' in the path is written %3F")
+    rest = unquote(url.partition(":")[2])
     path = rest.removeprefix("///")
     if rest.startswith("//") and not rest.startswith("///"):
         raise BadURL("sqlite: takes no host; write sqlite:///old.db, or sqlite:////home/me/old.db")
@@ -167,26 +176,31 @@ def _path(url: str) -> str:
     return os.path.abspath(path)
 
 
-def _connect(path: str) -> apsw.Connection:
+def _connect(path: str) -> sqlite3.Connection:
     """Open a file for reading only, with its log, also while others write."""
-    db = None
+    db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
-        db = apsw.Connection(
-            f"file:{quote(path)}?mode=ro", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        )
-        db.set_busy_timeout(_BUSY_MS)
-        db.execute("pragma query_only = on; pragma trusted_schema = off; pragma cell_size_check = on")
+        for setting in ("query_only = on", "trusted_schema = off", "cell_size_check = on"):
+            db.execute(f"pragma {setting}")
         db.execute("select count(*) from sqlite_schema").fetchall()
-    except apsw.Error as error:
-        if db is not None:
-            db.close()
-        if isinstance(error, apsw.CantOpenError | apsw.ReadOnlyError) and os.access(path, os.R_OK):
+    except sqlite3.OperationalError as error:
+        db.close()
+        if _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and os.access(path, os.R_OK):
             # Readers and writers of a log share memory, which is a file beside it.
             raise StoreUnavailable(
                 f"SQLite reads {path!r} only where it may put a file beside it; copy it to a folder that can be written to"
             ) from error
         raise
+    except BaseException:
+        db.close()
+        raise
     return db
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """Return SQLite's own code, without its details."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 @contextlib.contextmanager
@@ -194,9 +208,10 @@ def _translated(shown: str, thread: str | None = None) -> Iterator[None]:
     """Tell what went wrong in outlive's words."""
     try:
         yield
-    except apsw.BusyError as error:
-        raise StoreBusy(f"{shown} was locked by others for {_BUSY_MS // 1000} s") from error
-    except (apsw.NotADBError, apsw.CorruptError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{shown} cannot be read ({error})", thread=thread) from error
-    except apsw.Error as error:
+    except sqlite3.Error as error:
+        code = _code(error)
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise StoreBusy(f"{shown} was locked by others for {_BUSY_S} s") from error
+        if code in (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):  # None: text that is no UTF-8
+            raise Corrupt(f"{shown} cannot be read ({error})", thread=thread) from error
         raise StoreUnavailable(f"{shown} cannot be read ({error})") from error

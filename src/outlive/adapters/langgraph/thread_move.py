@@ -13,7 +13,7 @@ from typing import Any
 
 from ...backend import CheckpointRecord, ThreadKey
 from ...checkpoint import PendingWrite
-from ...errors import CallerError, Corrupt, StaleBase, UnknownTag
+from ...errors import CallerError, Corrupt, OutliveError, StaleBase, UnknownTag
 from .canonical import digest
 from .cargo import Cargo
 from .decoding import Decoder, Found
@@ -23,6 +23,14 @@ from .reading import Pages
 from .source import PAGE, Pair, Row, ThreadView, WriteKey, WriteRow
 
 _TRIES = 5
+_ODD = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)  # in hostile rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,7 @@ class Done:
     renewed: int = 0  # were there, and had changed in the source
     present: int = 0  # were there
     compared: int = 0
+    is_ahead: bool = False  # the target went on
 
 
 class ThreadMove:
@@ -96,12 +105,14 @@ class ThreadMove:
         with self._about(None):
             pairs, write_keys = self._view.pairs(), self._view.write_keys()
         held = await Held.read(self._keeper.engine, key, pairs, write_keys)
-        if held.is_behind and held.has_gone_on:
-            raise Unmovable(Problem(self._thread, None, _DIVERGED))
+        done = Done(present=sum(pair in held.records for pair in pairs), is_ahead=held.has_gone_on)
+        if done.is_ahead:
+            if held.is_behind:
+                raise Unmovable(Problem(self._thread, None, _DIVERGED))
+            return done  # it is the target's now
         expected = Expected()
         cargo = Cargo(self._keeper, key, held.generation, held.namespaces, dry_run=self._dry_run)
-        await self._load(held, pairs, cargo, expected)
-        done = Done(present=sum(pair in held.records for pair in pairs))
+        await self._load(held, held.pairs if self._verify else held.lacking, cargo, expected)
         await cargo.commit()
         done.checkpoints, done.writes = cargo.checkpoints, cargo.writes
         if self._verify:
@@ -110,13 +121,13 @@ class ThreadMove:
 
     # Reading the source
 
-    async def _load(self, held: Held, pairs: list[Pair], cargo: Cargo, expected: Expected) -> None:
+    async def _load(self, held: Held, pairs: Sequence[Pair], cargo: Cargo, expected: Expected) -> None:
         places = held.places()
-        wanted = pairs if self._verify else [pair for pair in pairs if pair not in held.records]
-        for number, row in enumerate(self._rows(wanted), 1):
+        for number, row in enumerate(self._rows(pairs), 1):
             found = self._read(row)
-            expected.add(found)
-            if found_pair(found) not in held.records:
+            with self._about(row.id):
+                expected.add(found)
+            if row.pair not in held.records:
                 with self._about(row.id):
                     await cargo.add(found, places.get(row.pair))
             await self._load_writes(row.writes, held, cargo, expected)
@@ -149,8 +160,10 @@ class ThreadMove:
         """Turn what is wrong with a row into a problem that says where it is, and what to do."""
         try:
             yield
-        except (CallerError, Corrupt, RecursionError) as error:
+        except (CallerError, Corrupt, *_ODD) as error:
             sentence = error.what if isinstance(error, Corrupt) else str(error)
+            if not isinstance(error, OutliveError):
+                sentence = f"it is not as LangGraph writes it ({type(error).__name__}: {error})"
             unknown = error.tag if isinstance(error, UnknownTag) else None
             if unknown is not None:
                 name = unknown.rpartition(".")[2]
@@ -172,7 +185,7 @@ class ThreadMove:
         if not pairs and not keys:
             return
         is_old = all(pair in held.records for pair in pairs) and all(one in held.writes for one in keys)
-        if not is_old or held.has_gone_on or any(one[3] >= 0 for one in keys):
+        if not is_old or any(one[3] >= 0 for one in keys):  # nobody writes these twice
             checkpoint = pairs[0][1] if pairs else keys[0][1]
             raise Unmovable(Problem(self._thread, checkpoint, _DIFFERS if is_old else _UNFAITHFUL))
         done.renewed = len({*pairs, *((one[0], one[1]) for one in keys)})
@@ -269,13 +282,10 @@ def _write_digest(channel: str, path: str, value: Any) -> bytes:
 
 
 _DIVERGED = (
-    "it went on in the target, and in the source as well; nothing was brought. Leave it out, "
-    "or delete it in the target and repeat"
+    "it went on in the target, and in the source as well; nothing was brought. "
+    "Leave it out, or delete it in the target and repeat"
 )
-_DIFFERS = (
-    "it is in the target already with other content, and went on there; nothing was changed. Leave it out, "
-    "or delete it in the target and repeat"
-)
+_DIFFERS = "a write of it is in the target already with another value; delete the thread there and repeat"
 _UNFAITHFUL = (
     "what the target gives back is not what the source says; delete the thread there, and report this"
 )
