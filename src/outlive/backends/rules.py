@@ -14,6 +14,7 @@ from typing import Protocol
 from ..backend import (
     ABSENT,
     NEXT,
+    TOMBSTONE,
     CheckpointRecord,
     Commit,
     Entry,
@@ -23,6 +24,7 @@ from ..backend import (
     ThreadKey,
     WriteRecord,
     stamped,
+    tombstone_key,
 )
 from ..errors import (
     BadArgument,
@@ -136,7 +138,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
         chunks=commit.chunks,
         writes=_writes(commit, view, new),
-        entries=_entries(commit, view, new, clock),
+        entries=(*_entries(commit, view, new, clock), *_tombstones(removal, removed, new, clock)),
         removed=removed,
         removed_chunks=doomed,
         everything=removal.everything,
@@ -169,8 +171,9 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, *commit.fence, view)
-    if commit.epoch is not None and row is not None and commit.epoch < row.epoch and not commit.merge:
-        raise EpochPassed(thread, commit.epoch, row.epoch)
+    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
+    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
         raise StaleBase(thread)
     if commit.expect_empty and view.count():
@@ -270,6 +273,8 @@ class _Placing:
         old = self._view.find(draft.namespace, draft.id) if may_be_here else None
         if old is not None and draft.seq and not self._wins(draft, old):
             return
+        if self._commit.merge and draft.seq and _is_buried(draft, self._view):
+            return
         epoch, seq = self._order(draft, old)
         self.seq, self.epoch = max(self.seq, seq), max(self.epoch, epoch)
         record = stamped(
@@ -296,9 +301,12 @@ class _Placing:
         self._heads[record.namespace] = held
 
     def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """A copy of what is here is nothing new, unless it was replaced there; ties are decided by bytes."""
+        """A copy of what is here is nothing new, unless it was replaced there.
+
+        Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
+        """
         if draft.version == old.version:
-            return self._commit.merge and draft.body > old.body
+            return self._commit.merge and (draft.order, draft.body) > (old.order, old.body)
         return draft.version > old.version
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
@@ -331,6 +339,8 @@ def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
     """The first write of an index wins; a control write gets a rank, and the last one wins."""
     accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
     for write in commit.writes:
+        if commit.merge and _is_orphan(commit, write, view):
+            continue
         stored = accepted.get(write.key) or view.write(write.key)
         if write.index < 0 and write.rank == ABSENT:
             accepted[write.key] = replace(write, rank=(row.epoch, 0, row.revision))
@@ -347,7 +357,10 @@ def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
 
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
     accepted = []
+    grave = view.entry(TOMBSTONE, "") if commit.merge else None
     for entry in commit.entries:
+        if grave is not None and 0 < entry.fence and entry.rank[:2] <= grave.rank[:2] and entry.kind != TOMBSTONE:
+            continue  # it was taken before the thread was deleted
         stored = view.entry(entry.kind, entry.key)
         if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
             continue
@@ -379,6 +392,35 @@ def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -
         expect=None,
         expect_lapsed=False,
     )
+
+
+# What was removed and does not come back ----------------------------------------------------------------------
+
+
+def _tombstones(removal: Removal, removed: Iterable[Pair], row: Row, clock: Clock) -> list[Entry]:
+    """Return what says of the removed that it was: until which seq and revision, and when."""
+    if not removal.buries:
+        return []
+    keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
+    at = clock.now.to_bytes(8)
+    return [Entry(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys]
+
+
+def _is_buried(draft: CheckpointRecord, view: View) -> bool:
+    """Tell whether a checkpoint that a merge brings was removed here after it was made."""
+    graves = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
+    return any(
+        grave is not None and (draft.epoch, draft.seq) <= (grave.epoch, grave.until) for grave in graves
+    )
+
+
+def _is_orphan(commit: Commit, write: WriteRecord, view: View) -> bool:
+    """Tell whether a write that a merge brings belongs to a checkpoint that was removed here."""
+    if view.entry(TOMBSTONE, tombstone_key(write.namespace, write.checkpoint)) is None:
+        return False
+    pair = (write.namespace, write.checkpoint)
+    brought = {(draft.namespace, draft.id) for draft in commit.checkpoints if not _is_buried(draft, view)}
+    return pair not in brought and view.find(*pair) is None
 
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:

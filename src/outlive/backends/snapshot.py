@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
+from ..backend import TOMBSTONE, CheckpointRecord, Commit, Entry, Receipt, WriteRecord, tombstone_key
 from .rules import Pair, Row, named
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ def is_apart(commit: Commit) -> bool:
         or commit.writes
         or commit.entries
         or commit.merge
+        or (commit.removal is not None and commit.removal.everything and commit.removal.buries)
         or commit.expect_empty
         or commit.expect_head is not None
         or commit.fence is not None
@@ -89,6 +90,10 @@ class Wanted:
         entries = [(entry.kind, entry.key) for entry in commit.entries]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
+        held = [(write.namespace, write.checkpoint) for write in commit.writes] if commit.merge else []
+        if commit.merge:  # what was removed is not merged in again
+            buried = [*((draft.namespace, draft.id) for draft in commit.checkpoints), *held]
+            entries += [(TOMBSTONE, ""), *((TOMBSTONE, tombstone_key(*pair)) for pair in buried)]
         chunks = set(removal.chunks) if removal is not None else set()
         if commit.generation is None:
             chunks |= unbrought(commit)
@@ -96,7 +101,7 @@ class Wanted:
         if commit.expect_head is not None:
             namespaces.append(commit.expect_head[0])
         return cls(
-            checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
+            checkpoints=_once([*pairs, *held, *((record.namespace, record.id) for record in records)]),
             namespaces=_once(namespaces),
             writes=_once(write.key for write in commit.writes),
             pairs=_once(pairs),

@@ -6,8 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ...backend import Commit, Entry
+import pytest
+
+from ...backend import NEXT, TOMBSTONE, Commit, Entry, Removal
 from ...backend import commit as commit_one
+from ...errors import EpochPassed
 from ..contract import Contract
 from ..records import Waist, chunk, copied, draft, write
 
@@ -116,3 +119,48 @@ class MergeContract(Contract):
         assert [record.id for record in dump["records"]] == ["a", "old"]
         assert [held.body for held in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
         assert (dump["row"].info, dump["row"].epoch) == (b"here", 4)
+
+    async def test_a_save_that_was_repeated_after_a_failover_counts_in_the_later_epoch(
+        self, waist: Waist
+    ) -> None:
+        copies = (_foreign("a", 9, body=b"z"), _foreign("a", 2, epoch=1, body=b"x"))
+        merged = await _agrees(waist, [{"checkpoints": (copy,)} for copy in copies])
+        assert [(record.epoch, record.seq, record.body) for record in merged["records"]] == [(1, 2, b"x")]
+
+    async def test_a_strict_merge_is_refused_by_a_thread_in_a_later_epoch(self, waist: Waist) -> None:
+        await waist.commit(_foreign("a", 1), merge=True, strict=True, epoch=3)
+        await waist.commit(draft("b"), epoch=4)
+        with pytest.raises(EpochPassed):
+            await waist.commit(_foreign("c", 9), merge=True, strict=True, epoch=3)
+        await waist.commit(_foreign("d", 9), merge=True, strict=True, epoch=4)
+        assert {record.id for record in await waist.records()} == {"a", "b", "d"}
+
+    async def test_what_was_removed_and_buried_is_not_merged_in_again(self, waist: Waist) -> None:
+        await waist.save("a")
+        await waist.save("b")
+        (b, a) = await waist.records()
+        await waist.commit(writes=(write("a", "task"),))
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
+        await waist.commit(a, merge=True, writes=(write("a", "task"), write("b", "task")))
+        dump = await waist.dump()
+        assert [record.id for record in dump["records"]] == ["b"]
+        assert [held.checkpoint for held in dump["writes"]] == ["b"]
+        await waist.save("a")  # the same id in a new save is another checkpoint
+        new = (await waist.records())[0]
+        await waist.commit(new, merge=True, writes=(write("a", "task"),))
+        assert [held.checkpoint for held in (await waist.dump())["writes"]] == ["a", "b"]
+        assert [record.id for record in await waist.records()] == ["a", "b"]
+
+    async def test_a_thread_that_was_deleted_and_buried_stays_deleted(self, waist: Waist) -> None:
+        await waist.commit(draft("a"), entries=(Entry("run", "r", b"x", "running", fence=NEXT),))
+        (a,) = await waist.records()
+        (run,) = (await waist.dump())["entries"]["run"]
+        await waist.commit(removal=Removal(everything=True, buries=True))
+        await waist.commit(a, _foreign("later", 9), merge=True, entries=(run,))
+        dump = await waist.dump()
+        assert [record.id for record in dump["records"]] == ["later"]
+        assert not dump["entries"].get("run")
+        found = await waist.backend.entries(waist.thread.tenant, TOMBSTONE, thread=waist.thread)
+        assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
+        await waist.commit(draft("a"), entries=(Entry("run", "r", b"y", "running", fence=NEXT),))
+        assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]
