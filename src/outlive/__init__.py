@@ -37,6 +37,7 @@ from .errors import (
 )
 from .event import Event
 from .extension import Opaque
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .ledger import Step
 from .lock import AsyncLock
@@ -93,6 +94,7 @@ __all__ = [
     "Pruned",
     "Recovered",
     "Refused",
+    "ReplicationStatus",
     "Responses",
     "Run",
     "RunBusy",
@@ -109,6 +111,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Switched",
     "Thread",
     "ThreadBusy",
     "ThreadInfo",

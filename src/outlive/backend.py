@@ -196,7 +196,9 @@ class Removal:
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
     erase: bool = False  # leave no byte of it behind, whatever that costs
-    buries: bool = False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
+    buries: bool = (
+        False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
+    )
 
 
 @dataclass(slots=True)

@@ -359,7 +359,12 @@ def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry,
     accepted = []
     grave = view.entry(TOMBSTONE, "") if commit.merge else None
     for entry in commit.entries:
-        if grave is not None and 0 < entry.fence and entry.rank[:2] <= grave.rank[:2] and entry.kind != TOMBSTONE:
+        if (
+            grave is not None
+            and entry.fence > 0
+            and entry.rank[:2] <= grave.rank[:2]
+            and entry.kind != TOMBSTONE
+        ):
             continue  # it was taken before the thread was deleted
         stored = view.entry(entry.kind, entry.key)
         if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):

@@ -138,7 +138,7 @@ class MergeContract(Contract):
     async def test_what_was_removed_and_buried_is_not_merged_in_again(self, waist: Waist) -> None:
         await waist.save("a")
         await waist.save("b")
-        (b, a) = await waist.records()
+        _, a = await waist.records()
         await waist.commit(writes=(write("a", "task"),))
         await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
         await waist.commit(a, merge=True, writes=(write("a", "task"), write("b", "task")))

@@ -1,0 +1,461 @@
+"""The two stores of a pair and how they change places: joining, catching up, promotion, failback.
+
+Every step leaves something from which any process can go on. A promotion is one commit in the secondary. A failback is announced
+there by one commit, after which the secondary acknowledges nothing; then what is left is carried over; then one commit in the
+primary opens it. Whoever finds a failback that was announced and not finished finishes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+
+from ..backend import Backend, Commit, Entry, ThreadKey
+from ..errors import (
+    BadURL,
+    CallerError,
+    Corrupt,
+    EntryHeld,
+    NotReplicated,
+    OutcomeUnknown,
+    OutliveError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from ..event import FAILBACK, FAILOVER, Event, Watched
+from ..runtime import Runtime
+from .carrying import Carrier, IsNamed
+from .note import NOTE, Items, age_s, items_in
+from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
+from .status import Switched
+
+_PAGE = 500
+_TOGETHER = 64  # threads whose items go to the other store by one call
+_OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
+_PATIENCE_S = 5.0  # for one call that nobody asked for
+
+Noted = tuple[ThreadKey, Entry]
+
+
+def is_unreachable(error: object) -> bool:
+    """Tell whether an error says that a store cannot be reached, or that nobody knows what it did.
+
+    Nothing else is a reason to leave it: not what is missing or damaged, not a lock, not a full disk, not a wrong call.
+    """
+    if isinstance(error, StoreUnavailable):
+        return not isinstance(error, StoreBusy | StoreFull)
+    return isinstance(error, OutcomeUnknown) and not isinstance(error, NotReplicated)
+
+
+@dataclass(slots=True)
+class Health:
+    """What is known of one store."""
+
+    is_healthy: bool = True
+    since: int = 0  # microseconds
+
+
+class Stores:
+    """A primary and a secondary, and which of them is active."""
+
+    def __init__(
+        self,
+        primary: Backend,
+        secondary: Backend,
+        *,
+        tenant: str,
+        runtime: Runtime,
+        watched: Watched,
+        timeout_s: float | None,
+    ) -> None:
+        self.both = (primary, secondary)
+        self.tenant = tenant
+        self.runtime = runtime
+        self.is_named: IsNamed = lambda name, data: True
+        self.epoch = 0
+        self.is_whole = True  # the store that is not active
+        self.failovers = 0
+        self.automatic = 0  # failovers since the primary was last stable
+        self.health = (Health(), Health())
+        self.last_error: str | None = None
+        self.in_flight: set[str] = set()  # keys of notes whose commits are under way
+        self.patience_s = min(_PATIENCE_S, timeout_s or _PATIENCE_S)
+        self._watched = watched
+        self._key: bytes | None = None  # the naming key
+        self._met = [False, False]
+        self._switching = runtime.mutex()
+
+    def after_fork(self) -> None:
+        """A child has its parent's locks, which nobody of its own would release."""
+        self._switching = self.runtime.mutex()
+        self.in_flight = set()
+
+    # Which is which
+
+    @property
+    def active(self) -> Backend:
+        return self.both[self.epoch % 2]
+
+    @property
+    def other(self) -> Backend:
+        return self.both[1 - self.epoch % 2]
+
+    @property
+    def is_failed_over(self) -> bool:
+        return self.epoch % 2 == SECONDARY
+
+    def carrier(self, source: int) -> Carrier:
+        return Carrier(
+            self.both[source], self.both[1 - source], self.is_named, self.runtime.now, self.patience_s
+        )
+
+    def note_health(self, role: int, error: BaseException | None) -> None:
+        """Remember whether a store answered."""
+        health = self.health[role]
+        is_healthy = error is None
+        if health.is_healthy != is_healthy or not health.since:
+            health.is_healthy, health.since = is_healthy, self.runtime.now()
+        if error is not None:
+            self.last_error = f"{ROLES[role]}: {error}"
+
+    async def meet(self, role: int) -> None:
+        """Make sure that a store is open and has the naming key of the pair."""
+        if self._met[role]:
+            return
+        key = await self.both[role].identity(self._key or b"")
+        if self._key is not None and key != self._key:
+            raise other_key()
+        self._met[role] = True
+
+    async def side(self, role: int) -> Side | None:
+        """Ask a store what it says of the pair; raise when it cannot be reached."""
+        try:
+            await self.meet(role)
+            found = await read_side(self.both[role], self.tenant, self.patience_s)
+        except StoreError as error:
+            self.note_health(role, error)
+            raise
+        self.note_health(role, None)
+        return found
+
+    async def _sides(self) -> tuple[list[Side | None], list[StoreError | None]]:
+        sides: list[Side | None] = [None, None]
+        errors: list[StoreError | None] = [None, None]
+        for role in (PRIMARY, SECONDARY):
+            try:
+                sides[role] = await self.side(role)
+            except StoreError as error:
+                errors[role] = error
+        return sides, errors
+
+    async def _write(self, role: int, old: Side | None, new: Side) -> Side:
+        return await write_side(self.both[role], self.tenant, old, new, self.patience_s)
+
+    # Joining
+
+    async def join(self, offered: bytes, *, may_promote: bool) -> bytes:
+        """Open the pair, or make one; return the naming key."""
+        await self._agree_on_key(offered)
+        for _ in range(10):
+            with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
+                await self._join(may_promote)
+                break
+        assert self._key is not None
+        return self._key
+
+    async def _agree_on_key(self, offered: bytes) -> None:
+        failure: StoreError | None = None
+        for role in (PRIMARY, SECONDARY):
+            try:
+                key = await self.both[role].identity(self._key or offered)
+            except StoreError as error:
+                if not is_unreachable(error) or failure is not None:
+                    raise
+                failure = error
+                self.note_health(role, error)
+                continue
+            if self._key is not None and key != self._key:
+                raise other_key()
+            self._key, self._met[role] = key, True
+
+    async def _join(self, may_promote: bool) -> None:
+        (primary, secondary), (no_primary, no_secondary) = await self._sides()
+        if no_primary is not None:
+            await self._join_without_primary(secondary, no_primary, may_promote)
+        elif no_secondary is not None:
+            self._join_without_secondary(primary, no_secondary)
+        elif primary is not None and secondary is not None:
+            check_match(primary, secondary)
+            await self._adopt(primary, secondary)
+        elif secondary is not None:  # the primary has lost what it had
+            await self._replace_primary(secondary)
+        else:
+            await self._add_secondary(primary)
+
+    async def _join_without_primary(
+        self, secondary: Side | None, error: StoreError, may_promote: bool
+    ) -> None:
+        if secondary is None:
+            raise error
+        self.epoch, self.is_whole = secondary.epoch, True
+        if self.epoch % 2 == PRIMARY:
+            if not (may_promote and secondary.is_whole):
+                raise error
+            await self.promote(automatic=True)
+
+    def _join_without_secondary(self, primary: Side | None, error: StoreError) -> None:
+        if primary is None or primary.epoch % 2 == SECONDARY:
+            raise error
+        self.epoch = primary.epoch
+
+    async def _add_secondary(self, primary: Side | None) -> None:
+        """The secondary is new, or has lost what it had: it gets all that the primary has."""
+        if primary is None:
+            primary = await self._write(PRIMARY, None, Side(new_pair(), PRIMARY))
+        epoch = (
+            primary.epoch + primary.epoch % 2
+        )  # in an odd epoch the secondary was active: what it had is gone
+        if epoch != primary.epoch:
+            primary = await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
+        is_empty = not await self.both[PRIMARY].threads(self.tenant, limit=1, heads=False)
+        secondary = Side(primary.pair, SECONDARY, epoch, is_whole=is_empty)
+        secondary = await self._write(SECONDARY, None, secondary)
+        self._enter(epoch, is_whole=is_empty)
+
+    async def _replace_primary(self, secondary: Side) -> None:
+        """An empty primary does not serve: the secondary has everything."""
+        epoch = secondary.epoch + 1 - secondary.epoch % 2
+        if epoch != secondary.epoch:
+            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+        await self._write(PRIMARY, None, Side(secondary.pair, PRIMARY, epoch, is_whole=False))
+        self._enter(epoch, is_whole=False)
+
+    # In which epoch we are
+
+    async def refresh(self) -> bool:
+        """Look where the pair is by now; tell whether that is another epoch than we thought."""
+        before = self.epoch
+        with contextlib.suppress(EntryHeld):  # somebody else is at it: the next look tells
+            await self._look()
+        return self.epoch != before
+
+    async def _look(self) -> None:
+        (primary, secondary), errors = await self._sides()
+        if primary is not None and secondary is not None:
+            await self._adopt(primary, secondary)
+        elif secondary is not None and errors[PRIMARY] is None:
+            await self._replace_primary(secondary)
+        elif primary is not None and errors[SECONDARY] is None:
+            await self._add_secondary(primary)
+        elif secondary is not None and secondary.epoch % 2 == SECONDARY and secondary.epoch > self.epoch:
+            self._enter(secondary.epoch, is_whole=self.is_whole)
+        elif primary is not None and primary.epoch % 2 == PRIMARY and primary.epoch > self.epoch:
+            self._enter(primary.epoch, is_whole=self.is_whole)
+
+    async def _adopt(self, primary: Side, secondary: Side) -> None:
+        epoch = max(primary.epoch, secondary.epoch)
+        if epoch % 2 == PRIMARY and primary.epoch < epoch:
+            await self._finish_failback(primary, epoch)
+        elif epoch % 2 == SECONDARY and secondary.epoch < epoch:
+            raise StoreUnavailable(
+                "the secondary is behind the epoch in which it is active: it has lost commits"
+            )
+        self._enter(epoch, is_whole=(secondary if epoch % 2 == PRIMARY else primary).is_whole)
+
+    def _enter(self, epoch: int, *, is_whole: bool) -> None:
+        if epoch > self.epoch:
+            name = FAILOVER if epoch % 2 == SECONDARY else FAILBACK
+            self.failovers += name == FAILOVER
+            self._watched.tell(Event(name, "", status=f"epoch {epoch}"))
+        self.epoch, self.is_whole = max(epoch, self.epoch), is_whole
+
+    # Changing places
+
+    async def promote(self, *, automatic: bool = False) -> Switched:
+        """Make the secondary the active store. What the primary has queued is carried over first when it can be reached."""
+        async with self._switching:
+            if not self.is_failed_over:
+                await self.refresh()
+            if self.is_failed_over:
+                return Switched(self.epoch, 0)
+            carried = 0 if automatic else await self._carry_if_reachable()
+            secondary = await self.side(SECONDARY)
+            if secondary is None or not secondary.is_whole:
+                raise StoreUnavailable(
+                    "the secondary does not have everything yet; store.replication_status() tells what is missing"
+                )
+            epoch = max(self.epoch, secondary.epoch) + 1
+            epoch += epoch % 2 == PRIMARY
+            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch))
+            self.automatic += automatic
+            self._enter(epoch, is_whole=True)
+            await self._tell_primary(epoch)
+            return Switched(epoch, carried)
+
+    async def _carry_if_reachable(self) -> int:
+        try:
+            return await self.drain(PRIMARY)
+        except StoreError as error:
+            if not is_unreachable(error):
+                raise
+            return 0
+
+    async def _tell_primary(self, epoch: int) -> None:
+        """Let those who can still reach the primary know, if we can; the secondary's word is what counts."""
+        with contextlib.suppress(StoreError, EntryHeld):
+            if self.health[PRIMARY].is_healthy and (primary := await self.side(PRIMARY)) is not None:
+                await self._write(PRIMARY, primary, replace(primary, epoch=epoch))
+
+    async def failback(self) -> Switched:
+        """Make the primary the active store again, after it got everything; raise when it cannot."""
+        async with self._switching:
+            await self.refresh()
+            if not self.is_failed_over:
+                return Switched(self.epoch, 0)
+            primary, secondary = await self.side(PRIMARY), await self.side(SECONDARY)
+            if secondary is None:
+                raise StoreUnavailable(
+                    "the secondary has lost what it had, and there is nothing to go back with"
+                )
+            if primary is None or not primary.is_whole:
+                await self.copy_all(SECONDARY)
+                primary = await self.side(PRIMARY)
+            branched = await self._in_both()
+            carried = await self.drain(SECONDARY) + await self.drain(PRIMARY)
+            epoch = secondary.epoch + 1
+            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+            # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
+            assert primary is not None
+            carried += await self._finish_failback(primary, epoch)
+            self._enter(epoch, is_whole=True)
+            return Switched(epoch, carried, branched)
+
+    async def _finish_failback(self, primary: Side, epoch: int) -> int:
+        carried = await self.drain(SECONDARY)
+        with contextlib.suppress(EntryHeld):  # somebody else has finished it
+            await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
+        return carried
+
+    async def _in_both(self) -> tuple[str, ...]:
+        """Return the threads that both stores have news of."""
+        found = [{key.id async for key, _ in self.notes(role)} for role in (PRIMARY, SECONDARY)]
+        return tuple(sorted(found[0] & found[1]))
+
+    # Catching up
+
+    async def notes(self, role: int) -> AsyncIterator[Noted]:
+        """Iterate over what a store has queued, oldest first."""
+        after: tuple[str, bytes] | None = None
+        while True:
+            page = await self.both[role].entries(
+                self.tenant, NOTE, after=after, limit=_PAGE, timeout_s=self.patience_s
+            )
+            for key, entry in page:
+                yield key, entry
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].key, page[-1][0].digest)
+
+    async def drain(self, source: int, *, mine: str | None = None) -> int:
+        """Carry over what a store has queued and take it off the queue; return how many commits.
+
+        `mine` leaves alone what other processes have queued just now. Raises what stood in the way of some.
+        """
+        await self.meet(1 - source)
+        count, failure = 0, None
+        while True:
+            found, is_last = await self._next_notes(source, mine)
+            if not found:
+                break
+            done, error = await self._carry_notes(source, found)
+            count, failure = count + done, failure or error
+            if error is not None or is_last:
+                break
+        if failure is not None:
+            raise failure
+        return count
+
+    async def _next_notes(self, source: int, mine: str | None) -> tuple[list[Noted], bool]:
+        recent = self.runtime.now() - int(_OTHERS_S * 1e6)
+        found: list[Noted] = []
+        async for key, entry in self.notes(source):
+            is_ours = mine is None or entry.key[16:24] == mine or int(entry.key[:16], 16) < recent
+            if is_ours and entry.key not in self.in_flight:
+                found.append((key, entry))
+            if len(found) == _PAGE:
+                return found, False
+        return found, True
+
+    async def _carry_notes(self, source: int, found: list[Noted]) -> tuple[int, OutliveError | None]:
+        threads: dict[ThreadKey, tuple[Items, list[str]]] = {}
+        for key, entry in found:
+            items, keys = threads.setdefault(key, (Items(), []))
+            items.add(items_in(entry))
+            keys.append(entry.key)
+        carrier, count, failure = self.carrier(source), 0, None
+        rows = list(threads.items())
+        for at in range(0, len(rows), _TOGETHER):
+            batch = rows[at : at + _TOGETHER]
+            results = await carrier.carry_all([(key, items) for key, (items, _) in batch])
+            done = [
+                (key, keys) for (key, (_, keys)), error in zip(batch, results, strict=True) if error is None
+            ]
+            failure = failure or next((error for error in results if error is not None), None)
+            await self.forget(source, done)
+            count += sum(len(keys) for _, keys in done)
+            if failure is not None and not isinstance(failure, Corrupt | CallerError):
+                self.note_health(1 - source, failure)
+                break  # it is the store's, not the thread's: the others would fail too
+        return count, failure
+
+    async def forget(self, source: int, done: Iterable[tuple[ThreadKey, list[str]]]) -> None:
+        """Take off the queue what was carried over. What stays on it is carried once more, which changes nothing."""
+        commits = [
+            Commit(
+                key, entries=tuple(Entry(NOTE, name, gone=True) for name in names), timeout_s=self.patience_s
+            )
+            for key, names in done
+        ]
+        if commits:
+            await self.both[source].commit_all(commits)
+
+    async def copy_all(self, source: int) -> None:
+        """Carry over everything that a store has; then the other one is whole."""
+        target = 1 - source
+        await self.meet(target)
+        carrier, after = self.carrier(source), None
+        while True:
+            rows = await self.both[source].threads(
+                self.tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self.patience_s
+            )
+            for row in rows:
+                await carrier.carry(ThreadKey.of(self.tenant, row.id), Items(everything=True))
+            if len(rows) < _TOGETHER:
+                break
+            after = rows[-1].id
+        old = await self.side(target)
+        if old is None:
+            mine = await self.side(source)
+            assert mine is not None
+            old = await self._write(target, None, Side(mine.pair, target, mine.epoch, is_whole=False))
+        await self._write(target, old, replace(old, is_whole=True))
+        self.is_whole = True
+
+    async def queued(self, role: int, done: set[str]) -> tuple[int, int, float]:
+        """Return how many commits a store has queued, their bytes, and the age of the oldest in seconds."""
+        keys, size = [], 0
+        async for _, entry in self.notes(role):
+            if entry.key not in done:
+                keys.append(entry.key)
+                size += items_in(entry).size
+        return len(keys), size, age_s(keys, self.runtime.now())
+
+
+def other_key() -> BadURL:
+    return BadURL(
+        "the secondary holds a store of its own, with another naming key; give an empty one: "
+        "it becomes a copy of the primary by itself"
+    )
