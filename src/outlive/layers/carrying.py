@@ -83,7 +83,7 @@ class Carrier:
                 return await self._finish(key, items)
             except StaleBase:
                 continue  # something was deleted or stored in between, in either store
-        raise StaleBase(key.id)
+        raise Corrupt("chunks that its records refer to are missing", thread=key.id)
 
     async def carry_all(self, threads: Sequence[tuple[ThreadKey, Items]]) -> list[OutliveError | None]:
         """Bring items of many threads over, by one call to the target; say for each what was in the way."""

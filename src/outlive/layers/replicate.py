@@ -32,6 +32,7 @@ Leases are timed by the clock of the store that they are in, so a lease that is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -161,9 +162,9 @@ class Replicate:
         stores.patience_s = min(stores.patience_s, _LAST_S)
         try:
             await self._flush_done()
-            if self._is_dirty and stores.health[1 - stores.epoch % 2].is_healthy:
-                await stores.drain(stores.epoch % 2, mine=self._mine)
-                return
+            if stores.health[1 - stores.epoch % 2].is_healthy:
+                with contextlib.suppress(OutliveError):  # what is left is counted
+                    await stores.drain(stores.epoch % 2, mine=self._mine)
             count, size, lag_s = await stores.queued(stores.epoch % 2, set())
         except OutliveError as error:
             self._warn(f"it could not be told how much: {error}")
@@ -232,7 +233,7 @@ class Replicate:
             answers = await self._commit([commits[at] for at in waiting], epoch, deadline)
             for at, answer in zip(waiting, answers, strict=True):
                 results[at] = answer
-            waiting = [at for at in waiting if _asks_for_switch(results[at])]
+            waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting or not await self._has_switched(results[waiting[0]], epoch):
                 break
         return results
@@ -286,7 +287,8 @@ class Replicate:
             note(key, items),
             *(Entry(NOTE, name, gone=True) for name in done),
         )
-        commit = replace(given, entries=entries, removal=removal, epoch=epoch, timeout_s=share_s)
+        believed = epoch if given.epoch is None else given.epoch
+        commit = replace(given, entries=entries, removal=removal, epoch=believed, timeout_s=share_s)
         return _Sent(given, commit, items, key, done=done)
 
     def _new_key(self) -> str:
@@ -352,7 +354,7 @@ class Replicate:
         for at in stored:
             receipt = results[at]
             assert isinstance(receipt, Receipt)
-            replica = None if receipt.existing else replica_of(sent[at].given, receipt, epoch)
+            replica = None if receipt.existing else replica_of(sent[at].given, receipt, max(epoch, sent[at].given.epoch or 0))
             if replica is not None:
                 replica.timeout_s = left_s
                 replicas[at] = replica
@@ -421,11 +423,9 @@ class Replicate:
         try:
             if await stores.refresh():
                 return True
-            if (
-                isinstance(error, EpochPassed)
-                or stores.health[epoch % 2].is_healthy
-                or not self._may_fail_over()
-            ):
+            if isinstance(error, EpochPassed):
+                return await stores.rise(error.current)
+            if stores.health[epoch % 2].is_healthy or not self._may_fail_over():
                 return False
             await stores.promote(automatic=True)
         except OutliveError as failure:
@@ -480,7 +480,7 @@ class Replicate:
             if not stores.is_whole:
                 await stores.copy_all(source)
             await stores.drain(source, mine=mine)
-        except OutliveError:
+        except BaseException:
             self._is_dirty = True
             raise
         self._in_step = True
@@ -557,5 +557,5 @@ def _in_epoch(entry: Entry, epoch: int) -> Entry:
     return replace(entry, epoch=max(entry.epoch, epoch)) if entry.fence == NEXT else entry
 
 
-def _asks_for_switch(result: object) -> bool:
-    return isinstance(result, EpochPassed) or is_unreachable(result)
+def _asks_for_switch(commit: Commit, result: object) -> bool:
+    return is_unreachable(result) or (isinstance(result, EpochPassed) and commit.epoch is None)

@@ -265,6 +265,18 @@ class Stores:
             )
         self._enter(epoch, is_whole=(secondary if epoch % 2 == PRIMARY else primary).is_whole)
 
+    async def rise(self, least: int) -> bool:
+        """Go to an epoch of the same store that is not below that of a thread which came from elsewhere; tell whether we did."""
+        epoch = least + (least - self.epoch) % 2
+        (primary, secondary), _ = await self._sides()
+        if primary is None or secondary is None or max(primary.epoch, secondary.epoch) >= epoch:
+            return False
+        sides = [(PRIMARY, primary), (SECONDARY, secondary)]
+        for role, side in reversed(sides) if self.is_failed_over else sides:  # the active one says it first
+            await self._write(role, side, replace(side, epoch=epoch))
+        self.epoch = epoch
+        return True
+
     def _enter(self, epoch: int, *, is_whole: bool) -> None:
         if epoch > self.epoch:
             name = FAILOVER if epoch % 2 == SECONDARY else FAILBACK
