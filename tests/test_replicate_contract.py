@@ -18,7 +18,11 @@ def pair(primary, secondary, runtime, **options):
     return cast(
         Backend,
         Replicate(
-            primary, secondary, Replication.of(options), runtime=runtime, naming=lambda key: lambda *chunk: True
+            primary,
+            secondary,
+            Replication.of(options),
+            runtime=runtime,
+            naming=lambda key: lambda *chunk: True,
         ),
     )
 
@@ -40,13 +44,17 @@ DIFFERS = {
     "test_a_control_write_is_ranked_by_the_commit",
     "test_a_checkpoint_tells_all_that_was_said_about_it",
 }
-pytestmark = pytest.mark.filterwarnings("ignore:what is queued")  # some damage their store, which then cannot be carried
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:what is queued"
+)  # some damage their store, which then cannot be carried
 
 
 @pytest.fixture(autouse=True)
 def _as_a_pair_does_it(request):
     name = request.node.originalname
-    if name in DIFFERS and (name != "test_a_checkpoint_tells_all_that_was_said_about_it" or request.cls is TestFailedOver):
+    if name in DIFFERS and (
+        name != "test_a_checkpoint_tells_all_that_was_said_about_it" or request.cls is TestFailedOver
+    ):
         pytest.skip("a pair has an epoch, and commits, of its own: tests/test_replicate.py")
 
 
@@ -62,7 +70,9 @@ def opener(**options):
 class TestSync(BackendContract):
     @pytest.fixture
     def backend(self, monkeypatch):
-        monkeypatch.setattr("outlive.layers.replicate._BEAT_S", 60)  # the contract counts commits: no others come between
+        monkeypatch.setattr(
+            "outlive.layers.replicate._BEAT_S", 60
+        )  # the contract counts commits: no others come between
         return opener()
 
 

@@ -8,7 +8,7 @@ primary opens it. Whoever finds a failback that was announced and not finished f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ..backend import Backend, Commit, Entry, ThreadKey
@@ -30,7 +30,8 @@ from ..runtime import Runtime
 from .carrying import Carrier, IsNamed
 from .note import NOTE, Items, age_s, items_in
 from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
-from .status import Switched
+from .queue import Queue
+from .status import Replication, Switched
 
 _PAGE = 500
 _TOGETHER = 64  # threads whose items go to the other store by one call
@@ -81,7 +82,6 @@ class Stores:
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
         self.last_error: str | None = None
-        self.in_flight: set[str] = set()  # keys of notes whose commits are under way
         self.patience_s = min(_PATIENCE_S, timeout_s or _PATIENCE_S)
         self._watched = watched
         self._key: bytes | None = None  # the naming key
@@ -91,7 +91,6 @@ class Stores:
     def after_fork(self) -> None:
         """A child has its parent's locks, which nobody of its own would release."""
         self._switching = self.runtime.mutex()
-        self.in_flight = set()
 
     # Which is which
 
@@ -130,23 +129,25 @@ class Stores:
             raise other_key()
         self._met[role] = True
 
-    async def side(self, role: int) -> Side | None:
+    async def side(self, role: int, timeout_s: float = _PATIENCE_S) -> Side | None:
         """Ask a store what it says of the pair; raise when it cannot be reached."""
         try:
             await self.meet(role)
-            found = await read_side(self.both[role], self.tenant, self.patience_s)
+            found = await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
         except StoreError as error:
             self.note_health(role, error)
             raise
         self.note_health(role, None)
         return found
 
-    async def _sides(self) -> tuple[list[Side | None], list[StoreError | None]]:
+    async def _sides(
+        self, timeout_s: float = _PATIENCE_S
+    ) -> tuple[list[Side | None], list[StoreError | None]]:
         sides: list[Side | None] = [None, None]
         errors: list[StoreError | None] = [None, None]
         for role in (PRIMARY, SECONDARY):
             try:
-                sides[role] = await self.side(role)
+                sides[role] = await self.side(role, timeout_s)
             except StoreError as error:
                 errors[role] = error
         return sides, errors
@@ -156,12 +157,12 @@ class Stores:
 
     # Joining
 
-    async def join(self, offered: bytes, *, may_promote: bool) -> bytes:
+    async def join(self, offered: bytes, queue: Queue, options: Replication) -> bytes:
         """Open the pair, or make one; return the naming key."""
         await self._agree_on_key(offered)
         for _ in range(10):
             with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
-                await self._join(may_promote)
+                await self._join(queue, options)
                 break
         assert self._key is not None
         return self._key
@@ -181,30 +182,37 @@ class Stores:
                 raise other_key()
             self._key, self._met[role] = key, True
 
-    async def _join(self, may_promote: bool) -> None:
+    async def _join(self, queue: Queue, options: Replication) -> None:
         (primary, secondary), (no_primary, no_secondary) = await self._sides()
         if no_primary is not None:
-            await self._join_without_primary(secondary, no_primary, may_promote)
+            await self._join_without_primary(secondary, no_primary, queue, options)
         elif no_secondary is not None:
             self._join_without_secondary(primary, no_secondary)
         elif primary is not None and secondary is not None:
             check_match(primary, secondary)
+            if primary.is_paused != (not options.is_enabled):
+                primary, secondary = await self._pause(primary, secondary, not options.is_enabled)
             await self._adopt(primary, secondary)
         elif secondary is not None:  # the primary has lost what it had
             await self._replace_primary(secondary)
         else:
             await self._add_secondary(primary)
 
+    async def _pause(self, primary: Side, secondary: Side, is_paused: bool) -> tuple[Side, Side]:
+        """While replication is switched off the secondary is left behind: afterwards it gets everything."""
+        primary = await self._write(PRIMARY, primary, replace(primary, is_paused=is_paused))
+        return primary, await self._write(SECONDARY, secondary, replace(secondary, is_whole=False))
+
     async def _join_without_primary(
-        self, secondary: Side | None, error: StoreError, may_promote: bool
+        self, secondary: Side | None, error: StoreError, queue: Queue, options: Replication
     ) -> None:
         if secondary is None:
             raise error
         self.epoch, self.is_whole = secondary.epoch, True
         if self.epoch % 2 == PRIMARY:
-            if not (may_promote and secondary.is_whole):
+            if not (options.auto_failover and options.is_enabled and secondary.is_whole):
                 raise error
-            await self.promote(automatic=True)
+            await self.promote(queue, automatic=True)
 
     def _join_without_secondary(self, primary: Side | None, error: StoreError) -> None:
         if primary is None or primary.epoch % 2 == SECONDARY:
@@ -235,15 +243,15 @@ class Stores:
 
     # In which epoch we are
 
-    async def refresh(self) -> bool:
+    async def refresh(self, timeout_s: float = _PATIENCE_S) -> bool:
         """Look where the pair is by now; tell whether that is another epoch than we thought."""
         before = self.epoch
         with contextlib.suppress(EntryHeld):  # somebody else is at it: the next look tells
-            await self._look()
+            await self._look(timeout_s)
         return self.epoch != before
 
-    async def _look(self) -> None:
-        (primary, secondary), errors = await self._sides()
+    async def _look(self, timeout_s: float) -> None:
+        (primary, secondary), errors = await self._sides(timeout_s)
         if primary is not None and secondary is not None:
             await self._adopt(primary, secondary)
         elif secondary is not None and errors[PRIMARY] is None:
@@ -286,14 +294,14 @@ class Stores:
 
     # Changing places
 
-    async def promote(self, *, automatic: bool = False) -> Switched:
+    async def promote(self, queue: Queue, *, automatic: bool = False) -> Switched:
         """Make the secondary the active store. What the primary has queued is carried over first when it can be reached."""
         async with self._switching:
-            if not self.is_failed_over:
+            if not automatic:  # else we have just looked
                 await self.refresh()
             if self.is_failed_over:
                 return Switched(self.epoch, 0)
-            carried = 0 if automatic else await self._carry_if_reachable()
+            carried = 0 if automatic else await self._carry_if_reachable(queue)
             secondary = await self.side(SECONDARY)
             if secondary is None or not secondary.is_whole:
                 raise StoreUnavailable(
@@ -307,9 +315,9 @@ class Stores:
             await self._tell_primary(epoch)
             return Switched(epoch, carried)
 
-    async def _carry_if_reachable(self) -> int:
+    async def _carry_if_reachable(self, queue: Queue) -> int:
         try:
-            return await self.drain(PRIMARY)
+            return await self.drain(PRIMARY, queue)
         except StoreError as error:
             if not is_unreachable(error):
                 raise
@@ -321,7 +329,7 @@ class Stores:
             if self.health[PRIMARY].is_healthy and (primary := await self.side(PRIMARY)) is not None:
                 await self._write(PRIMARY, primary, replace(primary, epoch=epoch))
 
-    async def failback(self) -> Switched:
+    async def failback(self, queue: Queue) -> Switched:
         """Make the primary the active store again, after it got everything; raise when it cannot."""
         async with self._switching:
             await self.refresh()
@@ -336,7 +344,7 @@ class Stores:
                 await self.copy_all(SECONDARY)
                 primary = await self.side(PRIMARY)
             branched = await self._in_both()
-            carried = await self.drain(SECONDARY) + await self.drain(PRIMARY)
+            carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
             epoch = secondary.epoch + 1
             await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
             # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
@@ -346,7 +354,7 @@ class Stores:
             return Switched(epoch, carried, branched)
 
     async def _finish_failback(self, primary: Side, epoch: int) -> int:
-        carried = await self.drain(SECONDARY)
+        carried = await self.drain(SECONDARY, None)
         with contextlib.suppress(EntryHeld):  # somebody else has finished it
             await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried
@@ -371,7 +379,7 @@ class Stores:
                 return
             after = (page[-1][1].key, page[-1][0].digest)
 
-    async def drain(self, source: int, *, mine: str | None = None) -> int:
+    async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
         """Carry over what a store has queued and take it off the queue; return how many commits.
 
         `mine` leaves alone what other processes have queued just now. Raises what stood in the way of some.
@@ -379,7 +387,9 @@ class Stores:
         await self.meet(1 - source)
         count, failure = 0, None
         while True:
-            found, is_last = await self._next_notes(source, mine)
+            found, is_last = await self._next_notes(
+                source, mine, queue.in_flight if queue is not None else set()
+            )
             if not found:
                 break
             done, error = await self._carry_notes(source, found)
@@ -390,12 +400,14 @@ class Stores:
             raise failure
         return count
 
-    async def _next_notes(self, source: int, mine: str | None) -> tuple[list[Noted], bool]:
+    async def _next_notes(
+        self, source: int, mine: str | None, in_flight: set[str]
+    ) -> tuple[list[Noted], bool]:
         recent = self.runtime.now() - int(_OTHERS_S * 1e6)
         found: list[Noted] = []
         async for key, entry in self.notes(source):
             is_ours = mine is None or entry.key[16:24] == mine or int(entry.key[:16], 16) < recent
-            if is_ours and entry.key not in self.in_flight:
+            if is_ours and entry.key not in in_flight:
                 found.append((key, entry))
             if len(found) == _PAGE:
                 return found, False
@@ -456,11 +468,13 @@ class Stores:
         await self._write(target, old, replace(old, is_whole=True))
         self.is_whole = True
 
-    async def queued(self, role: int, done: set[str]) -> tuple[int, int, float]:
+    async def queued(
+        self, role: int, done: Collection[str] = (), mine: str | None = None
+    ) -> tuple[int, int, float]:
         """Return how many commits a store has queued, their bytes, and the age of the oldest in seconds."""
         keys, size = [], 0
         async for _, entry in self.notes(role):
-            if entry.key not in done:
+            if entry.key not in done and mine in (None, entry.key[16:24]):
                 keys.append(entry.key)
                 size += items_in(entry).size
         return len(keys), size, age_s(keys, self.runtime.now())
