@@ -136,7 +136,7 @@ class Replicate:
             await self._upkeep.flush()
             with contextlib.suppress(OutliveError):  # what is left is counted
                 await stores.drain(stores.epoch % 2, self._queue, mine=self._queue.mine)
-            count, size, lag_s = await stores.queued(stores.epoch % 2, mine=self._queue.mine)
+            count, size, lag_s = await stores.backlog(stores.epoch % 2).count(mine=self._queue.mine)
         except OutliveError as error:
             self._warn(f"it could not be told how much: {error}")
             return

@@ -8,18 +8,15 @@ primary opens it. Whoever finds a failback that was announced and not finished f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import Backend, Commit, Entry, ThreadKey
+from ..backend import Backend
 from ..errors import (
     BadURL,
-    CallerError,
-    Corrupt,
     EntryHeld,
     NotReplicated,
     OutcomeUnknown,
-    OutliveError,
     StoreBusy,
     StoreError,
     StoreFull,
@@ -27,18 +24,16 @@ from ..errors import (
 )
 from ..event import FAILBACK, FAILOVER, Event, Watched
 from ..runtime import Runtime
+from .backlog import Backlog
 from .carrying import Carrier, IsNamed
-from .note import NOTE, Items, age_s, items_in
 from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
 from .queue import Queue
 from .status import Replication, Switched
 
-_PAGE = 500
-_TOGETHER = 64  # threads whose items go to the other store by one call
-_OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
+_RACES = 10
 _PATIENCE_S = 5.0  # for one call that nobody asked for
 
-Noted = tuple[ThreadKey, Entry]
+Errors = Sequence[StoreError | None]  # of the primary and the secondary
 
 
 def is_unreachable(error: object) -> bool:
@@ -141,15 +136,17 @@ class Stores:
         return found
 
     async def _sides(
-        self, timeout_s: float = _PATIENCE_S
-    ) -> tuple[list[Side | None], list[StoreError | None]]:
+        self, timeout_s: float = _PATIENCE_S, absent: Errors = (None, None)
+    ) -> tuple[list[Side | None], Errors]:
+        """Ask both stores, but for one that is known not to answer."""
         sides: list[Side | None] = [None, None]
-        errors: list[StoreError | None] = [None, None]
+        errors = list(absent)
         for role in (PRIMARY, SECONDARY):
-            try:
-                sides[role] = await self.side(role, timeout_s)
-            except StoreError as error:
-                errors[role] = error
+            if absent[role] is None:
+                try:
+                    sides[role] = await self.side(role, timeout_s)
+                except StoreError as error:
+                    errors[role] = error
         return sides, errors
 
     async def _write(self, role: int, old: Side | None, new: Side) -> Side:
@@ -159,31 +156,33 @@ class Stores:
 
     async def join(self, offered: bytes, queue: Queue, options: Replication) -> bytes:
         """Open the pair, or make one; return the naming key."""
-        await self._agree_on_key(offered)
-        for _ in range(10):
+        absent = await self._agree_on_key(offered)
+        for _ in range(_RACES):
             with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
-                await self._join(queue, options)
+                await self._join(absent, queue, options)
                 break
         assert self._key is not None
         return self._key
 
-    async def _agree_on_key(self, offered: bytes) -> None:
-        failure: StoreError | None = None
+    async def _agree_on_key(self, offered: bytes) -> Errors:
+        """Let both have one naming key; return why one of them did not answer. When none does, raise."""
+        errors: list[StoreError | None] = [None, None]
         for role in (PRIMARY, SECONDARY):
             try:
                 key = await self.both[role].identity(self._key or offered)
             except StoreError as error:
-                if not is_unreachable(error) or failure is not None:
+                if not is_unreachable(error) or any(errors):
                     raise
-                failure = error
+                errors[role] = error
                 self.note_health(role, error)
                 continue
             if self._key is not None and key != self._key:
                 raise other_key()
             self._key, self._met[role] = key, True
+        return errors
 
-    async def _join(self, queue: Queue, options: Replication) -> None:
-        (primary, secondary), (no_primary, no_secondary) = await self._sides()
+    async def _join(self, absent: Errors, queue: Queue, options: Replication) -> None:
+        (primary, secondary), (no_primary, no_secondary) = await self._sides(absent=absent)
         if no_primary is not None:
             await self._join_without_primary(secondary, no_primary, queue, options)
         elif no_secondary is not None:
@@ -296,24 +295,37 @@ class Stores:
 
     async def promote(self, queue: Queue, *, automatic: bool = False) -> Switched:
         """Make the secondary the active store. What the primary has queued is carried over first when it can be reached."""
+        return await self._insist(lambda: self._promote(queue, automatic))
+
+    async def _insist(self, switch: Callable[[], Awaitable[Switched]]) -> Switched:
+        """Change places, one at a time in this process; when another process is faster, look again."""
         async with self._switching:
-            if not automatic:  # else we have just looked
+            for _ in range(_RACES):
+                with contextlib.suppress(EntryHeld):
+                    return await switch()
                 await self.refresh()
-            if self.is_failed_over:
-                return Switched(self.epoch, 0)
-            carried = 0 if automatic else await self._carry_if_reachable(queue)
-            secondary = await self.side(SECONDARY)
-            if secondary is None or not secondary.is_whole:
-                raise StoreUnavailable(
-                    "the secondary does not have everything yet; store.replication_status() tells what is missing"
-                )
-            epoch = max(self.epoch, secondary.epoch) + 1
-            epoch += epoch % 2 == PRIMARY
-            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch))
-            self.automatic += automatic
-            self._enter(epoch, is_whole=True)
-            await self._tell_primary(epoch)
-            return Switched(epoch, carried)
+        raise StoreBusy(
+            "other processes keep changing the roles of this pair; look at store.replication_status()"
+        )
+
+    async def _promote(self, queue: Queue, automatic: bool) -> Switched:
+        if not automatic:  # else we have just looked
+            await self.refresh()
+        if self.is_failed_over:
+            return Switched(self.epoch, 0)
+        carried = 0 if automatic else await self._carry_if_reachable(queue)
+        secondary = await self.side(SECONDARY)
+        if secondary is None or not secondary.is_whole:
+            raise StoreUnavailable(
+                "the secondary does not have everything yet; store.replication_status() tells what is missing"
+            )
+        epoch = max(self.epoch, secondary.epoch) + 1
+        epoch += epoch % 2 == PRIMARY
+        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch))
+        self.automatic += automatic
+        self._enter(epoch, is_whole=True)
+        await self._tell_primary(epoch)
+        return Switched(epoch, carried)
 
     async def _carry_if_reachable(self, queue: Queue) -> int:
         try:
@@ -331,27 +343,27 @@ class Stores:
 
     async def failback(self, queue: Queue) -> Switched:
         """Make the primary the active store again, after it got everything; raise when it cannot."""
-        async with self._switching:
-            await self.refresh()
-            if not self.is_failed_over:
-                return Switched(self.epoch, 0)
-            primary, secondary = await self.side(PRIMARY), await self.side(SECONDARY)
-            if secondary is None:
-                raise StoreUnavailable(
-                    "the secondary has lost what it had, and there is nothing to go back with"
-                )
-            if primary is None or not primary.is_whole:
-                await self.copy_all(SECONDARY)
-                primary = await self.side(PRIMARY)
-            branched = await self._in_both()
-            carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
-            epoch = secondary.epoch + 1
-            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
-            # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
-            assert primary is not None
-            carried += await self._finish_failback(primary, epoch)
-            self._enter(epoch, is_whole=True)
-            return Switched(epoch, carried, branched)
+        return await self._insist(lambda: self._failback(queue))
+
+    async def _failback(self, queue: Queue) -> Switched:
+        await self.refresh()
+        if not self.is_failed_over:
+            return Switched(self.epoch, 0)
+        primary, secondary = await self.side(PRIMARY), await self.side(SECONDARY)
+        if secondary is None:
+            raise StoreUnavailable("the secondary has lost what it had, and there is nothing to go back with")
+        if primary is None or not primary.is_whole:
+            await self.copy_all(SECONDARY)
+            primary = await self.side(PRIMARY)
+        branched = await self._in_both()
+        carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
+        epoch = secondary.epoch + 1
+        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+        # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
+        assert primary is not None
+        carried += await self._finish_failback(primary, epoch)
+        self._enter(epoch, is_whole=True)
+        return Switched(epoch, carried, branched)
 
     async def _finish_failback(self, primary: Side, epoch: int) -> int:
         carried = await self.drain(SECONDARY, None)
@@ -361,105 +373,26 @@ class Stores:
 
     async def _in_both(self) -> tuple[str, ...]:
         """Return the threads that both stores have news of."""
-        found = [{key.id async for key, _ in self.notes(role)} for role in (PRIMARY, SECONDARY)]
+        found = [{key.id async for key, _ in self.backlog(role).notes()} for role in (PRIMARY, SECONDARY)]
         return tuple(sorted(found[0] & found[1]))
 
     # Catching up
 
-    async def notes(self, role: int) -> AsyncIterator[Noted]:
-        """Iterate over what a store has queued, oldest first."""
-        after: tuple[str, bytes] | None = None
-        while True:
-            page = await self.both[role].entries(
-                self.tenant, NOTE, after=after, limit=_PAGE, timeout_s=self.patience_s
-            )
-            for key, entry in page:
-                yield key, entry
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
-
     async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
-        """Carry over what a store has queued and take it off the queue; return how many commits.
-
-        `mine` leaves alone what other processes have queued just now. Raises what stood in the way of some.
-        """
+        """Carry over what a store has queued; return how many commits. See `Backlog.drain`."""
         await self.meet(1 - source)
-        count, failure = 0, None
-        while True:
-            found, is_last = await self._next_notes(
-                source, mine, queue.in_flight if queue is not None else set()
-            )
-            if not found:
-                break
-            done, error = await self._carry_notes(source, found)
-            count, failure = count + done, failure or error
-            if error is not None or is_last:
-                break
-        if failure is not None:
-            raise failure
-        return count
-
-    async def _next_notes(
-        self, source: int, mine: str | None, in_flight: set[str]
-    ) -> tuple[list[Noted], bool]:
-        recent = self.runtime.now() - int(_OTHERS_S * 1e6)
-        found: list[Noted] = []
-        async for key, entry in self.notes(source):
-            is_ours = mine is None or entry.key[16:24] == mine or int(entry.key[:16], 16) < recent
-            if is_ours and entry.key not in in_flight:
-                found.append((key, entry))
-            if len(found) == _PAGE:
-                return found, False
-        return found, True
-
-    async def _carry_notes(self, source: int, found: list[Noted]) -> tuple[int, OutliveError | None]:
-        threads: dict[ThreadKey, tuple[Items, list[str]]] = {}
-        for key, entry in found:
-            items, keys = threads.setdefault(key, (Items(), []))
-            items.add(items_in(entry))
-            keys.append(entry.key)
-        carrier, count, failure = self.carrier(source), 0, None
-        rows = list(threads.items())
-        for at in range(0, len(rows), _TOGETHER):
-            batch = rows[at : at + _TOGETHER]
-            results = await carrier.carry_all([(key, items) for key, (items, _) in batch])
-            done = [
-                (key, keys) for (key, (_, keys)), error in zip(batch, results, strict=True) if error is None
-            ]
-            failure = failure or next((error for error in results if error is not None), None)
-            await self.forget(source, done)
-            count += sum(len(keys) for _, keys in done)
-            if failure is not None and not isinstance(failure, Corrupt | CallerError):
-                self.note_health(1 - source, failure)
-                break  # it is the store's, not the thread's: the others would fail too
-        return count, failure
-
-    async def forget(self, source: int, done: Iterable[tuple[ThreadKey, list[str]]]) -> None:
-        """Take off the queue what was carried over. What stays on it is carried once more, which changes nothing."""
-        commits = [
-            Commit(
-                key, entries=tuple(Entry(NOTE, name, gone=True) for name in names), timeout_s=self.patience_s
-            )
-            for key, names in done
-        ]
-        if commits:
-            await self.both[source].commit_all(commits)
+        try:
+            return await self.backlog(source).drain(queue, mine)
+        except StoreError as error:
+            if is_unreachable(error):
+                self.note_health(1 - source, error)
+            raise
 
     async def copy_all(self, source: int) -> None:
         """Carry over everything that a store has; then the other one is whole."""
         target = 1 - source
         await self.meet(target)
-        carrier, after = self.carrier(source), None
-        while True:
-            rows = await self.both[source].threads(
-                self.tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self.patience_s
-            )
-            for row in rows:
-                await carrier.carry(ThreadKey.of(self.tenant, row.id), Items(everything=True))
-            if len(rows) < _TOGETHER:
-                break
-            after = rows[-1].id
+        await self.backlog(source).carry_everything()
         old = await self.side(target)
         if old is None:
             mine = await self.side(source)
@@ -468,16 +401,9 @@ class Stores:
         await self._write(target, old, replace(old, is_whole=True))
         self.is_whole = True
 
-    async def queued(
-        self, role: int, done: Collection[str] = (), mine: str | None = None
-    ) -> tuple[int, int, float]:
-        """Return how many commits a store has queued, their bytes, and the age of the oldest in seconds."""
-        keys, size = [], 0
-        async for _, entry in self.notes(role):
-            if entry.key not in done and mine in (None, entry.key[16:24]):
-                keys.append(entry.key)
-                size += items_in(entry).size
-        return len(keys), size, age_s(keys, self.runtime.now())
+    def backlog(self, role: int) -> Backlog:
+        """Return what a store has queued for the other one."""
+        return Backlog(self.both[role], self.carrier(role), self.tenant, self.runtime, self.patience_s)
 
 
 def other_key() -> BadURL:

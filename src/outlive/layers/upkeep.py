@@ -68,7 +68,7 @@ class Upkeep:
         """Take off the queue of the primary what the secondary has."""
         done = self._queue.take_all_done()
         try:
-            await self._stores.forget(PRIMARY, done.items())
+            await self._stores.backlog(PRIMARY).take_off(done.items())
         except OutliveError:
             for key, names in done.items():
                 self._queue.finish(key, names)
@@ -104,7 +104,7 @@ class Upkeep:
             await stores.refresh()
         done, left = self._queue.snapshot()
         healthy = [role for role in (PRIMARY, SECONDARY) if stores.health[role].is_healthy]
-        counts = [await stores.queued(role, done) for role in healthy]
+        counts = [await stores.backlog(role).count(done) for role in healthy]
         return ReplicationStatus(
             mode=options.mode,
             on_secondary_down=options.on_secondary_down,
