@@ -26,8 +26,9 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 6. A draft that `follows` gets as parent the head of its namespace at commit.
 7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
    version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
-   nothing, but with `strict` the epoch: a thread that is in a later one refuses it. A removal that
-   `buries` leaves tombstones (entries of that kind): what was removed is not merged in again.
+   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
+   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
+   removed is not merged in again.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
@@ -226,6 +227,7 @@ class Commit:
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
     merge: bool = False  # these are records of another store
     strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
+    in_turn: bool = False  # of a merge: refuse it when its records are not the next ones
     timeout_s: float | None = None
     token: bytes = field(
         default_factory=lambda: os.urandom(8)

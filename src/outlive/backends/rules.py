@@ -33,6 +33,7 @@ from ..errors import (
     HeadMoved,
     LeaseLost,
     MetadataMoved,
+    OutOfTurn,
     StaleBase,
     ThreadNotEmpty,
 )
@@ -174,6 +175,8 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
     if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
         raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if commit.merge and commit.in_turn:
+        _check_turn(commit, view, row)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
         raise StaleBase(thread)
     if commit.expect_empty and view.count():
@@ -186,6 +189,20 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     for entry in commit.entries:
         if not commit.merge:
             _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
+    following = row.seq + 1 if row is not None else 1
+    is_out = any(
+        draft.seq != following and view.find(draft.namespace, draft.id) is None
+        for draft in commit.checkpoints
+    )
+    for entry in commit.entries:
+        stored = view.entry(entry.kind, entry.key)
+        is_out = is_out or (stored is not None and entry.rank < stored.rank)
+    if is_out:
+        raise OutOfTurn(commit.thread.id)
 
 
 def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:

@@ -47,6 +47,16 @@ class Backlog:
                 return
             after = (page[-1][1].key, page[-1][0].digest)
 
+    async def items_of(self, thread: ThreadKey) -> Items:
+        """Return all that is queued of one thread."""
+        items = Items()
+        found = await self._source.entries(
+            thread.tenant, NOTE, thread=thread, limit=_PAGE, timeout_s=self._timeout_s
+        )
+        for _, entry in found:
+            items.add(items_in(entry))
+        return items
+
     async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
         """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
         keys, size = [], 0

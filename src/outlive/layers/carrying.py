@@ -58,6 +58,7 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
         info_version=version,
         merge=True,
         strict=True,
+        in_turn=not done.merge,
         epoch=epoch,
     )
 
@@ -303,6 +304,18 @@ async def _all_records(
         if generation == first:
             break
     return [one for one in found if wanted is None or (one.namespace, one.id) in wanted]
+
+
+async def lineage(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> list[str]:
+    """Return the ids of the head of a namespace and of its ancestors."""
+    records = [one for one in await _all_records(backend, key, timeout_s) if one.namespace == namespace]
+    parents = {one.id: one.parent for one in records}
+    line: dict[str, None] = {}
+    at = records[0].id if records else None
+    while at is not None and at in parents and at not in line:
+        line[at] = None
+        at = parents[at]
+    return list(line)
 
 
 async def _all_entries(

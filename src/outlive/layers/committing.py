@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..backend import NEXT, Commit, Entry, Receipt, Removal
-from ..errors import Corrupt, EpochPassed, NotReplicated, OutliveError, StaleBase, StoreError
+from ..errors import (
+    Corrupt,
+    EpochPassed,
+    HeadMoved,
+    NotReplicated,
+    OutliveError,
+    OutOfTurn,
+    StaleBase,
+    StoreError,
+)
 from ..runtime import Deadline
-from .carrying import replica_of
+from .carrying import lineage, replica_of
 from .note import NOTE, Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
@@ -52,6 +61,7 @@ class Committing:
                 await active.commit_all(firsts)
             results = await active.commit_all([one.commit for one in sent])
             await self._delete_damaged(sent, results, epoch)
+            await self._check_existing(sent, results, epoch)
             await self._settle(sent, results, epoch, deadline)
         except BaseException as error:  # whether something is queued is not known
             self._queue.is_dirty = True
@@ -100,6 +110,26 @@ class Committing:
                     (answer,) = await self._stores.both[role].commit_all([deletion])
                     results[at] = answer if role == epoch % 2 else results[at]
 
+    async def _check_existing(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
+        """That a checkpoint is there proves that it was saved, in the epoch in which it was made.
+
+        If that was another one, it may be what somebody stored in a store that was left: a branch. Then what the commit expects is
+        looked at now.
+        """
+        for at, one in enumerate(sent):
+            found = results[at]
+            if not isinstance(found, Receipt) or found.existing is None or found.existing.epoch == epoch:
+                continue
+            active = self._stores.both[epoch % 2]
+            if one.given.fence is not None:
+                (answer,) = await active.commit_all([Commit(one.given.thread, fence=one.given.fence)])
+                results[at] = found if isinstance(answer, Receipt) else answer
+            if one.given.expect_head is not None and isinstance(results[at], Receipt):
+                namespace, expected = one.given.expect_head
+                line = await lineage(active, one.given.thread, namespace, self._stores.patience_s)
+                if found.existing.id not in line:
+                    results[at] = HeadMoved(one.given.thread.id, namespace, expected, next(iter(line), None))
+
     # Where it has to be before it is acknowledged
 
     async def _settle(self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline) -> None:
@@ -131,7 +161,7 @@ class Committing:
         except StoreError as error:
             failure: OutliveError = error
         else:
-            if side is not None and (side.epoch == epoch or epoch % 2 == PRIMARY):
+            if side is not None and side.epoch == epoch:
                 return
             failure = EpochPassed("", epoch, side.epoch if side is not None else epoch + 1)
         for at in stored:
@@ -156,8 +186,10 @@ class Committing:
         found = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
         for at in stored:
             answer: Result | None = found.get(at)
-            if answer is None or isinstance(answer, StaleBase):
-                answer = await self._carry(sent[at], epoch)
+            if isinstance(answer, OutOfTurn) and await self._stores.has_lost(sent[at].given.thread):
+                answer = EpochPassed("", epoch, epoch)
+            elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
+                answer = await self._carry(sent[at], epoch, whole=answer is not None)
             if isinstance(answer, OutliveError):
                 results[at] = self._refused(sent[at], answer) or results[at]
             else:
@@ -173,9 +205,12 @@ class Committing:
         except OutliveError as error:
             return [error for _ in replicas]
 
-    async def _carry(self, sent: _Sent, epoch: int) -> OutliveError | None:
+    async def _carry(self, sent: _Sent, epoch: int, *, whole: bool) -> OutliveError | None:
+        """Read from the primary what the secondary is to get; the whole backlog of the thread, when something is missing."""
         try:
             await self._stores.meet(SECONDARY)
+            if whole:
+                sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
             await self._stores.carrier(PRIMARY).carry(sent.given.thread, sent.items, epoch)
         except OutliveError as error:
             return error

@@ -174,7 +174,8 @@ class Replicate:
                 kwargs["timeout_s"] = self._share(deadline)
             try:
                 found = await getattr(self.stores.both[epoch % 2], name)(*args, **kwargs)
-                await self._check_absence(found, epoch, deadline)
+                if _is_absent(name, kwargs, found):
+                    await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
                 if not await self._has_switched(error, epoch, deadline):
                     raise
@@ -182,12 +183,12 @@ class Replicate:
                 return found
         raise EpochPassed("", epoch, self.stores.epoch)
 
-    async def _check_absence(self, found: object, epoch: int, deadline: Deadline) -> None:
-        """That a thread is not there counts only in a store that has not lost all it had."""
-        if isinstance(found, Reading) and found.record is None and not found.generation:
-            backend = self.stores.both[epoch % 2]
-            if await read_side(backend, self.stores.tenant, deadline.remaining_s()) is None:
-                raise EpochPassed("", epoch, epoch)
+    async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
+        """That something is not there counts only in a store that has not lost all it had."""
+        backend = self.stores.both[epoch % 2]
+        side = await read_side(backend, self.stores.tenant, deadline.remaining_s())
+        if side is None or side.epoch != epoch:
+            raise EpochPassed("", epoch, epoch if side is None else side.epoch)
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
@@ -258,6 +259,16 @@ class Replicate:
     async def status(self) -> ReplicationStatus:
         """Return how the pair is now."""
         return await self._upkeep.status()
+
+
+def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
+    if isinstance(found, Reading):
+        return found.record is None and not found.generation
+    return (
+        not found
+        and kwargs.get("after") is None
+        and (name == "threads" or (name == "entries" and not kwargs.get("thread")))
+    )
 
 
 def _asks_for_switch(commit: Commit, result: object) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import Backend
+from ..backend import TOMBSTONE, Backend, CheckpointRecord, ThreadKey, tombstone_key
 from ..errors import (
     BadURL,
     EntryHeld,
@@ -31,6 +31,7 @@ from .queue import Queue
 from .status import Replication, Switched
 
 _RACES = 10
+_PAGE = 1000
 _PATIENCE_S = 5.0  # for one call that nobody asked for
 
 Errors = Sequence[StoreError | None]  # of the primary and the secondary
@@ -274,15 +275,56 @@ class Stores:
 
     async def rise(self, least: int) -> bool:
         """Go to an epoch of the same store that is not below that of a thread which came from elsewhere; tell whether we did."""
-        epoch = least + (least - self.epoch) % 2
+        async with self._switching:
+            now = self.epoch
+            (primary, secondary), _ = await self._sides()
+            if primary is None or secondary is None or least <= now:
+                return False
+            if max(primary.epoch, secondary.epoch) != now or (primary, secondary)[now % 2].epoch != now:
+                return False  # others are changing places
+            sides = [(PRIMARY, primary), (SECONDARY, secondary)]
+            for role, side in (
+                reversed(sides) if now % 2 == SECONDARY else sides
+            ):  # the active one says it first
+                await self._write(role, side, replace(side, epoch=least + (least - now) % 2))
+            self._enter(least + (least - now) % 2, is_whole=self.is_whole)
+            return True
+
+    async def has_lost(self, key: ThreadKey) -> bool:
+        """Tell whether the primary has lost commits: then the secondary, which gets all from there, has what it has not.
+
+        It is left then, whatever was said about leaving it: what was acknowledged is in the secondary alone.
+        """
+        _, found = await self.both[SECONDARY].history(key, None, limit=_PAGE, timeout_s=self.patience_s)
+        for record in _evidence(found):
+            there = await self.both[PRIMARY].read(
+                key, record.namespace, record.id, chunks=False, timeout_s=self.patience_s
+            )
+            if there.record is None and not await self._is_buried(key, record):
+                async with self._switching:
+                    await self._leave_primary()
+                return True
+        return False
+
+    async def _is_buried(self, key: ThreadKey, record: CheckpointRecord) -> bool:
+        for name in ("", tombstone_key(record.namespace, record.id)):
+            graves = await self.both[PRIMARY].entries(
+                key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1, timeout_s=self.patience_s
+            )
+            for _, grave in graves:
+                if grave.key == name and (record.epoch, record.seq) <= (grave.epoch, grave.until):
+                    return True
+        return False
+
+    async def _leave_primary(self) -> None:
         (primary, secondary), _ = await self._sides()
-        if primary is None or secondary is None or max(primary.epoch, secondary.epoch) >= epoch:
-            return False
-        sides = [(PRIMARY, primary), (SECONDARY, secondary)]
-        for role, side in reversed(sides) if self.is_failed_over else sides:  # the active one says it first
-            await self._write(role, side, replace(side, epoch=epoch))
-        self.epoch = epoch
-        return True
+        if primary is None or secondary is None or max(primary.epoch, secondary.epoch) % 2 == SECONDARY:
+            return  # somebody else has done it
+        epoch = max(primary.epoch, secondary.epoch) + 1
+        self.last_error = "the primary has lost commits: the secondary has them"
+        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+        await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=False))
+        self._enter(epoch, is_whole=False)
 
     def _enter(self, epoch: int, *, is_whole: bool) -> None:
         if epoch > self.epoch:
@@ -404,6 +446,16 @@ class Stores:
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
         return Backlog(self.both[role], self.carrier(role), self.tenant, self.runtime, self.patience_s)
+
+
+def _evidence(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
+    """Return records of the secondary, newest first, that the primary must have, unless it has lost them.
+
+    Those that it made itself; and the oldest, however old it is. One that the secondary made last may be news to it: stored when
+    a failback had been announced, and so not acknowledged.
+    """
+    made_there = [record for record in records if record.epoch % 2 == PRIMARY]
+    return made_there[:1] + list(records[1:][-1:])
 
 
 def other_key() -> BadURL:

@@ -61,8 +61,8 @@ class Upkeep:
             raise
         queue.in_step = True
         queue.is_carried(queued)
-        if stores.is_failed_over and mine is None:
-            await stores.drain(PRIMARY, queue)  # what it had queued when it was left
+        if mine is None:
+            await stores.drain(1 - source, queue)  # what it had queued when it was left
 
     async def flush(self) -> None:
         """Take off the queue of the primary what the secondary has."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ...backend import NEXT, TOMBSTONE, Commit, Entry, Removal
 from ...backend import commit as commit_one
-from ...errors import EpochPassed
+from ...errors import EpochPassed, OutOfTurn
 from ..contract import Contract
 from ..records import Waist, chunk, copied, draft, write
 
@@ -164,3 +165,19 @@ class MergeContract(Contract):
         assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
         await waist.commit(draft("a"), entries=(Entry("run", "r", b"y", "running", fence=NEXT),))
         assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]
+
+    async def test_a_merge_that_is_to_be_in_turn_is_refused_when_it_is_not(self, waist: Waist) -> None:
+        run = Entry("run", "r", b"x", fence=4)
+        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
+        for other in (
+            {"checkpoints": (_foreign("late", 1),)},
+            {"checkpoints": (_foreign("early", 3),)},
+            {"entries": (Entry("run", "r", b"y", fence=3),)},
+        ):
+            with pytest.raises(OutOfTurn):
+                await commit_one(waist.backend, Commit(waist.thread, merge=True, in_turn=True, **other))
+        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
+        await waist.commit(_foreign("b", 2), merge=True, in_turn=True, entries=(replace(run, fence=5),))
+        assert await waist.ids() == ["b", "a"]
+        with pytest.raises(OutOfTurn):
+            await waist.of("another").commit(_foreign("a", 2), merge=True, in_turn=True)
