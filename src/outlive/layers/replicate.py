@@ -140,7 +140,9 @@ class Replicate:
         except OutliveError as error:
             self._warn(f"it could not be told how much: {error}")
             return
-        if count:
+        if not stores.is_whole:
+            self._warn("it does not have everything that it is to have")
+        elif count:
             self._warn(f"{count} commits, {size:,} bytes, the oldest {lag_s:.0f} s old")
 
     def _warn(self, what: str) -> None:
