@@ -291,13 +291,15 @@ async def _all_records(
     backend: Backend, key: ThreadKey, timeout_s: float, wanted: set[Pair] | None = None
 ) -> list[CheckpointRecord]:
     """Return the records of a thread, of one generation; those that are wanted are mostly the newest."""
+    limit = _PAGE if wanted is None else min(_PAGE, 2 * len(wanted) + 16)
     while True:
-        first, page = await backend.history(key, None, limit=_PAGE, timeout_s=timeout_s)
+        first, page = await backend.history(key, None, limit=limit, timeout_s=timeout_s)
         generation, found = first, page
         left = None if wanted is None else wanted - {(one.namespace, one.id) for one in page}
-        while len(page) == _PAGE and generation == first and (left is None or left):
+        while len(page) == limit and generation == first and (left is None or left):
+            limit = _PAGE
             generation, page = await backend.history(
-                key, None, before=page[-1].order, limit=_PAGE, timeout_s=timeout_s
+                key, None, before=page[-1].order, limit=limit, timeout_s=timeout_s
             )
             found = found + page
             left = None if left is None else left - {(one.namespace, one.id) for one in page}

@@ -86,18 +86,17 @@ class Committing:
         if not items:  # a renewed lease, or chunks that nobody names yet
             return _Sent(given, replace(given, timeout_s=share_s), items)
         key = self._queue.new_key()
-        burying = _buried(replace(given, timeout_s=share_s))
+        commit = _buried(replace(given, timeout_s=share_s))
         if _may_be_overtaken(given):  # with a note inside it could not: the note goes first
             before = Commit(given.thread, entries=(note(key, items),), timeout_s=share_s)
-            return _Sent(given, burying, items, key, before)
+            return _Sent(given, commit, items, key, before)
         done = self._queue.take_done(given.thread) if epoch % 2 == PRIMARY else ()
-        entries = (
+        commit.entries = (
             *(_in_epoch(entry, epoch) for entry in given.entries),
             note(key, items),
             *(Entry(NOTE, name, gone=True) for name in done),
         )
-        believed = epoch if given.epoch is None else given.epoch
-        commit = replace(burying, entries=entries, epoch=believed)
+        commit.epoch = epoch if given.epoch is None else given.epoch
         return _Sent(given, commit, items, key, done=done)
 
     async def _delete_damaged(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
@@ -232,8 +231,9 @@ class Committing:
 
 
 def _buried(commit: Commit) -> Commit:
-    removal = commit.removal
-    return commit if removal is None else replace(commit, removal=replace(removal, buries=True))
+    if commit.removal is not None:
+        commit.removal = replace(commit.removal, buries=True)
+    return commit
 
 
 def _may_be_overtaken(commit: Commit) -> bool:

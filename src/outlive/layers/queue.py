@@ -58,10 +58,14 @@ class Queue:
         with self._lock:
             return tuple(self.done.pop(thread, ()))
 
-    def take_all_done(self) -> dict[ThreadKey, list[str]]:
+    def take_idle(self, least_s: float) -> dict[ThreadKey, list[str]]:
+        """Return those of threads that had no commit for so long: the next one would have taken them off by the way."""
+        before = f"{self._runtime.now() - int(least_s * 1e6):016x}"
         with self._lock:
-            done, self.done = self.done, {}
-        return done
+            idle = {key: names for key, names in self.done.items() if names[-1][:16] <= before}
+            for key in idle:
+                del self.done[key]
+        return idle
 
     def leave(self, keys: Iterable[str]) -> None:
         """They are to be carried over."""

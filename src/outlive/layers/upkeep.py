@@ -9,6 +9,8 @@ from .queue import Queue
 from .status import Replication, ReplicationStatus
 from .switching import Stores
 
+_IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
+
 
 class Upkeep:
     """One beat at a time; what goes wrong is in the status, and tried again at the next one."""
@@ -43,7 +45,7 @@ class Upkeep:
             await self._look_after()
         if not self._options.is_enabled:
             return
-        await self.flush()
+        await self.flush(_IDLE_S)
         if (self._queue.is_dirty and stores.health[1 - stores.epoch % 2].is_healthy) or is_due:
             await self._catch_up(None if is_due else self._queue.mine)
 
@@ -64,9 +66,9 @@ class Upkeep:
         if mine is None:
             await stores.drain(1 - source, queue)  # what it had queued when it was left
 
-    async def flush(self) -> None:
+    async def flush(self, idle_s: float = 0.0) -> None:
         """Take off the queue of the primary what the secondary has."""
-        done = self._queue.take_all_done()
+        done = self._queue.take_idle(idle_s)
         try:
             await self._stores.backlog(PRIMARY).take_off(done.items())
         except OutliveError:
