@@ -79,14 +79,14 @@ class Chaos:
         while True:
             try:
                 return await thread.save(state, id=id)
-            except (outlive.StoreError, outlive.errors.EpochPassed):
+            except outlive.StoreError:
                 await self.driver.sleep(0.02)
 
     def counter(self, store):
         async def work():
             thread = store.thread("counter")
             while not self.is_over:
-                with contextlib.suppress(outlive.StoreError, outlive.HeadMoved, outlive.errors.EpochPassed):
+                with contextlib.suppress(outlive.StoreError, outlive.HeadMoved):
                     await self.count(thread)
                 await self.driver.sleep(0.03)
 
@@ -155,7 +155,7 @@ class Chaos:
         """Let the secondary become active: by itself, or by hand."""
         store = self.rng.choice(stores)
         if by_hand or not self.options.get("auto_failover") or self.rng.random() < 0.5:
-            with contextlib.suppress(outlive.StoreError, outlive.CallerError):
+            with contextlib.suppress(outlive.StoreError):
                 await store.promote()
 
         async def has_moved():

@@ -24,7 +24,7 @@ from ..backend import (
     tombstone_key,
 )
 from ..errors import Corrupt, OutliveError, StaleBase
-from .note import NOTE, Items, Pair
+from .note import NOTE, Items, Pair, items_in
 
 KINDS = ("run", "lock", "step", "response")  # entries that a store makes; a layer's own stay where they are
 _PAGE = 1000
@@ -219,7 +219,7 @@ class Carrier:
         graves = await self._held(key, TOMBSTONE)
         if not graves:
             return
-        there = await _all_entries(self._target, key, TOMBSTONE, self._timeout_s)
+        there = await self._there(key, TOMBSTONE)
         known = {grave.key: grave for grave in there}
         new = [one for one in graves if one.key not in known or known[one.key].rank < one.rank]
         whole = next((one for one in new if not one.key), None)
@@ -227,15 +227,41 @@ class Carrier:
         records = await _all_records(self._target, key, self._timeout_s)
         by_key = {one.key: one for one in new}
         dead = [record for record in records if _is_dead(record, whole, by_key)]
-        removal = Removal(checkpoints=tuple((one.namespace, one.id) for one in dead), erase=erase)
-        if whole is not None and len(dead) == len(records):
-            removal = Removal(everything=True, erase=erase)
+        pairs = {(one.namespace, one.id) for one in dead}
+        entries: tuple[Entry, ...] = tuple(new)
+        removal = Removal(checkpoints=tuple(pairs), erase=erase)
+        if whole is not None:
+            orphans, lives = await self._orphans(key, pairs)
+            held = [one for kind in KINDS for one in await self._there(key, kind)]
+            old = [one for one in held if one.fence > 0 and one.rank[:2] <= whole.rank[:2]]
+            if len(dead) == len(records) and not lives and len(old) == len(held):
+                removal = Removal(everything=True, erase=erase)
+                entries = (*new, *(one for one in there if one.key not in by_key))
+            else:
+                removal = replace(removal, checkpoints=(*pairs, *orphans))
+                entries = (*new, *(replace(one, gone=True, revision=one.revision + 1) for one in old))
         if new:
             expected = generation or None  # 0: there is no such thread
-            burying = Commit(key, entries=tuple(new), removal=removal, merge=True, generation=expected)
+            burying = Commit(key, entries=entries, removal=removal, merge=True, generation=expected)
             burying.timeout_s = self._timeout_s
             await commit(self._target, burying)
         await self._forget_graves(key, graves)
+
+    async def _orphans(self, key: ThreadKey, dead: set[Pair]) -> tuple[set[Pair], set[Pair]]:
+        """Tell writes without a checkpoint apart: those that were deleted at the source, and those that are news to it.
+
+        A write does not say when it was made. What the source has is alive, and so is what the target has queued for it.
+        """
+        there = await self._target.writes(key, None, timeout_s=self._timeout_s)
+        here = await self._source.writes(key, None, timeout_s=self._timeout_s)
+        alive = {(one.namespace, one.checkpoint) for one in here}
+        for entry in await self._there(key, NOTE):
+            alive |= items_in(entry).written
+        pairs = {(one.namespace, one.checkpoint) for one in there} - dead
+        return pairs - alive, pairs & alive
+
+    async def _there(self, key: ThreadKey, kind: str) -> list[Entry]:
+        return await _all_entries(self._target, key, kind, self._timeout_s)
 
     async def _forget_graves(self, key: ThreadKey, graves: Sequence[Entry]) -> None:
         """Drop the tombstones of single checkpoints that both have had for long."""

@@ -37,8 +37,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backend import Backend, Commit, Reading, Receipt
-from ..errors import EpochPassed, OutliveError, StoreClosed, StoreError
+from ..backend import Backend, Commit, Reading, Receipt, unknown
+from ..errors import EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
 from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
@@ -55,6 +55,7 @@ _READS = frozenset(
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is to be carried over
 _SWITCHES = 4  # that one call may live through
+_CHANGING = "the two stores are just changing places"
 _LAST_S = 5.0  # for what is still queued when the store is closed
 
 
@@ -180,10 +181,12 @@ class Replicate:
                     await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
                 if not await self._has_switched(error, epoch, deadline):
+                    if isinstance(error, EpochPassed):
+                        raise StoreUnavailable(_CHANGING) from None
                     raise
             else:
                 return found
-        raise EpochPassed("", epoch, self.stores.epoch)
+        raise StoreUnavailable(_CHANGING)
 
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """That something is not there counts only in a store that has not lost all it had."""
@@ -220,6 +223,9 @@ class Replicate:
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting or not await self._has_switched(results[waiting[0]], epoch, deadline):
                 break
+        for at in waiting:
+            if isinstance(results[at], EpochPassed):  # it may be in the store that was active before
+                results[at] = unknown(commits[at], _CHANGING)
         return results
 
     # Changing places
