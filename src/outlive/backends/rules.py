@@ -356,8 +356,6 @@ def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
     """The first write of an index wins; a control write gets a rank, and the last one wins."""
     accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
     for write in commit.writes:
-        if commit.merge and _is_orphan(commit, write, view):
-            continue
         stored = accepted.get(write.key) or view.write(write.key)
         if write.index < 0 and write.rank == ABSENT:
             accepted[write.key] = replace(write, rank=(row.epoch, 0, row.revision))
@@ -434,15 +432,6 @@ def _is_buried(draft: CheckpointRecord, view: View) -> bool:
     return any(
         grave is not None and (draft.epoch, draft.seq) <= (grave.epoch, grave.until) for grave in graves
     )
-
-
-def _is_orphan(commit: Commit, write: WriteRecord, view: View) -> bool:
-    """Tell whether a write that a merge brings belongs to a checkpoint that was removed here."""
-    if view.entry(TOMBSTONE, tombstone_key(write.namespace, write.checkpoint)) is None:
-        return False
-    pair = (write.namespace, write.checkpoint)
-    brought = {(draft.namespace, draft.id) for draft in commit.checkpoints if not _is_buried(draft, view)}
-    return pair not in brought and view.find(*pair) is None
 
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:

@@ -90,10 +90,9 @@ class Wanted:
         entries = [(entry.kind, entry.key) for entry in commit.entries]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
-        held = [(write.namespace, write.checkpoint) for write in commit.writes] if commit.merge else []
         if commit.merge:  # what was removed is not merged in again
-            buried = [*((draft.namespace, draft.id) for draft in commit.checkpoints), *held]
-            entries += [(TOMBSTONE, ""), *((TOMBSTONE, tombstone_key(*pair)) for pair in buried)]
+            keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
+            entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()
         if commit.generation is None:
             chunks |= unbrought(commit)
@@ -101,7 +100,7 @@ class Wanted:
         if commit.expect_head is not None:
             namespaces.append(commit.expect_head[0])
         return cls(
-            checkpoints=_once([*pairs, *held, *((record.namespace, record.id) for record in records)]),
+            checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
             namespaces=_once(namespaces),
             writes=_once(write.key for write in commit.writes),
             pairs=_once(pairs),

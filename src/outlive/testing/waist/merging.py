@@ -140,17 +140,13 @@ class MergeContract(Contract):
         await waist.save("a")
         await waist.save("b")
         _, a = await waist.records()
-        await waist.commit(writes=(write("a", "task"),))
         await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
-        await waist.commit(a, merge=True, writes=(write("a", "task"), write("b", "task")))
-        dump = await waist.dump()
-        assert [record.id for record in dump["records"]] == ["b"]
-        assert [held.checkpoint for held in dump["writes"]] == ["b"]
+        await waist.commit(a, merge=True)
+        assert await waist.ids() == ["b"]
         await waist.save("a")  # the same id in a new save is another checkpoint
         new = (await waist.records())[0]
-        await waist.commit(new, merge=True, writes=(write("a", "task"),))
-        assert [held.checkpoint for held in (await waist.dump())["writes"]] == ["a", "b"]
-        assert [record.id for record in await waist.records()] == ["a", "b"]
+        await waist.commit(new, merge=True)
+        assert await waist.ids() == ["a", "b"]
 
     async def test_a_thread_that_was_deleted_and_buried_stays_deleted(self, waist: Waist) -> None:
         await waist.commit(draft("a"), entries=(Entry("run", "r", b"x", "running", fence=NEXT),))
