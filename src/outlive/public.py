@@ -43,6 +43,7 @@ from .event import Event
 from .extension import Opaque
 from .layers.keyring import KeyRing
 from .layers.rotation import Rotated
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .ledger import Step
 from .lock import AsyncLock
@@ -101,6 +102,7 @@ __all__ = [
     "Pruned",
     "Recovered",
     "Refused",
+    "ReplicationStatus",
     "Responses",
     "Retain",
     "Rotated",
@@ -121,6 +123,7 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Swept",
+    "Switched",
     "Taken",
     "Thread",
     "ThreadBusy",

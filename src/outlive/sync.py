@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
 from .layers.rotation import Rotated
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .lock import AsyncLock
 from .recovery import Policy, Recovered
@@ -422,12 +423,18 @@ class Store:
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
         return Worker(
             self._store.worker(
-                wrapped, interval_s=interval_s, policy=policy, code_version=code_version, on_report=on_report
+                wrapped,
+                interval_s=interval_s,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+                on_report=on_report,
             )
         )
 
@@ -437,9 +444,14 @@ class Store:
         *,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
     ) -> Recovered:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
-        return run_now(self._store.recover(wrapped, policy=policy, code_version=code_version))
+        return run_now(
+            self._store.recover(
+                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+            )
+        )
 
     def delete(self, id: str) -> bool:
         return run_now(self._store.delete(id))
@@ -471,6 +483,15 @@ class Store:
 
     def backup(self, url: str, *, progress: Progress | None = None) -> int:
         return run_now(self._store.backup(url, progress=progress))
+
+    def promote(self) -> Switched:
+        return run_now(self._store.promote())
+
+    def failback(self) -> Switched:
+        return run_now(self._store.failback())
+
+    def replication_status(self) -> ReplicationStatus:
+        return run_now(self._store.replication_status())
 
     def flush(self) -> None:
         run_now(self._store.flush())
