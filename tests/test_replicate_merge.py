@@ -53,7 +53,7 @@ class Apart:
             pair._keep_beating = lambda: None  # nothing happens by itself
             key = run_now(pair.identity(b"k" * 32))
             engine = Engine(pair, Codec(), Namer(key), Cache(1 << 20), runtime)
-            self.stores.append(Store(AsyncStore(engine, Settings("testing:"), None, pair)))
+            self.stores.append(Store(AsyncStore(engine, Settings("testing:"), pair=pair)))
 
     def begin(self):
         for id in THREADS:

@@ -163,7 +163,7 @@ async def _build(
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
-    return AsyncStore(engine, target.settings, opener, target.retain, pair)
+    return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
 
 
 def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
