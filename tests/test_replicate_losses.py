@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import sqlite3
 import threading
 import time
@@ -274,6 +275,20 @@ def test_closing_says_what_is_left_and_the_next_one_carries_it_over(
             wait(lambda: store.replication_status().queued == 0)
     with outlive.open(postgres_store) as alone:
         assert alone.thread("t").load() == 2
+
+
+def test_a_forked_child_goes_on_with_the_pair(pair):
+    pair.thread("t").save("parent", id="1")
+    if (child := os.fork()) == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            pair.thread("t").save("child", id="2")
+            code = 0 if pair.replication_status().queued == 0 else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pair.thread("t").save("parent again", id="3")
+    pair.promote()
+    assert [one.id for one in pair.thread("t").history()] == ["3", "2", "1"]
 
 
 # Locks and names -----------------------------------------------------------------------------------------------------------

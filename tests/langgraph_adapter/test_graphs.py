@@ -15,6 +15,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 import outlive
+from crash import LONG
 from langgraph_adapter.graphs import (
     Chat,
     Driver,
@@ -33,6 +34,12 @@ from langgraph_adapter.graphs import (
 from outlive.adapters.langgraph import OutliveSaver
 
 SCENARIOS = {}
+ON_EVERY_BACKEND = (
+    "several_ask_at_once_and_are_answered_one_after_the_other",
+    "time_travel_reaches_into_subgraphs",
+    "deltas_are_replayed",
+    "an_agent_of_langchain_calls_tools",
+)  # the others too with OUTLIVE_LONG=1
 
 
 def scenario(function):
@@ -647,3 +654,16 @@ def test_a_graph_does_what_it_does_in_memory(name, how, url, loop):
     with driven(how, url, loop) as driver:
         found = list(SCENARIOS[name](driver))
     assert found == expected
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "loop"])
+@pytest.mark.parametrize("backend", ["memory", "file", "postgresql", "redis"])
+def test_graphs_do_the_same_on_every_backend(backend, how, url_for, folder, loop):
+    names = sorted(SCENARIOS) if LONG else ON_EVERY_BACKEND
+    for number, name in enumerate(names):
+        place = folder / str(number)
+        place.mkdir()
+        url = "memory:" if backend == "memory" else url_for(backend, place)
+        expected = list(SCENARIOS[name](Driver(InMemorySaver(), None if how == "sync" else loop)))
+        with driven(how, url, loop) as driver:
+            assert list(SCENARIOS[name](driver)) == expected, name
