@@ -27,11 +27,12 @@ from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
-from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
+from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase, refuse_unopened
 from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
 
+_MOST_LOOSE = 100
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
 
@@ -55,7 +56,9 @@ class Draft:
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
     timeout_s: float | None = None
-    before_commit: Callable[[], Awaitable[None]] | None = None  # awaited when all is prepared
+    before_plan: Callable[[], Awaitable[None]] | None = (
+        None  # awaited when the state is split, before anything is stored
+    )
 
 
 @dataclass(slots=True)
@@ -118,8 +121,6 @@ class Engine:
         deadline = Deadline(draft.timeout_s)
         for attempt in range(_REBASES + 1):
             prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
-            if draft.before_commit is not None:
-                await draft.before_commit()
             prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
             try:
                 receipt = await self._commit_on(prepared, deadline)
@@ -159,7 +160,9 @@ class Engine:
             base = await self._read_base(key, draft, base)
         old = base.pieces if base is not None else None
         pieces = split(self.codec, state, old)
-        plan = chunk.plan(self.codec, self.namer, pieces, old)
+        if draft.before_plan is not None:
+            await draft.before_plan()
+        plan = chunk.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
         shares = len(plan.names) > len(plan.chunks)
         commit = Commit(
             thread=key,
@@ -304,6 +307,7 @@ class Engine:
         """Return the raw bytes of a chunk after checking it against its name."""
         if data is None:
             raise Corrupt(f"chunk {name.hex()} is missing")
+        refuse_unopened(data)
         if self.namer.name(data) != name:
             raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
         return chunk.decode(data)
@@ -339,6 +343,27 @@ class Engine:
         record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
         return record, plan.chunks
 
+    def loose(
+        self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
+    ) -> dict[bytes, tuple[bytes, bytes, int]]:
+        """Return where the elements of a write will be (chunk.Loose).
+
+        They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
+        """
+        found: dict[bytes, tuple[bytes, bytes, int]] = {}
+        raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
+        for element in elements if raw else ():
+            data = self.codec.pack(element)
+            if len(data) >= chunk.INLINE and (at := raw.find(data)) >= 0:
+                found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
+        return found
+
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose, generation: int) -> None:
+        """Remember what was stored as a write: the next state of its thread is likely to have it."""
+        base = self.cache.get((key.digest, namespace))
+        if base is not None and base.generation == generation and len(base.loose) < _MOST_LOOSE:
+            base.loose.update(loose)
+
     def pending(
         self,
         key: ThreadKey,
@@ -368,16 +393,23 @@ class Engine:
         self, key: ThreadKey, namespace: str | None = None, run: str | None = None
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
-        while True:
-            first, found = await self.backend.history(key, namespace, limit=1000, run=run)
-            generation, page = first, found
-            while len(page) == 1000 and generation == first:
-                generation, page = await self.backend.history(
-                    key, namespace, before=page[-1].order, limit=1000, run=run
-                )
-                found = found + page
-            if generation == first:
-                return found
+        return await all_records(self.backend, key, namespace, run)
+
+
+async def all_records(
+    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None
+) -> list[CheckpointRecord]:
+    """Return all records of a thread, newest first, of one generation."""
+    while True:
+        first, found = await backend.history(key, namespace, limit=1000, run=run)
+        generation, page = first, found
+        while len(page) == 1000 and generation == first:
+            generation, page = await backend.history(
+                key, namespace, before=page[-1].order, limit=1000, run=run
+            )
+            found = found + page
+        if generation == first:
+            return found
 
 
 def _said(codec: Codec, said: manifest.Manifest) -> bytes:
@@ -402,7 +434,7 @@ class Located:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Corrupt) and error.thread is None:
-            raise Corrupt(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
+            raise type(error)(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
         if isinstance(error, OutliveError) and not isinstance(error, Corrupt):
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 

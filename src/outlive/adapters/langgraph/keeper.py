@@ -7,8 +7,8 @@ of a place wins, those of the control channels are overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -18,23 +18,34 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from ... import manifest
 from ...arguments import check_id, check_text
 from ...backend import CheckpointRecord, Commit, ThreadKey, WriteRecord
 from ...checkpoint import PendingWrite, Pruned
 from ...engine import Draft, Engine, Located
-from ...errors import CheckpointExists, CheckpointMissing, OutliveError
+from ...errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from ...store import AsyncStore
 from . import deltas, pruning
-from .messages import opened
+from .messages import Messages, opened
 from .place import Place, thread_of
 from .snapshot import Delta, describe, kept_values, metadata_of, pack_state, unpack_state
 from .values import ValueCodec
 
 Fence = tuple[str, str, int, int]
-Wait = Callable[[], Awaitable[None]]  # for one's turn, before anything is stored
+
+
+class Turn(Protocol):
+    """A place in the order of those who write to a thread."""
+
+    async def wait(self) -> None:
+        """Wait until it is one's turn; nothing is stored before."""
+        ...
+
+    def end(self) -> None:
+        """Let the next one go on."""
+        ...
 
 
 class Keeper:
@@ -44,7 +55,7 @@ class Keeper:
         inner = store._engine
         self.serde = serde
         self.store = store
-        self.codec = ValueCodec(inner.codec.registry, serde)
+        self.codec = ValueCodec(inner.codec.registry, maybe_add_typed_methods(serde))
         self.engine = Engine(
             inner.backend, self.codec, inner.namer, inner.cache, inner.runtime, inner.watched
         )
@@ -61,7 +72,7 @@ class Keeper:
         metadata: Mapping[str, Any],
         new_versions: ChannelVersions,
         *,
-        wait: Wait,
+        turn: Turn,
         guarded: bool = False,
         fence: Fence | None = None,
     ) -> Place:
@@ -74,7 +85,7 @@ class Keeper:
             follows=False,
             expect=(place.namespace, place.id) if guarded else None,
             fence=fence,
-            before_commit=wait,
+            before_plan=turn.wait,
             timeout_s=self.store._timeout(None),
         )
         describe(self.codec, draft, metadata)
@@ -105,37 +116,41 @@ class Keeper:
         task: str,
         path: str,
         *,
-        wait: Wait,
+        turn: Turn,
         fence: Fence | None = None,
     ) -> None:
         """Store what a task wrote on a checkpoint, which may not be stored yet."""
         key, target = self.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        for position, (channel, value) in enumerate(writes):
-            record, new = self._write_record(place.namespace, target, task, position, channel, value, path)
+        loose: dict[bytes, tuple[bytes, bytes, int]] = {}
+        for position, (channel, given) in enumerate(writes):
+            index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, given)
+            record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
-        await wait()
+            if new and isinstance(value, Messages | list):
+                loose |= self.engine.loose(record, new, value if isinstance(value, list) else value.items)
+        await turn.wait()
         if records:
-            await self.engine.commit(
-                Commit(
-                    key,
-                    writes=tuple(records),
-                    chunks=tuple(chunks.items()),
-                    fence=fence,
-                    timeout_s=self.store._timeout(None),
-                )
+            commit = Commit(
+                key,
+                writes=tuple(records),
+                chunks=tuple(chunks.items()),
+                fence=fence,
+                timeout_s=self.store._timeout(None),
+                on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
             )
+            receipt = await self.engine.commit(commit)
+            self.engine.keep_loose(key, place.namespace, loose, receipt.generation)
+
+    def _value(self, channel: str, value: Any) -> Any:
+        check_text("channel", channel)
+        return opened(value) if self.codec.is_open else self.codec.seal(value, None, f"write to {channel!r}")
 
     def _write_record(
-        self, namespace: str, target: str, task: str, position: int, channel: str, value: Any, path: str
+        self, namespace: str, target: str, task: str, index: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
-        index = WRITES_IDX_MAP.get(check_text("channel", channel), position)
-        if self.codec.is_open:
-            value = opened(value)
-        else:
-            value = self.codec.seal(value, None, f"write to {channel!r}")
         try:
             return self.engine.write_record(
                 namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
@@ -186,14 +201,14 @@ class Keeper:
 
     # Deleting
 
-    async def delete_thread(self, thread: str, wait: Wait) -> None:
+    async def delete_thread(self, thread: str, turn: Turn) -> None:
         """Delete everything of a thread."""
-        await wait()
+        await turn.wait()
         await self.store.thread(thread).delete()
 
-    async def copy_thread(self, source: str, target: str, wait: Wait) -> None:
+    async def copy_thread(self, source: str, target: str, turn: Turn) -> None:
         """Copy a whole thread, with all namespaces and writes."""
-        await wait()
+        await turn.wait()
         try:
             await self.store.thread(source).copy(target)
         except CheckpointMissing:
@@ -201,7 +216,7 @@ class Keeper:
 
     async def delete_for_runs(self, runs: Sequence[str]) -> None:
         """Delete the checkpoints of runs, in all threads."""
-        wanted = frozenset(check_id("run_id", run) for run in runs)
+        wanted = frozenset(check_id("run_id", run) for run in _several("run_ids", runs))
         if not wanted:
             return
         async for info in self.store.threads():
@@ -210,9 +225,16 @@ class Keeper:
     async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a rule does not keep."""
         total = Pruned()
-        for thread in threads:
-            total = pruning.add(total, await pruning.prune(self, self.key(thread_of(thread)), rule, dry_run))
+        for thread in [thread_of(thread) for thread in _several("thread_ids", threads)]:
+            total = pruning.add(total, await pruning.prune(self, self.key(thread), rule, dry_run))
         return total
+
+
+def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
+    """Return ids; refuse a str, whose letters would be taken for ids."""
+    if isinstance(ids, str | bytes):
+        raise BadArgument(f"{name} must be a list of ids, not {ids!r:.100}")
+    return ids
 
 
 def _history(channel: str, delta: Delta) -> DeltaChannelHistory:

@@ -58,7 +58,7 @@ def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) ->
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise BadArgument(f'keep_last must be 1 or more, not {keep_last!r}; strategy="delete" deletes all')
     if older_than_s is not None and (
-        not isinstance(older_than_s, int | float) or isinstance(older_than_s, bool) or older_than_s < 0
+        not isinstance(older_than_s, int | float) or isinstance(older_than_s, bool) or not older_than_s >= 0
     ):
         raise BadArgument(f"older_than_s must be a number of seconds, not {older_than_s!r}")
     if strategy == "delete":
@@ -116,26 +116,30 @@ async def _remove(
 ) -> Pruned:
     """Delete what is chosen, after those that stay got what they need of it."""
     engine = keeper.engine
+    safe: set[Pair] = set()  # those that have what they need of what goes
 
     async def chosen(records: Sequence[CheckpointRecord]) -> set[Pair]:
         writes = await engine.backend.writes(key, None) if records else []
-        return choose(records, writes)
+        doomed = choose(records, writes)
+        if not dry_run:
+            await _save_deltas(keeper, key, records, doomed, safe)  # which lets the deletion begin anew
+        return doomed
 
-    if not dry_run:
-        records = await engine.records(key)
-        await _save_deltas(keeper, key, records, await chosen(records))
+    if not choose(await engine.records(key), await engine.backend.writes(key, None)):
+        return Pruned()
     return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
 
 
 async def _save_deltas(
-    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], doomed: set[Pair]
+    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], doomed: set[Pair], safe: set[Pair]
 ) -> None:
     """Write into checkpoints that stay what they would lose with those that go."""
-    known = {(record.namespace, record.id): record for record in records}
     for record in records:
-        parent = None if record.parent is None else (record.namespace, record.parent)
-        if (record.namespace, record.id) not in doomed and parent in doomed and parent in known:
+        here = (record.namespace, record.id)
+        is_cut = record.parent is not None and (record.namespace, record.parent) in doomed
+        if is_cut and here not in doomed and here not in safe:
             await _save_delta(keeper, key, record)
+            safe.add(here)
 
 
 async def _save_delta(keeper: Keeper, key: ThreadKey, record: CheckpointRecord) -> None:

@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -46,16 +46,16 @@ from ...opening import open as open_store
 from ...runtime import AsyncRuntime, run_now
 from ...store import AsyncStore
 from ...sync import Store, each
-from .keeper import Fence, Keeper, Wait
+from .keeper import Fence, Keeper
 from .listing import Listing
 from .place import Place, place_of, thread_of
 from .pruning import rule_of
 from .serializer import StrictSerializer
-from .turns import Turns
+from .turns import Turn, Turns
 
 T = TypeVar("T")
 Work = Callable[[Keeper], Coroutine[Any, Any, T]]
-Turning = Callable[[Keeper, Wait], Coroutine[Any, Any, T]]  # waits for its turn itself
+Turning = Callable[[Keeper, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
 _WORKERS = 16
 
 
@@ -83,11 +83,33 @@ class _Shared:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
+        """Take a turn and begin with the work in a worker thread.
+
+        Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
+        """
+
+        def in_turn(turn: Turn) -> T:
+            try:
+                return work(turn)
+            finally:
+                turn.end()
+
+        with self.turns.starting:
+            turn = self.turns.take(thread)
+            try:
+                return self._submit(lambda: in_turn(turn))
+            except BaseException:
+                turn.end()
+                raise
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
             self._pid = os.getpid()
             self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, work)
+        return self._pool.submit(contextvars.copy_context().run, work)
 
     @property
     def sync(self) -> AsyncStore:
@@ -109,8 +131,10 @@ class _Shared:
         """Close what was opened here: the store of a URL, the sync side of an async one."""
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
 
     @property
     def asynchronous(self) -> AsyncStore | None:
@@ -212,18 +236,23 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         """Write to a thread after those who came before."""
         turn = self._shared.turns.take(thread)
         try:
-            return self._sync(lambda keeper: work(keeper, turn.wait))
+            return self._sync(lambda keeper: work(keeper, turn))
         finally:
             turn.end()
 
     async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
-        turn = self._shared.turns.take(
-            thread
-        )  # before anything is awaited: tasks begin in the order they were made
-        wait = turn.wait if self._shared.asynchronous is None else turn.wait_on_loop
+        # The turn is taken before anything is awaited: tasks begin in the order they were made.
+        if self._shared.asynchronous is not None:
+            return await self._in_turn_on_loop(thread, work)
+        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
+        return await AsyncRuntime().shielded(_finish(begun))
+
+    async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
+        turn = self._shared.turns.take(thread)
+        turn.loop = asyncio.get_running_loop()
         try:
-            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, wait)))
+            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
         finally:
             turn.end()
 
@@ -317,9 +346,9 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         whole = get_checkpoint_metadata(config, metadata)
         guarded = self._guard is not None and not _is_fork(config, place)
 
-        def work(keeper: Keeper, wait: Wait) -> Coroutine[Any, Any, Place]:
+        def work(keeper: Keeper, turn: Turn) -> Coroutine[Any, Any, Place]:
             return keeper.put(
-                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, wait=wait
+                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
             )
 
         return place, work
@@ -349,19 +378,19 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def _writing(
         self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> Turning[None]:
-        return lambda keeper, wait: keeper.put_writes(place, writes, task, path, fence=self._fence, wait=wait)
+        return lambda keeper, turn: keeper.put_writes(place, writes, task, path, fence=self._fence, turn=turn)
 
     # Deleting and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        self._in_turn(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
+        self._in_turn(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        await self._in_turn_async(thread, lambda keeper, wait: keeper.delete_thread(thread, wait))
+        await self._in_turn_async(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
@@ -374,12 +403,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        self._in_turn(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
+        self._in_turn(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        await self._in_turn_async(target, lambda keeper, wait: keeper.copy_thread(source, target, wait))
+        await self._in_turn_async(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
 
     def prune(  # type: ignore[override]  # LangGraph's returns None
         self,
@@ -426,6 +455,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a saver on the same store that knows these types too."""
         return super().with_allowlist(extra_allowlist)  # type: ignore[return-value]
+
+
+async def _finish(begun: Future[T]) -> T:
+    return await asyncio.wrap_future(begun)
 
 
 def _is_fork(config: RunnableConfig, place: Place) -> bool:
