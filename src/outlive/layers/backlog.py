@@ -8,7 +8,7 @@ from ..backend import TOMBSTONE, Backend, Commit, Entry, ThreadKey
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier
-from .note import NOTE, Items, age_s, items_in
+from .note import NOTE, Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500
@@ -29,6 +29,7 @@ class Backlog:
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
+        self.carried: dict[ThreadKey, set[Pair]] = {}  # checkpoints that the other store has got
 
     async def notes(self) -> AsyncIterator[Noted]:
         """Iterate over what is queued, oldest first."""
@@ -110,6 +111,8 @@ class Backlog:
             outcomes = list(zip(batch, results, strict=True))
             done = [(key, keys) for (key, (_, keys)), error in outcomes if error is None]
             await self.take_off(done)
+            for key, _ in done:
+                self.carried.setdefault(key, set()).update(threads[key][0].pairs)
             count += sum(len(keys) for _, keys in done)
             failure = failure or next((error for error in results if error is not None), None)
             if failure is not None and not isinstance(failure, Corrupt | CallerError):

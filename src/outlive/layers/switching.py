@@ -25,7 +25,8 @@ from ..errors import (
 from ..event import FAILBACK, FAILOVER, Event, Watched
 from ..runtime import Runtime
 from .backlog import Backlog
-from .carrying import Carrier, IsNamed
+from .carrying import Carrier, IsNamed, lineage
+from .note import Pair
 from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
 from .queue import Queue
 from .status import Replication, Switched
@@ -78,6 +79,7 @@ class Stores:
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
         self.last_error: str | None = None
+        self.branched: set[str] = set()  # threads that both stores had gone on with
         self.patience_s = min(_PATIENCE_S, timeout_s or _PATIENCE_S)
         self._watched = watched
         self._key: bytes | None = None  # the naming key
@@ -397,7 +399,6 @@ class Stores:
         if primary is None or not primary.is_whole:
             await self.copy_all(SECONDARY)
             primary = await self.side(PRIMARY)
-        branched = await self._in_both()
         carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
         epoch = secondary.epoch + 1
         await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
@@ -405,7 +406,8 @@ class Stores:
         assert primary is not None
         carried += await self._finish_failback(primary, epoch)
         self._enter(epoch, is_whole=True)
-        return Switched(epoch, carried, branched)
+        branched, self.branched = self.branched, set()
+        return Switched(epoch, carried, tuple(sorted(branched)))
 
     async def _finish_failback(self, primary: Side, epoch: int) -> int:
         carried = await self.drain(SECONDARY, None)
@@ -413,22 +415,29 @@ class Stores:
             await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried
 
-    async def _in_both(self) -> tuple[str, ...]:
-        """Return the threads that both stores have news of."""
-        found = [{key.id async for key, _ in self.backlog(role).notes()} for role in (PRIMARY, SECONDARY)]
-        return tuple(sorted(found[0] & found[1]))
-
     # Catching up
 
     async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
         """Carry over what a store has queued; return how many commits. See `Backlog.drain`."""
         await self.meet(1 - source)
+        backlog = self.backlog(source)
         try:
-            return await self.backlog(source).drain(queue, mine)
+            return await backlog.drain(queue, mine)
         except StoreError as error:
             if is_unreachable(error):
                 self.note_health(1 - source, error)
             raise
+        finally:
+            if source != self.epoch % 2:  # news of a store that was left
+                await self._note_branches(backlog.carried)
+
+    async def _note_branches(self, carried: dict[ThreadKey, set[Pair]]) -> None:
+        """Remember the threads that both stores had gone on with."""
+        for key, pairs in carried.items():
+            for namespace in {namespace for namespace, _ in pairs}:
+                line = await lineage(self.active, key, namespace, self.patience_s)
+                if any(id not in line for other, id in pairs if other == namespace):
+                    self.branched.add(key.id)
 
     async def copy_all(self, source: int) -> None:
         """Carry over everything that a store has; then the other one is whole."""
