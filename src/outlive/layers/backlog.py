@@ -58,19 +58,11 @@ class Backlog:
             items.add(items_in(entry))
         return items
 
-    async def count(
-        self, done: Collection[str] = (), mine: str | None = None, settling_s: float = 0.0
-    ) -> tuple[int, int, float]:
-        """Return how many commits are queued, their bytes, and the age of the oldest in seconds.
-
-        With `mine` those of other processes count only when they are older than `settling_s`: a younger note may be of a commit that
-        the other store has, and is taken off in a moment.
-        """
+    async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
+        """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
         keys, size = [], 0
-        before = f"{self._runtime.now() - int(settling_s * 1e6):016x}"
         async for _, entry in self.notes():
-            is_counted = mine in (None, entry.key[16:24]) or (settling_s and entry.key[:16] < before)
-            if entry.key not in done and is_counted:
+            if entry.key not in done and mine in (None, entry.key[16:24]):
                 keys.append(entry.key)
                 size += items_in(entry).size
         return len(keys), size, age_s(keys, self._runtime.now())

@@ -9,51 +9,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..backend import TOMBSTONE, Backend, CheckpointRecord, ThreadKey, tombstone_key
+from ..backend import Backend, ThreadKey
 from ..errors import (
     BadURL,
     EntryHeld,
-    NotReplicated,
-    OutcomeUnknown,
     StoreBusy,
     StoreError,
-    StoreFull,
     StoreUnavailable,
 )
 from ..event import FAILBACK, FAILOVER, Event, Watched
 from ..runtime import Runtime
 from .backlog import Backlog
 from .carrying import Carrier, IsNamed, lineage
+from .health import Health, is_unreachable
+from .loss import has_lost
 from .note import Pair
 from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
 from .queue import Queue
 from .status import Replication, Switched
 
 _RACES = 10
-_PAGE = 1000
 _PATIENCE_S = 5.0  # for one call that nobody asked for
 
 Errors = Sequence[StoreError | None]  # of the primary and the secondary
-
-
-def is_unreachable(error: object) -> bool:
-    """Tell whether an error says that a store cannot be reached, or that nobody knows what it did.
-
-    Nothing else is a reason to leave it: not what is missing or damaged, not a lock, not a full disk, not a wrong call.
-    """
-    if isinstance(error, StoreUnavailable):
-        return not isinstance(error, StoreBusy | StoreFull)
-    return isinstance(error, OutcomeUnknown) and not isinstance(error, NotReplicated)
-
-
-@dataclass(slots=True)
-class Health:
-    """What is known of one store."""
-
-    is_healthy: bool = True
-    since: int = 0  # microseconds
 
 
 class Stores:
@@ -293,30 +273,14 @@ class Stores:
             return True
 
     async def has_lost(self, key: ThreadKey) -> bool:
-        """Tell whether the primary has lost commits: then the secondary, which gets all from there, has what it has not.
-
-        It is left then, whatever was said about leaving it: what was acknowledged is in the secondary alone.
+        """Tell whether the primary has lost commits. It is left then, whatever was said about leaving it: what was acknowledged
+        is in the secondary alone.
         """
-        _, found = await self.both[SECONDARY].history(key, None, limit=_PAGE, timeout_s=self.patience_s)
-        for record in _evidence(found):
-            there = await self.both[PRIMARY].read(
-                key, record.namespace, record.id, chunks=False, timeout_s=self.patience_s
-            )
-            if there.record is None and not await self._is_buried(key, record):
-                async with self._switching:
-                    await self._leave_primary()
-                return True
-        return False
-
-    async def _is_buried(self, key: ThreadKey, record: CheckpointRecord) -> bool:
-        for name in ("", tombstone_key(record.namespace, record.id)):
-            graves = await self.both[PRIMARY].entries(
-                key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1, timeout_s=self.patience_s
-            )
-            for _, grave in graves:
-                if grave.key == name and (record.epoch, record.seq) <= (grave.epoch, grave.until):
-                    return True
-        return False
+        if not await has_lost(*self.both, key, self.patience_s):
+            return False
+        async with self._switching:
+            await self._leave_primary()
+        return True
 
     async def _leave_primary(self) -> None:
         (primary, secondary), _ = await self._sides()
@@ -455,16 +419,6 @@ class Stores:
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
         return Backlog(self.both[role], self.carrier(role), self.tenant, self.runtime, self.patience_s)
-
-
-def _evidence(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Return records of the secondary, newest first, that the primary must have, unless it has lost them.
-
-    Those that it made itself; and the oldest, however old it is. One that the secondary made last may be news to it: stored when
-    a failback had been announced, and so not acknowledged.
-    """
-    made_there = [record for record in records if record.epoch % 2 == PRIMARY]
-    return made_there[:1] + list(records[1:][-1:])
 
 
 def other_key() -> BadURL:

@@ -109,8 +109,7 @@ class Upkeep:
             await stores.refresh()
         done = self._queue.done_keys()
         healthy = [role for role in (PRIMARY, SECONDARY) if stores.health[role].is_healthy]
-        mine = self._queue.mine if options.mode == "sync" else None
-        counts = [await stores.backlog(role).count(done, mine, 2 * _IDLE_S) for role in healthy]
+        counts = [await stores.backlog(role).count(done) for role in healthy]
         return ReplicationStatus(
             mode=options.mode,
             on_secondary_down=options.on_secondary_down,
