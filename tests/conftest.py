@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import program
 import serving
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -29,6 +30,7 @@ def pytest_report_header():
 def pytest_configure(config):
     """Let one seed repeat everything: Hypothesis takes it as if it stood on the command line."""
     config.pluginmanager.register(serving)  # its fixtures
+    config.pluginmanager.register(program)
     if LONG and config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 

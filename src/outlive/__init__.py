@@ -1,143 +1,32 @@
 """State that outlives the process: checkpoints for AI agents."""
 
-from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
-from .errors import (
-    AmbiguousStep,
-    BadArgument,
-    BadURL,
-    CallerError,
-    CheckpointExists,
-    CheckpointMissing,
-    Corrupt,
-    DelayedSaveFailed,
-    HeadMoved,
-    KeyMissing,
-    LeaseLost,
-    MetadataMoved,
-    MissingExtra,
-    NeedsUpgrade,
-    NewerFormat,
-    NotReplicated,
-    NotSealed,
-    OutcomeUnknown,
-    OutliveError,
-    RunBusy,
-    RunEnded,
-    SealBroken,
-    StaleBase,
-    StepMismatch,
-    StepUnfinished,
-    StoreBusy,
-    StoreClosed,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-    ThreadBusy,
-    ThreadNotEmpty,
-    TypeChanged,
-    Unencodable,
-    UnknownTag,
-    WrongKey,
-)
-from .event import Event
-from .extension import Opaque
-from .layers.keyring import KeyRing
-from .layers.rotation import Rotated
-from .lease import RunInfo
-from .ledger import Step
-from .lock import AsyncLock
-from .opening import open, open_async
-from .recovery import Recovered, Refused
-from .registry import register
-from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
-from .responses import AsyncResponses
-from .retain import Retain, Swept, Taken
-from .run import AsyncRun
-from .single_file import CheckpointFile, checkpoint_file
-from .store import AsyncStore
-from .sync import Lock, Run, Store, Thread, Worker
-from .sync_responses import Responses
-from .thread import AsyncThread
-from .worker import AsyncWorker
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AmbiguousStep",
-    "AsyncLock",
-    "AsyncResponses",
-    "AsyncRun",
-    "AsyncStore",
-    "AsyncThread",
-    "AsyncWorker",
-    "BadArgument",
-    "BadURL",
-    "CallerError",
-    "Change",
-    "Checkpoint",
-    "CheckpointExists",
-    "CheckpointFile",
-    "CheckpointMissing",
-    "Corrupt",
-    "DelayedSaveFailed",
-    "Event",
-    "FanOut",
-    "HeadMoved",
-    "Interrupt",
-    "KeyMissing",
-    "KeyRing",
-    "LeaseLost",
-    "Lock",
-    "MetadataMoved",
-    "MissingExtra",
-    "ModelResponse",
-    "NeedsUpgrade",
-    "NewerFormat",
-    "NotReplicated",
-    "NotSealed",
-    "Opaque",
-    "OutcomeUnknown",
-    "OutliveError",
-    "PartialResponse",
-    "PendingWrite",
-    "Pruned",
-    "Recovered",
-    "Refused",
-    "Responses",
-    "Retain",
-    "Rotated",
-    "Run",
-    "RunBusy",
-    "RunEnded",
-    "RunInfo",
-    "SealBroken",
-    "Sizes",
-    "StaleBase",
-    "Step",
-    "StepMismatch",
-    "StepUnfinished",
-    "Store",
-    "StoreBusy",
-    "StoreClosed",
-    "StoreError",
-    "StoreFull",
-    "StoreUnavailable",
-    "Swept",
-    "Taken",
-    "Thread",
-    "ThreadBusy",
-    "ThreadInfo",
-    "ThreadNotEmpty",
-    "TypeChanged",
-    "Unencodable",
-    "UnknownTag",
-    "Usage",
-    "Verified",
-    "Worker",
-    "WriteProposal",
-    "WrongKey",
-    "checkpoint_file",
-    "open",
-    "open_async",
-    "register",
-]
+if TYPE_CHECKING:
+    from .public import *
+    from .public import __all__ as __all__
+else:
+    _FUNCTIONS = ("checkpoint_file", "open", "open_async", "register")
+
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for when it is asked for: `outlive --help` needs none of it, and starts at once."""
+        import importlib
+
+        if name[0].isupper() or name in _FUNCTIONS or name == "__all__":
+            public = importlib.import_module(f"{__name__}.public")
+            globals().update({one: getattr(public, one) for one in ("__all__", *public.__all__)})
+            if name in globals():
+                return globals()[name]
+        elif not name.startswith("_"):
+            module = f"{__name__}.{name}"
+            try:
+                return importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name != module:
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

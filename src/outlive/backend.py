@@ -25,7 +25,10 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 5. One refusal refuses all of a commit, and other commits of the same group not at all.
 6. A draft that `follows` gets as parent the head of its namespace at commit.
 7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
-   version or rank (ties by bytes), so merging is commutative, associative and idempotent.
+   version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
+   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
+   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
+   removed is not merged in again.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
@@ -41,7 +44,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,6 +59,7 @@ Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be
 EntryCursor = tuple[str, bytes]  # (key, thread's digest)
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # in place of a fence: the next one
+TOMBSTONE = "tombstone"  # the kind of an entry that says what was removed
 
 
 def escape(text: str) -> str:
@@ -193,6 +197,11 @@ class Entry:
         return (self.epoch, self.fence, self.revision)
 
 
+def tombstone_key(namespace: str, id: str) -> str:
+    """Return the key of a checkpoint's tombstone; that of a whole thread is empty."""
+    return f"{len(namespace)}:{namespace}{id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Removal:
     """What a commit takes away. Whatever goes, the generation is replaced."""
@@ -202,6 +211,9 @@ class Removal:
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
     erase: bool = False  # leave no byte of it behind, whatever that costs
+    buries: bool = (
+        False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +251,15 @@ class Commit:
     epoch: int | None = None  # the epoch that the writer believes in; None: whichever it is
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
     merge: bool = False  # these are records of another store
+    strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
+    in_turn: bool = False  # of a merge: refuse it when its records are not the next ones
     timeout_s: float | None = None
     token: bytes = field(
         default_factory=lambda: os.urandom(8)
     )  # of this very commit, however often it is sent
+    on_queued: Callable[[], None] | None = (
+        None  # called by a backend that will do later commits after this one
+    )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import chunk
 from .backend import CheckpointRecord, Known
@@ -29,6 +29,9 @@ class Base:
     pieces: Pieces | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
+    loose: dict[bytes, tuple[bytes, bytes, int]] = field(
+        default_factory=dict
+    )  # what tasks wrote since (chunk.Loose)
 
     @property
     def known(self) -> Known:

@@ -19,6 +19,7 @@ import hashlib
 import sys
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,13 @@ MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 MIN_ZSTD = 512  # below this zstd saves less than its time is worth
 MAX_RAW = 128 << 20  # engines have limits, and so has what a reader should expand: larger pieces are cut
 
+LOOSE_KEY = 48
+
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
 _RAW, _ZSTD = 0, 1
 Span = tuple[int, int, int]  # (index into the checkpoint's chunk names, offset, length)
 Layout = list["bytes | Span"]
+Loose = Mapping[bytes, tuple[bytes, bytes, int]]  # the first LOOSE_KEY bytes → (all of them, chunk, offset)
 
 
 class Namer:
@@ -141,11 +145,12 @@ class Plan:
 class _Extent:
     """A range of the stream: stored already (`chunk`), to stand in the checkpoint (INLINED), or new (None)."""
 
-    __slots__ = ("chunk", "length", "offset", "part", "start")
+    __slots__ = ("chunk", "is_loose", "length", "offset", "part", "start")
 
     def __init__(
         self, part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
     ) -> None:
+        self.is_loose = False  # new in this stream, but stored already
         self.part = part
         self.start = start
         self.length = length
@@ -160,11 +165,16 @@ class _Extent:
         )
 
 
-def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
-    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
+def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, loose: Loose | None = None) -> Plan:
+    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
+
+    `loose` are bytes that are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
+    """
     if old is not None:
         _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
+    if loose:
+        extents = [found for extent in extents for found in _reuse(extent, loose)]
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
     _limit_spans(extents)
@@ -172,6 +182,39 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan
     extents = _divide(extents, cap)
     chunks = _build(codec, namer, extents, cap)
     return _lay_out(codec, pieces, extents, chunks)
+
+
+def _reuse(extent: _Extent, loose: Loose) -> list[_Extent]:
+    """Find what of a new extent is stored already: a piece, or the beginning of one (a message that got its id later)."""
+    part, stop = extent.part, extent.start + extent.length
+    if extent.chunk is not None or part.leaf is not None:
+        return [extent]
+    found: list[_Extent] = []
+    begin = extent.start
+    for end in (*part.ends[bisect_right(part.ends, begin) : bisect_left(part.ends, stop)], stop):
+        piece = part.cut(begin, end)
+        data, name, offset = loose.get(piece[:LOOSE_KEY], (b"", None, 0))
+        same = _common(piece, data)
+        if same >= INLINE:
+            found.append(_Extent(part, begin, same, name, offset))
+            found[-1].is_loose = True
+            begin += same
+        if begin < end:
+            _append(found, part, begin, end - begin)
+        begin = end
+    return found
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Return how many bytes two have in common at their beginning."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
@@ -238,15 +281,16 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
-    for index in [index for index, extent in enumerate(extents) if extent.chunk is None]:
+    for index in [index for index, extent in enumerate(extents) if extent.chunk is None or extent.is_loose]:
         extent = extents[index]
         if not _grew(extent.part):
             continue
         is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
         if is_last and not _is_alone(extent):
             first = _merge_from(extents, index, cap)
-            for other in extents[first:index]:
-                other.chunk = None
+            if first < index:
+                for other in extents[first : index + 1]:
+                    other.chunk = None
 
 
 def _grew(part: Part) -> bool:

@@ -20,8 +20,9 @@ from typing import Any
 
 import ormsgpack
 
-from .errors import Corrupt, NewerFormat, OutliveError, Unencodable
+from .errors import BadArgument, Corrupt, NewerFormat, OutliveError, Unencodable
 from .extension import (
+    ADAPTERS,
     COMPOSITE_REVIVERS,
     FROZENSET,
     KNOWN,
@@ -217,6 +218,10 @@ class Codec:
         if composite is None:
             if code < 0:
                 raise Corrupt(f"extension code {code} is not one of ours")
+            if code in ADAPTERS:
+                raise BadArgument(
+                    "an adapter wrote this state (outlive.adapters): read it through that adapter"
+                )
             raise NewerFormat("a value of the state", code, max(KNOWN))
         items = ormsgpack.unpackb(payload, ext_hook=hook)
         if type(items) is not list:

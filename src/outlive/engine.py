@@ -7,7 +7,7 @@ crash or refusal before the commit leaves the store as it was; the base moves on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
 
+_MOST_LOOSE = 100
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
 
@@ -55,6 +56,9 @@ class Draft:
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
     timeout_s: float | None = None
+    before_plan: Callable[[], Awaitable[None]] | None = (
+        None  # awaited when the state is split, before anything is stored
+    )
 
 
 @dataclass(slots=True)
@@ -156,7 +160,9 @@ class Engine:
             base = await self._read_base(key, draft, base)
         old = base.pieces if base is not None else None
         pieces = split(self.codec, state, old)
-        plan = chunk.plan(self.codec, self.namer, pieces, old)
+        if draft.before_plan is not None:
+            await draft.before_plan()
+        plan = chunk.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
         shares = len(plan.names) > len(plan.chunks)
         commit = Commit(
             thread=key,
@@ -336,6 +342,27 @@ class Engine:
         body = manifest.encode(self.codec, manifest.Manifest(plan.layout))
         record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
         return record, plan.chunks
+
+    def loose(
+        self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
+    ) -> dict[bytes, tuple[bytes, bytes, int]]:
+        """Return where the elements of a write will be (chunk.Loose).
+
+        They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
+        """
+        found: dict[bytes, tuple[bytes, bytes, int]] = {}
+        raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
+        for element in elements if raw else ():
+            data = self.codec.pack(element)
+            if len(data) >= chunk.INLINE and (at := raw.find(data)) >= 0:
+                found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
+        return found
+
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose, generation: int) -> None:
+        """Remember what was stored as a write: the next state of its thread is likely to have it."""
+        base = self.cache.get((key.digest, namespace))
+        if base is not None and base.generation == generation and len(base.loose) < _MOST_LOOSE:
+            base.loose.update(loose)
 
     def pending(
         self,

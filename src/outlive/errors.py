@@ -343,6 +343,14 @@ class StaleBase(StoreError):
         self.chunks = frozenset(chunks)
 
 
+class OutOfTurn(StoreError):
+    """What a store sends to its secondary is not what comes next: something is late, is missing, or was lost there."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(f"what came of thread {thread!r} is not what comes next")
+        self.thread = thread
+
+
 class Corrupt(StoreError):
     """What is stored is not what was saved; nothing of it was handed out."""
 

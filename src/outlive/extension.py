@@ -23,6 +23,8 @@ TAGGED, TUPLE, SET, FROZENSET, MAP = 1, 2, 3, 4, 5
 DATETIME, DATE, TIME, TIMEDELTA, UUID, DECIMAL = 16, 17, 18, 19, 20, 21
 BIG_INT, SURROGATES, BYTEARRAY, COMPLEX, NDARRAY, NUMPY_SCALAR = 32, 33, 34, 35, 36, 37
 
+ADAPTERS = range(48, 64)  # kept for values that only an adapter can build
+
 _NDARRAY_KINDS = "?biufcmMSU"
 
 Pack = Callable[[Any], bytes]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from .backend import RESERVED, Backend
 from .backends import postgres_url, redis_url
-from .backends.local import Inline, Local, Threaded, in_thread
+from .backends.local import Borrowed, Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
 from .backends.server import Served, hide_secrets, take_options
 from .cache import Cache
@@ -23,6 +23,9 @@ from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
 from .layers.encrypt import Encrypted
 from .layers.keyring import KeyRing, is_sealed, key_of
+from .layers.replicate import Replicate
+from .layers.status import OPTIONS as PAIR_OPTIONS
+from .layers.status import Replication
 from .retain import Retain
 from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
@@ -52,6 +55,8 @@ class _Target:
     watched: Watched
     ring: KeyRing | None = None
     retain: Retain | None = None
+    secondary: Served | None = None
+    replication: Replication | None = None
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -63,6 +68,7 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function,
     key=outlive.KeyRing({id: key}) to seal what is stored, retain=outlive.Retain(...) to let old states go.
     For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
+    With secondary=url there are two stores, of which either may fail: see docs/replication.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
     return Store(run_now(_open_inline(_parse(url, options))))
@@ -109,20 +115,45 @@ async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    return await _build(target.served.sync(target.settings.timeout_s), target, SyncRuntime(), another)
+    timeout_s = target.settings.timeout_s
+    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
+    return await _build(target.served.sync(timeout_s), secondary, target, SyncRuntime(), another)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    return await _build(
-        await target.served.asynchronous(target.settings.timeout_s), target, AsyncRuntime(), another
+    timeout_s = target.settings.timeout_s
+    primary = await target.served.asynchronous(timeout_s)
+    secondary = None if target.secondary is None else await target.secondary.asynchronous(timeout_s)
+    store = await _build(primary, secondary, target, AsyncRuntime(), another)
+    store._twin = lambda: _twin(primary, secondary, target)
+    return store
+
+
+def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> AsyncStore:
+    """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
+
+    def same(backend: Backend, served: Served) -> Backend:
+        if isinstance(backend, Threaded):
+            return cast(Backend, Borrowed(backend.local))
+        return served.sync(target.settings.timeout_s)
+
+    other = None
+    if secondary is not None and target.secondary is not None:
+        other = same(secondary, target.secondary)
+    return run_now(
+        _build(same(primary, target.served), other, replace(target, retain=None), SyncRuntime(), None)
     )
 
 
-async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
-    if target.ring is not None:
+async def _build(
+    primary: Backend, secondary: Backend | None, target: _Target, runtime: SyncRuntime, opener: Opener | None
+) -> AsyncStore:
+    pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
+    backend = primary if pair is None else cast(Backend, pair)
+    if target.ring is not None:  # around the pair: both stores hold the same sealed bytes
         backend = Encrypted(backend, target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
@@ -132,11 +163,57 @@ async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
-    return AsyncStore(engine, target.settings, opener, target.retain)
+    return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+
+
+def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
+    assert target.replication is not None
+
+    def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
+        if target.ring is not None:
+            return lambda name, data: (
+                True
+            )  # sealed: whoever opens it sees whether it is what it was named for
+        namer = Namer(key)
+        return lambda name, data: namer.name(data) == name
+
+    return Replicate(
+        primary, secondary, target.replication, runtime=runtime, naming=naming, tenant=target.settings.tenant,
+        timeout_s=target.settings.timeout_s, watched=target.watched,
+    )  # fmt: skip
 
 
 def _parse(where: Any, options: dict[str, Any]) -> _Target:
     """Read a URL or a client, and the options in it and beside it."""
+    pair = {name: value for name, value in options.items() if name in PAIR_OPTIONS}
+    served, common = _serve(where, {name: value for name, value in options.items() if name not in pair})
+    settings = _settings(served.shown, common)
+    target = _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
+    return target if not pair else _paired(target, where, options, pair)
+
+
+def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str, Any]) -> _Target:
+    """Add the second store."""
+    second = pair.pop("secondary", None)
+    if second is None:
+        raise BadURL(f"{min(pair, default='secondary')} needs a second store; give secondary=url beside it")
+    replication = Replication.of(pair)
+    shown = [str(where).partition(":")[0], str(second).partition(":")[0]]
+    if "null" in shown:
+        raise BadURL("null: keeps nothing, so it cannot be one of two stores; leave secondary= out")
+    if second == where and shown[0] != "memory":
+        raise BadURL("the secondary is the primary; give the URL of another store")
+    if "ttl_s" in options or "ttl_s=" in f"{where} {second}":
+        raise BadURL(
+            "ttl_s and secondary= do not go together: what expires in one store comes back from the other"
+        )
+    served, common = _serve(second, {})
+    if common:
+        raise BadURL(f"option {min(common)!r} holds for both stores: give it beside the first URL")
+    return replace(target, secondary=served, replication=replication)
+
+
+def _serve(where: Any, options: dict[str, Any]) -> tuple[Served, dict[str, Any]]:
     serve: Callable[[Any, dict[str, Any]], Served]
     if type(where).__module__.partition(".")[0] == "redis":
         serve = redis_url.serve_client
@@ -144,9 +221,7 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
         serve = _SCHEMES[_scheme(where)]
         where, options = take_options(where, options, _COMMON)
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
-    served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
-    settings = _settings(served.shown, common)
-    return _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
+    return serve(where, {name: value for name, value in options.items() if name not in _COMMON}), common
 
 
 def _scheme(url: Any) -> str:

@@ -44,7 +44,7 @@ async def prune(
             kept |= _ancestors(pool, kept)
         return {(record.namespace, record.id) for record in pool} - kept
 
-    return await _remove(engine, key, choose, erase, dry_run)
+    return await remove_chosen(engine, key, choose, erase=erase, dry_run=dry_run)
 
 
 async def remove(
@@ -57,15 +57,13 @@ async def remove(
             (record.namespace, record.id) for record in records if run is not None and record.run == run
         } | set(ids)
 
-    return await _remove(engine, key, choose, erase, False)
+    return await remove_chosen(engine, key, choose, erase=erase)
 
 
-async def remove_chosen(engine: Engine, key: ThreadKey, choose: Choose) -> Pruned:
-    """Remove what a function chooses among the records, newest first; it is asked again when somebody else deletes."""
-    return await _remove(engine, key, choose, False, False)
-
-
-async def _remove(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry_run: bool) -> Pruned:
+async def remove_chosen(
+    engine: Engine, key: ThreadKey, choose: Choose, *, erase: bool = False, dry_run: bool = False
+) -> Pruned:
+    """Remove what `choose` picks of all records, which are newest first; it is asked again when others delete too."""
     total = Pruned()
     for _ in range(_TRIES):
         try:

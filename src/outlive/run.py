@@ -64,12 +64,14 @@ class AsyncRun:
         *,
         throttle_s: float = 0,
         retries: bool = False,
+        is_bare: bool = False,
     ) -> None:
         self.info = info
         self.thread = place
         self._engine = engine
         self._heart = heart
         self._retries = retries  # a run that has ended is begun again
+        self._is_bare = is_bare  # what it works with stores its first checkpoint itself
         self._mutex = engine.runtime.mutex()
         self._fence = self._epoch = self._lock_epoch = self._revision = 0
         self._has_place = False
@@ -187,7 +189,7 @@ class AsyncRun:
 
     async def _begin(self, entries: tuple[Entry, ...], *, is_new: bool) -> Receipt:
         """Take the run; a new one with a checkpoint, so that a crash in its first step leaves something to go on from."""
-        if not is_new:
+        if not is_new or self._is_bare:
             return await self._engine.commit(Commit(self.thread._key, entries=entries))
         draft = self.thread._draft(source="input", run=self.id)
         draft.entries = entries

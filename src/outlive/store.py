@@ -18,7 +18,9 @@ from .engine import Engine
 from .errors import BadArgument, StoreError
 from .heart import Heart
 from .layers.encrypt import Encrypted
+from .layers.replicate import Replicate
 from .layers.rotation import Rotated, Rotation
+from .layers.status import ReplicationStatus, Switched
 from .lease import RUN, RunInfo, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
@@ -62,13 +64,16 @@ class AsyncStore:
         settings: Settings,
         opener: Opener | None = None,
         retain: Retain | None = None,
+        pair: Replicate | None = None,
     ) -> None:
         self._engine = engine
+        self._pair = pair
         self._settings = settings
         self._opener = opener
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
+        self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
         self._heart = Heart(engine)
         self._sweeper = Sweeper(engine, settings.tenant, self._heart, retain)
 
@@ -151,9 +156,13 @@ class AsyncStore:
         )
         return self._run(info, throttle_s=throttle_s)
 
-    def _run(self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False) -> AsyncRun:
+    def _run(
+        self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False, is_bare: bool = False
+    ) -> AsyncRun:
         place = self.thread(info.thread, namespace=info.namespace)
-        return AsyncRun(self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries)
+        return AsyncRun(
+            self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries, is_bare=is_bare
+        )
 
     async def retry(self, run_id: str) -> AsyncRun:
         """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
@@ -186,13 +195,16 @@ class AsyncStore:
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
         """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
-            lambda: self.recover(handlers, policy=policy, code_version=code_version),
+            lambda: self.recover(
+                handlers, policy=policy, code_version=code_version, after_failover=after_failover
+            ),
             check_timeout(interval_s),
             on_report,
         )
@@ -220,12 +232,16 @@ class AsyncStore:
         *,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
     ) -> Recovered:
         """Go on with every dead run: `handlers` maps an agent (or "*") to what is called with its run.
 
-        Says what was resumed, what is alive elsewhere and what was refused, and why.
+        Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
+        can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
         """
         recovery = Recovery(self._engine, self._run, handlers, policy, code_version)
+        if self._pair is not None and self._pair.is_failed_over and not after_failover:
+            recovery.refusal = "primary_unreachable"
         async for key, info in find_interrupted(self._engine, self._settings.tenant):
             await recovery.take(key, info)
         return recovery.report
@@ -365,6 +381,30 @@ class AsyncStore:
             return await self.copy_to(target, progress=progress)
         finally:
             await target.close()
+
+    # Two stores
+
+    def _replicated(self) -> Replicate:
+        if self._pair is None:
+            raise BadArgument("this store has no secondary; open it with outlive.open(url, secondary=url)")
+        return self._pair
+
+    async def promote(self) -> Switched:
+        """Make the secondary the active store, for every process that has opened this pair. Repeating it is fine.
+
+        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the secondary cannot take over.
+        """
+        await self.flush()
+        return await self._replicated().promote()
+
+    async def failback(self) -> Switched:
+        """Make the primary the active store again, after it got everything; raises StoreError when it cannot take over."""
+        await self.flush()
+        return await self._replicated().failback()
+
+    async def replication_status(self) -> ReplicationStatus:
+        """Return how the two stores are: which is active, the health of both, what is queued, how far the other one is behind."""
+        return await self._replicated().status()
 
     async def flush(self) -> None:
         """Wait until all delayed saves are stored; raise what went wrong."""

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
 from .layers.rotation import Rotated
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .lock import AsyncLock
 from .recovery import Policy, Recovered
@@ -26,7 +27,8 @@ from .worker import AsyncWorker
 T = TypeVar("T")
 
 
-def _each(items: AsyncIterator[T]) -> Iterator[T]:
+def each(items: AsyncIterator[T]) -> Iterator[T]:
+    """Iterate over what never suspends."""
     while True:
         try:
             yield run_now(items.__anext__())  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ class Thread:
         run: str | None = None,
         all_namespaces: bool = False,
     ) -> Iterator[Checkpoint]:
-        return _each(
+        return each(
             self._thread.history(
                 limit=limit, before=before, filter=filter, run=run, all_namespaces=all_namespaces
             )
@@ -359,7 +361,7 @@ class Store:
         limit: int | None = None,
         after: str | None = None,
     ) -> Iterator[ThreadInfo]:
-        return _each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
 
     def run(
         self,
@@ -401,10 +403,10 @@ class Store:
         agent: str | None = None,
         thread: str | None = None,
     ) -> Iterator[RunInfo]:
-        return _each(self._store.runs(status=status, agent=agent, thread=thread))
+        return each(self._store.runs(status=status, agent=agent, thread=thread))
 
     def interrupted(self) -> Iterator[RunInfo]:
-        return _each(self._store.interrupted())
+        return each(self._store.interrupted())
 
     def retry(self, run_id: str) -> Run:
         return Run(run_now(self._store.retry(run_id)))
@@ -421,12 +423,18 @@ class Store:
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
         return Worker(
             self._store.worker(
-                wrapped, interval_s=interval_s, policy=policy, code_version=code_version, on_report=on_report
+                wrapped,
+                interval_s=interval_s,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+                on_report=on_report,
             )
         )
 
@@ -436,9 +444,14 @@ class Store:
         *,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
     ) -> Recovered:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
-        return run_now(self._store.recover(wrapped, policy=policy, code_version=code_version))
+        return run_now(
+            self._store.recover(
+                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+            )
+        )
 
     def delete(self, id: str) -> bool:
         return run_now(self._store.delete(id))
@@ -470,6 +483,15 @@ class Store:
 
     def backup(self, url: str, *, progress: Progress | None = None) -> int:
         return run_now(self._store.backup(url, progress=progress))
+
+    def promote(self) -> Switched:
+        return run_now(self._store.promote())
+
+    def failback(self) -> Switched:
+        return run_now(self._store.failback())
+
+    def replication_status(self) -> ReplicationStatus:
+        return run_now(self._store.replication_status())
 
     def flush(self) -> None:
         run_now(self._store.flush())

@@ -66,6 +66,7 @@ class Inline:
         timeout_s = _shortest(commits)
         try:
             self._queue.extend(mine)
+            _tell(commits)
             if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
@@ -130,6 +131,20 @@ class Inline:
             self.local.close()
 
 
+class Borrowed(Inline):
+    """The sync colour of a backend that somebody else opened, and closes."""
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+def _tell(commits: Sequence[Commit]) -> None:
+    """Whoever comes now comes after these."""
+    for commit in commits:
+        if commit.on_queued is not None:
+            commit.on_queued()
+
+
 def _shortest(commits: Sequence[Commit]) -> float | None:
     """How long a group may take: as long as its least patient member."""
     return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
@@ -181,6 +196,7 @@ class Threaded:
         future: asyncio.Future[Receipt] = loop.create_future()
         item = (commit, future)
         self._queue.append(item)
+        _tell((commit,))
         if not self._is_busy:
             self._is_busy = True
             self._idle.clear()

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from ..backend import (
     ABSENT,
     NEXT,
+    TOMBSTONE,
     CheckpointRecord,
     Commit,
     Entry,
@@ -24,6 +25,7 @@ from ..backend import (
     ThreadKey,
     WriteRecord,
     stamped,
+    tombstone_key,
 )
 from ..errors import (
     BadArgument,
@@ -32,6 +34,7 @@ from ..errors import (
     HeadMoved,
     LeaseLost,
     MetadataMoved,
+    OutOfTurn,
     StaleBase,
     ThreadNotEmpty,
 )
@@ -138,7 +141,11 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
         chunks=commit.chunks,
         writes=(*_writes(commit, view, new), *resealed.writes),
-        entries=(*_entries(commit, view, new, clock), *resealed.entries),
+        entries=(
+            *_entries(commit, view, new, clock),
+            *resealed.entries,
+            *_tombstones(removal, removed, new, clock),
+        ),
         removed=removed,
         removed_chunks=doomed,
         everything=removal.everything,
@@ -171,8 +178,11 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, *commit.fence, view)
-    if commit.epoch is not None and row is not None and commit.epoch < row.epoch and not commit.merge:
-        raise EpochPassed(thread, commit.epoch, row.epoch)
+    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
+    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if commit.merge and commit.in_turn:
+        _check_turn(commit, view, row)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
         raise StaleBase(thread)
     if commit.revision is not None and (row is None or row.revision != commit.revision):
@@ -187,6 +197,20 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     for entry in commit.entries:
         if not commit.merge:
             _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
+    following = row.seq + 1 if row is not None else 1
+    is_out = any(
+        draft.seq != following and view.find(draft.namespace, draft.id) is None
+        for draft in commit.checkpoints
+    )
+    for entry in commit.entries:
+        stored = view.entry(entry.kind, entry.key)
+        is_out = is_out or (stored is not None and entry.rank < stored.rank)
+    if is_out:
+        raise OutOfTurn(commit.thread.id)
 
 
 def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
@@ -274,6 +298,8 @@ class _Placing:
         old = self._view.find(draft.namespace, draft.id) if may_be_here else None
         if old is not None and draft.seq and not self._wins(draft, old):
             return
+        if self._commit.merge and draft.seq and _is_buried(draft, self._view):
+            return
         epoch, seq = self._order(draft, old)
         self.seq, self.epoch = max(self.seq, seq), max(self.epoch, epoch)
         record = stamped(
@@ -300,9 +326,12 @@ class _Placing:
         self._heads[record.namespace] = held
 
     def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """A copy of what is here is nothing new, unless it was replaced there; ties are decided by bytes."""
+        """A copy of what is here is nothing new, unless it was replaced there.
+
+        Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
+        """
         if draft.version == old.version:
-            return self._commit.merge and draft.body > old.body
+            return self._commit.merge and (draft.order, draft.body) > (old.order, old.body)
         return draft.version > old.version
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
@@ -365,7 +394,15 @@ _UNSEALED = _Resealed(Reseal(), cast(View, None))
 
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
     accepted = []
+    grave = view.entry(TOMBSTONE, "") if commit.merge else None
     for entry in commit.entries:
+        if (
+            grave is not None
+            and entry.fence > 0
+            and entry.rank[:2] <= grave.rank[:2]
+            and entry.kind != TOMBSTONE
+        ):
+            continue  # it was taken before the thread was deleted
         stored = view.entry(entry.kind, entry.key)
         if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
             continue
@@ -396,6 +433,26 @@ def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -
         lease_s=None,
         expect=None,
         expect_lapsed=False,
+    )
+
+
+# What was removed and does not come back ----------------------------------------------------------------------
+
+
+def _tombstones(removal: Removal, removed: Iterable[Pair], row: Row, clock: Clock) -> list[Entry]:
+    """Return what says of the removed that it was: until which seq and revision, and when."""
+    if not removal.buries:
+        return []
+    keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
+    at = clock.now.to_bytes(8)
+    return [Entry(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys]
+
+
+def _is_buried(draft: CheckpointRecord, view: View) -> bool:
+    """Tell whether a checkpoint that a merge brings was removed here after it was made."""
+    graves = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
+    return any(
+        grave is not None and (draft.epoch, draft.seq) <= (grave.epoch, grave.until) for grave in graves
     )
 
 

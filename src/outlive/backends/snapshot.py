@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..backend import CheckpointRecord, Commit, Entry, Receipt, Reseal, WriteRecord
+from ..backend import TOMBSTONE, CheckpointRecord, Commit, Entry, Receipt, Reseal, WriteRecord, tombstone_key
 from .rules import Pair, Row, named
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ def is_apart(commit: Commit) -> bool:
         or commit.reseal is not None
         or commit.revision is not None
         or commit.merge
+        or (commit.removal is not None and commit.removal.everything and commit.removal.buries)
         or commit.expect_empty
         or commit.expect_head is not None
         or commit.fence is not None
@@ -95,6 +96,9 @@ class Wanted:
         ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
+        if commit.merge:  # what was removed is not merged in again
+            keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
+            entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()
         if commit.generation is None:
             chunks |= unbrought(commit)

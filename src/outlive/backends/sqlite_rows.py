@@ -87,7 +87,10 @@ class Rows:
         self.is_listed = False
         self._heads: dict[str, Sequence[Any] | None] = {}
         self._unchecked: dict[str, Sequence[Any] | None] = {}  # heads that came along with the row
-        self._absent: tuple[str, str] | None = None
+        self._no_draft: tuple[str, str] | None = None
+        self.absent_writes: set[tuple[str, str, str, int]] = (
+            set()
+        )  # writes that were looked for and are not there
         self._names: dict[int, bytes] = {}  # of chunks, by key
         found = row or self._find_row(draft)
         if found is not None:
@@ -108,7 +111,7 @@ class Rows:
             return None
         self._unchecked[draft.namespace] = rows[1][:5] if len(rows) > 1 else None
         if not rows[0][16]:
-            self._absent = (draft.namespace, draft.id)
+            self._no_draft = (draft.namespace, draft.id)
         return rows[0][:16]  # type: ignore[no-any-return]
 
     def _load(self, row: Sequence[Any]) -> None:
@@ -125,7 +128,7 @@ class Rows:
     # What `decide` asks
 
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:
-        if self._absent == (namespace, id):
+        if self._no_draft == (namespace, id):
             return None
         row = one(
             self._db,
@@ -148,7 +151,10 @@ class Rows:
             f"select {WRITE} from write where thread = ? and namespace = ? and checkpoint = ? and task = ? and idx = ?",
             (self.key, escape(namespace), escape(checkpoint), escape(task), index),
         )
-        return None if row is None else self._write(row)
+        if row is None:
+            self.absent_writes.add(key)
+            return None
+        return self._write(row)
 
     def has_writes(self, pair: tuple[str, str]) -> bool:
         where = (self.key, escape(pair[0]), escape(pair[1]))

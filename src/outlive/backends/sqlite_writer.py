@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,8 +49,9 @@ class Writer:
             self._put_checkpoint(record)
         for namespace in self._touched:
             self._settle_head(namespace)
-        for write in effect.writes:
-            self._put_write(write)
+        fresh = [(write.namespace, write.checkpoint) for write in effect.writes if self._put_write(write)]
+        for pair, count in Counter(fresh).items():
+            self._count_writes(*pair, count)
         for entry in effect.entries:
             self._put_entry(entry)
         if effect.info is not None:
@@ -197,8 +199,10 @@ class Writer:
         )
         return newest
 
-    def _put_write(self, write: WriteRecord) -> None:
-        fresh = self._view.write(write.key) is None
+    def _put_write(self, write: WriteRecord) -> bool:
+        """Store a write; tell whether there was none in its place."""
+        is_fresh = write.key in self._view.absent_writes or self._view.write(write.key) is None
+        self._view.absent_writes.discard(write.key)
         fields = (
             escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
             escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
@@ -207,14 +211,17 @@ class Writer:
             f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (self._view.key, *fields, checksum(self._view.key, *fields)),
         )
-        if fresh:
-            where = (self._view.key, escape(write.namespace), escape(write.checkpoint))
-            count = 1 + (one(
-                self._db, "select writes from tally where thread = ? and namespace = ? and checkpoint = ?", where
-            ) or (0,))[0]  # fmt: skip
-            self._db.execute(
-                "insert or replace into tally values(?, ?, ?, ?, ?)", (*where, count, checksum(*where, count))
-            )
+        return is_fresh
+
+    def _count_writes(self, namespace: str, checkpoint: str, more: int) -> None:
+        where = (self._view.key, escape(namespace), escape(checkpoint))
+        held = one(
+            self._db, "select writes from tally where thread = ? and namespace = ? and checkpoint = ?", where
+        )
+        count = more + (held[0] if held is not None else 0)
+        self._db.execute(
+            "insert or replace into tally values(?, ?, ?, ?, ?)", (*where, count, checksum(*where, count))
+        )
 
     def _put_entry(self, entry: Entry) -> None:
         key = (self._view.key, escape(entry.kind), escape(entry.key))

@@ -1,0 +1,80 @@
+"""Lists of messages, which are most of what graphs store.
+
+A list that holds nothing but messages of langchain-core is stored as the list of their fields, which msgpack has natively: the whole
+list is packed, compared and unpacked in a few native calls. Their `type` says which class they are of. They come back
+without pydantic's validation, as they were, as long as their fields are those of the class today; else the class
+itself is asked. A message that has more than its fields stands in the list as any other object does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core import messages
+from langchain_core.messages import BaseMessage
+
+from ...registry import Registry
+
+TAG = "langchain.messages"
+_set = object.__setattr__  # as pydantic does: a class may forbid it
+_KINDS: dict[str, type[BaseMessage]] = {
+    "human": messages.HumanMessage,
+    "ai": messages.AIMessage,
+    "system": messages.SystemMessage,
+    "tool": messages.ToolMessage,
+    "chat": messages.ChatMessage,
+    "function": messages.FunctionMessage,
+}
+_TYPES = {kind: name for name, kind in _KINDS.items()}
+_FIELDS = {kind: frozenset(kind.model_fields) for kind in _TYPES}
+
+
+@dataclass(slots=True)
+class Messages:
+    """A list of messages on its way into the store: their fields, or themselves where fields do not say all."""
+
+    items: list[Any]
+
+
+def opened(value: Any) -> Any:
+    """Return a list of messages in the form in which it is stored, and anything else as it is."""
+    if type(value) is not list or not value or not isinstance(value[0], BaseMessage):
+        return value
+    items: list[Any] = []
+    for message in value:
+        name = _TYPES.get(type(message))
+        fields = message.__dict__ if name is not None else None
+        if (
+            fields is None
+            or fields["type"] != name
+            or message.__pydantic_extra__
+            or message.__pydantic_private__
+        ):
+            if not isinstance(message, BaseMessage):
+                return value
+            items.append(message)
+        else:
+            items.append(fields)
+    return Messages(items)
+
+
+def _revive(stored: Any) -> list[Any]:
+    return [_message(item) if type(item) is dict else item for item in stored]
+
+
+def _message(fields: dict[str, Any]) -> BaseMessage:
+    kind = _KINDS[fields["type"]]
+    if fields.keys() != _FIELDS[kind]:  # another version of langchain-core wrote it
+        return kind(**fields)
+    message = kind.__new__(kind)
+    _set(message, "__dict__", fields)
+    _set(message, "__pydantic_fields_set__", set(fields))
+    _set(message, "__pydantic_extra__", {})
+    _set(message, "__pydantic_private__", None)
+    return message
+
+
+def register_in(registry: Registry) -> None:
+    """Let a registry know lists of messages."""
+    registry.add(Messages, TAG, encode=lambda found: found.items, decode=_revive)

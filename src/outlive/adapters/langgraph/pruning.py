@@ -1,0 +1,185 @@
+"""Deleting checkpoints of LangGraph without breaking what stays.
+
+Three things are never broken. The newest checkpoint of every namespace stays. So does a checkpoint at which the graph
+waits for an answer (it has a write to `__interrupt__`, and nobody went on from it). And a DeltaChannel whose chain of
+writes would be cut gets what it needs written into the checkpoint that stays (`deltas.py`), before anything is deleted: a
+crash in between leaves both, which say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from ... import manifest
+from ... import prune as pruning
+from ...backend import CheckpointRecord, ThreadKey, WriteRecord
+from ...checkpoint import Pruned
+from ...engine import Draft
+from ...errors import BadArgument
+from . import deltas
+from .place import Place
+from .snapshot import Delta, Snapshot, pack_deltas, unpack_state
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+Pair = tuple[str, str]  # (namespace, id)
+STRATEGIES = ("keep_latest", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What stays of a thread: the newest `keep_last` of each namespace, as far as they are not older than `older_than_s`."""
+
+    keep_last: int | None = 1
+    older_than_s: float | None = None
+
+    def keeps(self, records: Sequence[CheckpointRecord], now: int) -> set[Pair]:
+        """Return what stays of records, which are newest first; the newest of each namespace always does."""
+        counts: dict[str, int] = {}
+        kept = set()
+        for record in records:
+            count = counts[record.namespace] = counts.get(record.namespace, 0) + 1
+            is_many = self.keep_last is not None and count > self.keep_last
+            is_old = self.older_than_s is not None and record.created_at < now - self.older_than_s * 1e6
+            if count == 1 or not (is_many or is_old):
+                kept.add((record.namespace, record.id))
+        return kept
+
+
+def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) -> Rule | None:
+    """Return what `prune` was asked for; None means to delete all."""
+    if strategy not in STRATEGIES:
+        raise BadArgument(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
+    if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
+        raise BadArgument(f'keep_last must be 1 or more, not {keep_last!r}; strategy="delete" deletes all')
+    if older_than_s is not None and (
+        not isinstance(older_than_s, int | float) or isinstance(older_than_s, bool) or not older_than_s >= 0
+    ):
+        raise BadArgument(f"older_than_s must be a number of seconds, not {older_than_s!r}")
+    if strategy == "delete":
+        if keep_last is not None or older_than_s is not None:
+            raise BadArgument('strategy="delete" deletes all; leave keep_last and older_than_s out')
+        return None
+    if keep_last is None and older_than_s is None:
+        return Rule()
+    return Rule(keep_last, older_than_s)
+
+
+async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
+    """Delete what a rule does not keep of one thread."""
+    if rule is None:
+        return await _delete_all(keeper, key, dry_run)
+    now = keeper.engine.runtime.now()
+
+    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
+        kept = rule.keeps(records, now) | _open_interrupts(records, writes)
+        return {(record.namespace, record.id) for record in records} - kept
+
+    return await _remove(keeper, key, choose, dry_run)
+
+
+async def _delete_all(keeper: Keeper, key: ThreadKey, dry_run: bool) -> Pruned:
+    rows = await keeper.engine.backend.threads(key.tenant, only=key.id, heads=False)
+    if not rows:
+        return Pruned()
+    if not dry_run:
+        await keeper.store.thread(key.id).delete()
+    return Pruned(rows[0].checkpoints, freed_bytes=rows[0].stored)
+
+
+async def delete_for_runs(keeper: Keeper, key: ThreadKey, runs: frozenset[str]) -> Pruned:
+    """Delete the checkpoints of runs in one thread."""
+
+    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
+        return {(record.namespace, record.id) for record in records if record.run in runs}
+
+    return await _remove(keeper, key, choose, False)
+
+
+def _open_interrupts(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[Pair]:
+    """Return where the graph waits for an answer."""
+    continued = {(record.namespace, record.parent) for record in records}
+    waiting = {(write.namespace, write.checkpoint) for write in writes if write.channel == "__interrupt__"}
+    return waiting - continued
+
+
+async def _remove(
+    keeper: Keeper,
+    key: ThreadKey,
+    choose: Callable[[Sequence[CheckpointRecord], Sequence[WriteRecord]], set[Pair]],
+    dry_run: bool,
+) -> Pruned:
+    """Delete what is chosen, after those that stay got what they need of it."""
+    engine = keeper.engine
+    safe: set[Pair] = set()  # those that have what they need of what goes
+
+    async def chosen(records: Sequence[CheckpointRecord]) -> set[Pair]:
+        writes = await engine.backend.writes(key, None) if records else []
+        doomed = choose(records, writes)
+        if not dry_run:
+            await _save_deltas(keeper, key, records, doomed, safe)  # which lets the deletion begin anew
+        return doomed
+
+    if not choose(await engine.records(key), await engine.backend.writes(key, None)):
+        return Pruned()
+    return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+
+
+async def _save_deltas(
+    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], doomed: set[Pair], safe: set[Pair]
+) -> None:
+    """Write into checkpoints that stay what they would lose with those that go."""
+    for record in records:
+        here = (record.namespace, record.id)
+        is_cut = record.parent is not None and (record.namespace, record.parent) in doomed
+        if is_cut and here not in doomed and here not in safe:
+            await _save_delta(keeper, key, record)
+            safe.add(here)
+
+
+async def _save_delta(keeper: Keeper, key: ThreadKey, record: CheckpointRecord) -> None:
+    engine, codec = keeper.engine, keeper.codec
+    found = await engine.load(key, record.namespace, record.id, None, keeper.store._timeout(None))
+    if found is None:
+        return
+    snapshot = unpack_state(key.id, record.id, engine.unpack(key, record.id, found[1]))
+    needed = await _needed(keeper, key, record, snapshot)
+    if needed:
+        state = codec.unpack(found[1], opaque=True)  # what is there stays as it is, byte by byte
+        state["deltas"] = pack_deltas(codec, needed)
+        draft = Draft(
+            record.namespace, record.id, parent=record.parent, follows=False, step=record.step, source=record.source,
+            run=record.run, replace=True, metadata=manifest.decode(codec, record.body, opaque=True).metadata,
+        )  # fmt: skip
+        await engine.save(key, state, draft)
+
+
+async def _needed(
+    keeper: Keeper, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
+) -> dict[str, Delta]:
+    """Return what DeltaChannels have above a checkpoint that has no value of them itself."""
+    counted = keeper.metadata(key, record).get("counters_since_delta_snapshot") or {}
+    versions = snapshot.fields.get("channel_versions", {})
+    lacking = [channel for channel in {**versions, **counted} if channel not in snapshot.values]
+    found = await deltas.above(keeper, key, Place(key.id, record.namespace, record.id), lacking)
+    return {
+        channel: delta
+        for channel, delta in found.items()
+        if channel in counted or (delta.seed and isinstance(delta.seed[0], _DeltaSnapshot))
+    }
+
+
+def add(total: Pruned, more: Pruned) -> Pruned:
+    """Return what two deletions took away."""
+    return replace(
+        total,
+        checkpoints=total.checkpoints + more.checkpoints,
+        chunks=total.chunks + more.chunks,
+        rewritten=total.rewritten + more.rewritten,
+        freed_bytes=total.freed_bytes + more.freed_bytes,
+    )

@@ -1,0 +1,470 @@
+"""`OutliveSaver`: LangGraph's interface of a checkpointer, in both colours, on every backend.
+
+Sync methods run where they are called. Async methods run in a worker thread, so one saver serves any number of event
+loops, one after the other or at once; only on a store that was opened by `open_async` they run on the loop that it
+belongs to. Nothing ever waits for an event loop, so a sync method called inside one blocks it for its own time and
+no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import os
+import random
+import threading
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from ...checkpoint import Pruned
+from ...errors import BadArgument, StoreClosed
+from ...opening import open as open_store
+from ...runtime import AsyncRuntime, run_now
+from ...store import AsyncStore
+from ...sync import Store, each
+from .keeper import Fence, Keeper
+from .listing import Listing
+from .place import Place, place_of, thread_of
+from .pruning import rule_of
+from .serializer import StrictSerializer
+from .turns import Turn, Turns
+
+T = TypeVar("T")
+Work = Callable[[Keeper], Coroutine[Any, Any, T]]
+Turning = Callable[[Keeper, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
+_WORKERS = 16
+
+
+class _Shared:
+    """What a saver and its shallow copies have in common: LangGraph copies savers to give them another serde."""
+
+    def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any]) -> None:
+        self.turns = Turns()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._is_given = isinstance(store, Store)
+        self._asynchronous: AsyncStore | None = None
+        self._sync: AsyncStore | None = None
+        if isinstance(store, str):
+            self._sync = open_store(store, **options)._store
+        elif options:
+            raise BadArgument(f"{', '.join(sorted(options))}: options of a store are given when it is opened")
+        elif isinstance(store, Store):
+            self._sync = store._store
+        elif isinstance(store, AsyncStore):
+            self._asynchronous = store
+        else:
+            raise BadArgument(f"OutliveSaver takes a URL or an open store, not {type(store).__name__}")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
+        """Take a turn and begin with the work in a worker thread.
+
+        Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
+        """
+
+        def in_turn(turn: Turn) -> T:
+            try:
+                return work(turn)
+            finally:
+                turn.end()
+
+        with self.turns.starting:
+            turn = self.turns.take(thread)
+            try:
+                return self._submit(lambda: in_turn(turn))
+            except BaseException:
+                turn.end()
+                raise
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
+            self._pid = os.getpid()
+            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
+        return self._pool.submit(contextvars.copy_context().run, work)
+
+    @property
+    def sync(self) -> AsyncStore:
+        """The store whose coroutines never suspend."""
+        given = self._asynchronous
+        if given is not None and given._is_closed:
+            raise StoreClosed
+        with self._lock:
+            if self._sync is None:
+                assert given is not None
+                if given._twin is None:
+                    raise BadArgument(
+                        "this store was not opened by outlive.open_async: use the async methods"
+                    )
+                self._sync = given._twin()
+            return self._sync
+
+    def close(self) -> None:
+        """Close what was opened here: the store of a URL, the sync side of an async one."""
+        if self._sync is not None and not self._is_given:
+            run_now(self._sync.close())
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+    @property
+    def asynchronous(self) -> AsyncStore | None:
+        """The store that belongs to an event loop, when one was given."""
+        return self._asynchronous
+
+
+class OutliveSaver(BaseCheckpointSaver[str]):
+    """A checkpointer on any store of outlive: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
+
+    `types` are classes of your own that states may hold (or `outlive.register` them); `serde` replaces the whole
+    serializer. `guard="head"` refuses (HeadMoved) a run that goes on from a checkpoint which is no longer the newest,
+    unless it was named by its id: two runs on one thread at once cannot fork it in silence. All other options
+    are those of `outlive.open`.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | AsyncStore,
+        *,
+        serde: SerializerProtocol | None = None,
+        types: Iterable[type] = (),
+        guard: Literal["head"] | None = None,
+        **options: Any,
+    ) -> None:
+        if guard not in (None, "head"):
+            raise BadArgument(f'guard must be None or "head", not {guard!r}')
+        types = tuple(types)
+        if types and serde is not None:
+            raise BadArgument("give types= or serde=, not both: a serde of your own decides what it stores")
+        super().__init__(serde=serde or StrictSerializer(types))
+        self._guard = guard
+        self._fence: Fence | None = None
+        self._shared = _Shared(store, options)
+        self._keepers: dict[int, Keeper] = {}  # by store; a copy of this saver has its own
+
+    def _fenced(self, fence: Fence | None) -> Self:
+        """Return a saver on the same store whose writes are refused when another process has taken its run over."""
+        clone = copy.copy(self)
+        clone._fence = fence
+        return clone
+
+    def __repr__(self) -> str:
+        store = self._shared.asynchronous or self._shared.sync
+        return f"<OutliveSaver {store._settings.url}>"
+
+    # Opening and closing
+
+    def setup(self) -> None:
+        """Do nothing: a store makes what it needs when it is opened. (LangGraph's savers have to be asked.)"""
+
+    async def asetup(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close what this saver opened."""
+        self._shared.close()
+
+    async def aclose(self) -> None:
+        """Close what this saver opened."""
+        await self._shared.in_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # The two colours
+
+    def _keeper(self, store: AsyncStore) -> Keeper:
+        """Return what works on a store with the serde that this saver has now."""
+        held = self._keepers.get(id(store))
+        if held is None or held.serde is not self.serde:
+            held = Keeper(store, self.serde)
+            self._keepers = {**self._keepers, id(store): held}
+        return held
+
+    def _sync(self, work: Work[T]) -> T:
+        return run_now(work(self._keeper(self._shared.sync)))
+
+    async def _async(self, work: Work[T]) -> T:
+        store = self._shared.asynchronous
+        if store is not None:
+            return await work(self._keeper(store))
+        return await self._shared.in_thread(lambda: self._sync(work))
+
+    def _in_turn(self, thread: str, work: Turning[T]) -> T:
+        """Write to a thread after those who came before."""
+        turn = self._shared.turns.take(thread)
+        try:
+            return self._sync(lambda keeper: work(keeper, turn))
+        finally:
+            turn.end()
+
+    async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
+        """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
+        # The turn is taken before anything is awaited: tasks begin in the order they were made.
+        if self._shared.asynchronous is not None:
+            return await self._in_turn_on_loop(thread, work)
+        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
+        return await AsyncRuntime().shielded(_finish(begun))
+
+    async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
+        turn = self._shared.turns.take(thread)
+        turn.loop = asyncio.get_running_loop()
+        try:
+            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
+        finally:
+            turn.end()
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
+        place = place_of(config)
+        return self._sync(lambda keeper: keeper.get_tuple(place))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
+        place = place_of(config)
+        return await self._async(lambda keeper: keeper.get_tuple(place))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
+        return each(Listing(self._keeper(self._shared.sync), config, filter, before, limit))
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
+        store = self._shared.asynchronous
+        if store is not None:
+            async for found in Listing(self._keeper(store), config, filter, before, limit):
+                yield found
+            return
+        rest = self.list(config, filter=filter, before=before, limit=limit)
+        while (one := await self._shared.in_thread(lambda: next(rest, None))) is not None:
+            yield one
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        place = place_of(config)
+        return self._sync(lambda keeper: keeper.delta_history(place, channels))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        place = place_of(config)
+        return await self._async(lambda keeper: keeper.delta_history(place, channels))
+
+    # Writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        place, work = self._putting(config, checkpoint, metadata, new_versions)
+        return self._in_turn(place.thread, work).config
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        place, work = self._putting(config, checkpoint, metadata, new_versions)
+        return (await self._in_turn_async(place.thread, work)).config
+
+    def _putting(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> tuple[Place, Turning[Place]]:
+        place = place_of(config)
+        whole = get_checkpoint_metadata(config, metadata)
+        guarded = self._guard is not None and not _is_fork(config, place)
+
+        def work(keeper: Keeper, turn: Turn) -> Coroutine[Any, Any, Place]:
+            return keeper.put(
+                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
+            )
+
+        return place, work
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote, on a checkpoint that may not be stored yet."""
+        place = place_of(config)
+        self._in_turn(place.thread, self._writing(place, writes, task_id, task_path))
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote, on a checkpoint that may not be stored yet."""
+        place = place_of(config)
+        await self._in_turn_async(place.thread, self._writing(place, writes, task_id, task_path))
+
+    def _writing(
+        self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
+    ) -> Turning[None]:
+        return lambda keeper, turn: keeper.put_writes(place, writes, task, path, fence=self._fence, turn=turn)
+
+    # Deleting and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete everything of a thread."""
+        thread = thread_of(thread_id)
+        self._in_turn(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete everything of a thread."""
+        thread = thread_of(thread_id)
+        await self._in_turn_async(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
+        self._sync(lambda keeper: keeper.delete_for_runs(run_ids))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
+        await self._async(lambda keeper: keeper.delete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        source, target = thread_of(source_thread_id), thread_of(target_thread_id)
+        self._in_turn(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        source, target = thread_of(source_thread_id), thread_of(target_thread_id)
+        await self._in_turn_async(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+
+    def prune(  # type: ignore[override]  # LangGraph's returns None
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Delete checkpoints of threads: all but the newest of each namespace ("keep_latest"), or all ("delete").
+
+        `keep_last` keeps more of them, `older_than_s` deletes only what is older. What waits for an answer stays,
+        and so does what a DeltaChannel needs.
+        """
+        rule = rule_of(strategy, keep_last, older_than_s)
+        return self._sync(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+
+    async def aprune(  # type: ignore[override]
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep_last: int | None = None,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Delete checkpoints of threads; see `prune`."""
+        rule = rule_of(strategy, keep_last, older_than_s)
+        return await self._async(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+
+    # Versions and types
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Return a version that sorts behind `current`, also when another of LangGraph's savers made that."""
+        if current is None:
+            number = 0
+        elif isinstance(current, int | float):
+            number = int(current)
+        else:
+            number = int(current.split(".")[0])
+        return f"{number + 1:032}.{random.getrandbits(26):08}"
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
+        """Return a saver on the same store that knows these types too."""
+        return super().with_allowlist(extra_allowlist)  # type: ignore[return-value]
+
+
+async def _finish(begun: Future[T]) -> T:
+    return await asyncio.wrap_future(begun)
+
+
+def _is_fork(config: RunnableConfig, place: Place) -> bool:
+    """Tell whether a run goes on from a checkpoint that its caller named, and not from the newest.
+
+    LangGraph keeps what the caller said in the config's metadata. A subgraph then goes on from what it had at that time.
+    """
+    named = config.get("metadata", {}).get("checkpoint_id")
+    return named is not None and (place.namespace != "" or named == place.id)

@@ -1,0 +1,123 @@
+"""One call of the program: which store it is about, and how its answer is shown.
+
+Every command is a function whose first argument is the call. It answers once: with items, which are the same for
+`--json` and for people, and with functions that show them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import BadArgument
+from .harmless import shown
+
+if TYPE_CHECKING:
+    from ..sync import Store
+
+FORMAT = 1  # of what --json prints
+OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
+
+
+@dataclass(slots=True)
+class Call:
+    """What every command has to go on."""
+
+    command: str
+    store_url: str | None = None
+    tenant: str | None = None
+    is_json: bool = False
+    is_quiet: bool = False
+    is_debug: bool = False
+    is_yes: bool = False
+    shown_store: str | None = None
+    code: int = OK
+
+    # The store
+
+    @property
+    def url(self) -> str:
+        """The URL of the store that is meant; says which one was found when none was named."""
+        named = self.store_url or os.environ.get("OUTLIVE_STORE")
+        if named:
+            return named
+        from .place import find_store
+
+        self.store_url = found = find_store()
+        if not self.is_json:
+            self.note(f"using {found}, found in this folder")
+        return found
+
+    @contextlib.contextmanager
+    def open(self, *, knows_types: bool = False) -> Iterator[Store]:
+        """Open the store for this command."""
+        from .place import opened
+
+        with opened(self.url, self.tenant, knows_types=knows_types) as store:
+            settings = store._store._settings
+            self.shown_store, self.tenant = settings.url, settings.tenant
+            yield store
+
+    # The answer
+
+    def answer(
+        self,
+        items: Sequence[dict[str, Any]],
+        show: Callable[[], None],
+        *,
+        brief: Iterable[str] | Callable[[], Iterable[str]] = (),
+        next: str | None = None,
+        is_ok: bool = True,
+    ) -> None:
+        """Print items as JSON, or let `show` print them; with --quiet only `brief`, a line for each."""
+        if not is_ok:
+            self.code = FINDINGS
+        if self.is_json:
+            print(self._json(items, next, is_ok))
+        elif self.is_quiet:
+            for line in brief() if callable(brief) else brief:
+                print(line)
+        else:
+            show()
+
+    def _json(self, items: Sequence[dict[str, Any]], next: str | None, is_ok: bool) -> str:
+        said = {
+            "format": FORMAT,
+            "command": self.command,
+            "store": self.shown_store,
+            "tenant": self.tenant or "",
+            "ok": is_ok,
+            "items": list(items),
+            "next": next,
+        }
+        return json.dumps(said, indent=2)  # ASCII: nothing in it can steer a terminal
+
+    def did(self, sentence: str, **item: Any) -> None:
+        """Say what was done."""
+        self.answer([item], lambda: print(sentence))
+
+    def note(self, sentence: str) -> None:
+        """Say something beside the answer, to whoever watches."""
+        if not self.is_quiet:
+            print(f"outlive: {shown(sentence)}", file=sys.stderr)
+
+    def confirm(self, what: str) -> None:
+        """Say what will be done and ask; without a terminal nobody can answer, and --yes is needed."""
+        if self.is_yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise BadArgument(f"this would {what}; add --yes to do it without being asked")
+        print(f"This will {what}.", file=sys.stderr)
+        if not click.confirm("Go on?", err=True):
+            raise Declined
+
+
+class Declined(Exception):
+    """The person at the terminal said no."""

@@ -1,0 +1,183 @@
+"""Commands about the store as a whole: checking, measuring, copying."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadArgument
+from .call import Call
+from .command import argument, command, flag, limit_option
+from .harmless import shown
+
+if TYPE_CHECKING:
+    from ..checkpoint import Sizes, Verified
+    from ..sync import Store
+
+
+@command("verify", "Check every stored byte.", argument("THREAD", nargs=-1))
+def verify(call: Call, thread: tuple[str, ...]) -> None:
+    """Check every stored byte of the store, or of some threads. Exits with 1 when something is broken."""
+    with call.open() as store:
+        from .find import find_thread
+        from .table import progress
+
+        names = [find_thread(store, one) for one in thread]
+        total = len(names) if names else _count(store)
+        with progress("verifying", total, is_quiet=call.is_quiet or call.is_json) as tell:
+            found = _verify_threads(store, names, tell) if names else store.verify(progress=tell)
+        item = {
+            "threads": found.threads,
+            "checkpoints": found.checkpoints,
+            "chunks": found.chunks,
+            "problems": list(found.problems),
+        }
+        call.answer([item], lambda: _show_verified(found), brief=map(shown, found.problems), is_ok=found.ok)
+
+
+def _count(store: Store) -> int | None:
+    """Count threads for the progress bar; a damaged list is for `verify` to tell."""
+    from ..errors import StoreError
+
+    try:
+        return sum(1 for _ in store.threads())
+    except StoreError:
+        return None
+
+
+def _verify_threads(store: Store, names: list[str], tell: Any) -> Verified:
+    from ..checkpoint import Verified
+
+    total = Verified(0, 0, 0)
+    for number, name in enumerate(names, 1):
+        one = store.thread(name).verify()
+        total = Verified(
+            number,
+            total.checkpoints + one.checkpoints,
+            total.chunks + one.chunks,
+            total.problems + one.problems,
+        )
+        tell(number)
+    return total
+
+
+def _show_verified(found: Verified) -> None:
+    counts = f"{found.threads:,} threads, {found.checkpoints:,} checkpoints, {found.chunks:,} chunks"
+    if found.ok:
+        print(f"ok: {counts}")
+        return
+    for problem in found.problems:
+        print(shown(problem))
+    number = len(found.problems)
+    print(f"{number} problem{'' if number == 1 else 's'} in {counts}")
+    print(
+        "What is broken cannot be mended from within: restore those threads from a copy or backup, or delete them with outlive rm."
+    )
+
+
+@command(
+    "stats",
+    "Show what threads hold.",
+    argument("PREFIX", required=False, default=""),
+    limit_option(20, "threads"),
+)
+def stats(call: Call, prefix: str, limit: int) -> None:
+    """Show what threads hold, the largest first, against what whole states would take."""
+    with call.open() as store:
+        from .table import progress
+
+        found = []
+        with progress("measuring", is_quiet=call.is_quiet or call.is_json) as tell:
+            for info in store.threads(prefix=prefix):
+                found.append((info.id, store.thread(info.id).size()))
+                tell(len(found))
+        found.sort(key=lambda one: -one[1].stored_bytes)
+        items = [
+            {
+                "thread": name,
+                "checkpoints": sizes.checkpoints,
+                "stored_bytes": sizes.stored_bytes,
+                "state_bytes": sizes.state_bytes,
+            }
+            for name, sizes in found
+        ]
+        call.answer(items, lambda: _show_stats(found, limit), brief=[shown(name) for name, _ in found])
+
+
+def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
+    from .measure import size, times
+    from .table import Column, print_table
+
+    rows = [
+        (name, f"{one.checkpoints:,}", size(one.stored_bytes), size(one.state_bytes), times(one.stored_bytes, one.state_bytes))
+        for name, one in found
+    ]  # fmt: skip
+    shown_rows = rows[:limit]
+    if len(rows) > limit:
+        shown_rows.append((f"… {len(rows) - limit:,} more", "", "", "", ""))
+    checkpoints = sum(one.checkpoints for _, one in found)
+    stored, states = sum(one.stored_bytes for _, one in found), sum(one.state_bytes for _, one in found)
+    shown_rows.append(
+        (f"all {len(rows):,}", f"{checkpoints:,}", size(stored), size(states), times(stored, states))
+    )
+    columns = (
+        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True), Column("STORED", right=True, keeps=True),
+        Column("AS WHOLE STATES", right=True, keeps=True), Column("RATIO", right=True, keeps=True),
+    )  # fmt: skip
+    print_table(columns, shown_rows)
+
+
+@command(
+    "copy",
+    "Copy a store into another.",
+    argument("SOURCE_URL"),
+    argument("TARGET_URL"),
+    flag("--verify", help="Check the target afterwards."),
+)
+def copy(call: Call, source_url: str, target_url: str, verify: bool) -> None:
+    """Copy every thread from one store into another, of any kind. Can be repeated: what is there stays."""
+    if call.store_url:
+        raise BadArgument("copy names both of its stores: outlive copy SOURCE_URL TARGET_URL")
+    call.store_url = source_url
+    _copy(call, target_url, verify)
+
+
+@command(
+    "backup",
+    "Copy the store while it is in use.",
+    argument("TARGET_URL"),
+    flag("--verify", help="Check the target afterwards."),
+)
+def backup(call: Call, target_url: str, verify: bool) -> None:
+    """Copy every thread of the store into another, while others go on saving."""
+    _copy(call, target_url, verify)
+
+
+def _copy(call: Call, target_url: str, verify: bool) -> None:
+    with call.open() as store:
+        from .place import opened
+        from .table import progress
+
+        is_quiet = call.is_quiet or call.is_json
+        with opened(target_url, call.tenant, creates=True) as target:
+            with progress("copying", _count(store), is_quiet=is_quiet) as tell:
+                count = store.copy_to(target, progress=tell)
+            checked = target.verify() if verify else None
+            shown_target = target._store._settings.url
+        problems = [] if checked is None else list(checked.problems)
+        item = {
+            "threads": count,
+            "target": shown_target,
+            "verified": checked is not None,
+            "problems": problems,
+        }
+        sentence = f"copied {count:,} thread{'' if count == 1 else 's'} to {shown_target}"
+        call.answer(
+            [item],
+            lambda: print(sentence + _checked(problems) if verify else sentence),
+            brief=map(shown, problems),
+            is_ok=not problems,
+        )
+
+
+def _checked(problems: list[str]) -> str:
+    return "; the target is whole" if not problems else "".join(f"\n{shown(problem)}" for problem in problems)

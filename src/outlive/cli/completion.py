@@ -1,0 +1,92 @@
+"""Completion in the shell: of commands and options by click, of ids by asking the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
+
+from .call import Call
+from .command import Command
+from .harmless import shown
+
+_MANY = 100
+_SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+
+
+def _store_of(ctx: click.Context) -> tuple[str | None, str | None]:
+    """Return the store and tenant of a command line that is still being written."""
+    before = ctx.parent.params if ctx.parent is not None else {}
+    store = ctx.params.get("store") or before.get("store") or os.environ.get("OUTLIVE_STORE")
+    return store, ctx.params.get("tenant") or before.get("tenant")
+
+
+def _completing(look: Callable[[Any, click.Context, str], Iterable[str]]) -> Any:
+    """Make a completer; whatever is in the way, there is nothing to complete then."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .place import find_store, opened
+
+        try:
+            url, tenant = _store_of(ctx)
+            with opened(url or find_store(), tenant) as store:
+                return [CompletionItem(shown(id)) for id in look(store, ctx, incomplete)]
+        except Exception:  # noqa: BLE001  # a half-written line is no place for errors
+            return []
+
+    return complete
+
+
+def _threads(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    return (info.id for info in store.threads(prefix=incomplete, limit=_MANY))
+
+
+def _runs(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    return [run.id for run in store.runs() if run.id.startswith(incomplete)][:_MANY]
+
+
+def _checkpoints(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
+    from .find import find_thread
+
+    thread = store.thread(
+        find_thread(store, ctx.params.get("thread") or ""), namespace=ctx.params.get("namespace") or ""
+    )
+    seqs = [f"@{one.seq}" for one in thread.history(limit=_MANY)]
+    return [seq for seq in seqs if seq.startswith(incomplete)]
+
+
+COMPLETERS = {
+    "THREAD": _completing(_threads),
+    "PREFIX": _completing(_threads),
+    "RUN": _completing(_runs),
+    "CHECKPOINT": _completing(_checkpoints),
+    "OLD": _completing(_checkpoints),
+    "NEW": _completing(_checkpoints),
+}
+
+
+_HELP = """Print what a shell needs to complete commands, options and ids.
+
+\b
+bash:  eval "$(outlive completion bash)"      in ~/.bashrc
+zsh:   eval "$(outlive completion zsh)"       in ~/.zshrc
+fish:  outlive completion fish > ~/.config/fish/completions/outlive.fish
+"""
+
+
+def _completion(call: Call, shell: str) -> None:
+    from .program import program
+
+    print(_SHELLS[shell](program, {}, "outlive", "_OUTLIVE_COMPLETE").source())
+
+
+completion = Command(
+    "completion",
+    callback=_completion,
+    params=[click.Argument(["shell"], metavar="SHELL", type=click.Choice(sorted(_SHELLS)))],
+    help=_HELP,
+    short_help="Print the completion script of a shell.",
+)

@@ -1,0 +1,118 @@
+"""What `rm` and `prune` say before they delete, and what they delete."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint import Pruned
+from .call import Call
+from .clock import LeaseClock
+from .find import find_checkpoint, find_run
+from .harmless import shown
+from .measure import size
+from .table import progress
+
+if TYPE_CHECKING:
+    from ..sync import Store, Thread
+
+
+def remove_thread(call: Call, store: Store, place: Thread) -> None:
+    """Delete a thread after saying what goes with it."""
+    sizes = place.size()
+    runs = list(store.runs(thread=place.id))
+    clock = LeaseClock.of(store)
+    what = f"delete thread {shown(place.id)} with its {_counted(sizes.checkpoints, 'checkpoint')} ({size(sizes.stored_bytes)})"
+    if runs:
+        what += f" and {_counted(len(runs), 'run')}"
+    live = [run for run in runs if clock.standing(run) == "live"]
+    if live:
+        what += f"; {shown(live[0].id)} is live in {live[0].owner}, and its next write will be refused"
+    call.confirm(what)
+    place.delete()
+    call.did(
+        f"deleted thread {shown(place.id)}: {_counted(sizes.checkpoints, 'checkpoint')}, {size(sizes.stored_bytes)}",
+        thread=place.id,
+        checkpoints=sizes.checkpoints,
+        freed_bytes=sizes.stored_bytes,
+        runs=len(runs),
+    )
+
+
+def remove_checkpoints(
+    call: Call, store: Store, place: Thread, said: tuple[str, ...], run: str | None, erase: bool
+) -> None:
+    """Delete some checkpoints after saying which."""
+    records = [find_checkpoint(store, place, one, is_exact=call.is_yes) for one in said]
+    ids = [record.id for record in records]
+    run_id = None if run is None else find_run(store, run, is_exact=call.is_yes).id
+    count = len(records)
+    if run_id is not None:
+        count += sum(1 for one in place.history(run=run_id, all_namespaces=True) if one.id not in ids)
+    names = ", ".join(f"@{record.seq}" for record in records)
+    of_run = f"those of run {shown(run_id)}" if run_id else ""
+    what = f"delete {_counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
+    call.confirm(what)
+    done = place.remove(ids, run=run_id, erase=erase)
+    call.did(f"deleted {_told(done)}", thread=place.id, **asdict(done))
+
+
+class Pruning:
+    """A prune of some threads, first as a dry run."""
+
+    def __init__(
+        self, call: Call, store: Store, names: list[str], options: dict[str, Any], erase: bool
+    ) -> None:
+        self._call = call
+        self._store = store
+        self._names = names
+        self._options = options
+        self._erase = erase
+
+    def go(self, is_dry: bool) -> None:
+        planned = [(name, done) for name, done in self._each(dry_run=True) if done.checkpoints]
+        total = _sum(done for _, done in planned)
+        where = (
+            f"thread {shown(self._names[0])}" if len(self._names) == 1 else _counted(len(planned), "thread")
+        )
+        if is_dry or not planned:
+            self._tell(planned, f"would delete {_told(total)} of {where}" if planned else "nothing to delete")
+            return
+        self._call.confirm(f"delete {_told(total)} of {where}")
+        self._names = [name for name, _ in planned]
+        found = self._each(dry_run=False)
+        self._tell(found, f"deleted {_told(_sum(done for _, done in found))} of {where}")
+
+    def _each(self, *, dry_run: bool) -> list[tuple[str, Pruned]]:
+        found = []
+        word = "looking" if dry_run else "pruning"
+        with progress(word, len(self._names), is_quiet=self._call.is_quiet or len(self._names) < 2) as tell:
+            for number, name in enumerate(self._names, 1):
+                done = self._store.thread(name).prune(**self._options, erase=self._erase, dry_run=dry_run)
+                found.append((name, done))
+                tell(number)
+        return found
+
+    def _tell(self, found: list[tuple[str, Pruned]], sentence: str) -> None:
+        items = [{"thread": name, **asdict(done)} for name, done in found]
+        self._call.answer(items, lambda: print(sentence))
+
+
+def _sum(found: Any) -> Pruned:
+    total = Pruned()
+    for one in found:
+        total = Pruned(
+            total.checkpoints + one.checkpoints,
+            total.chunks + one.chunks,
+            total.rewritten + one.rewritten,
+            total.freed_bytes + one.freed_bytes,
+        )
+    return total
+
+
+def _told(done: Pruned) -> str:
+    return f"{_counted(done.checkpoints, 'checkpoint')} ({size(done.freed_bytes)})"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,149 @@
+"""What an argument means: a thread, a checkpoint or a run by its id, by the beginning of it, or by its place.
+
+A checkpoint is also `@` (the head), `@7` (that with seq 7) and `@-1` (the one before the head). An id that has this very spelling
+always comes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadArgument
+from ..runtime import run_now
+from .harmless import as_argument, meant, shown
+
+if TYPE_CHECKING:
+    from ..backend import CheckpointRecord, ThreadKey, ThreadRow
+    from ..engine import Engine
+    from ..lease import RunInfo
+    from ..sync import Store, Thread
+
+_MANY = 6
+_UUID = 36
+_MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def engine_of(store: Store) -> Engine:
+    return store._store._engine
+
+
+def key_of(store: Store, thread: str) -> ThreadKey:
+    return store._store._key(thread)
+
+
+def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
+    """Return the id of the one thread that is meant."""
+    backend, tenant = engine_of(store).backend, store._store._settings.tenant
+
+    def look(id: str) -> list[str]:
+        if run_now(backend.threads(tenant, only=id, heads=False)):
+            return [id]
+        if is_exact:
+            return []
+        rows: list[ThreadRow] = run_now(backend.threads(tenant, prefix=id, limit=_MANY, heads=False))
+        return [row.id for row in rows]
+
+    return _the_one("thread", said, look, "outlive ls lists them")
+
+
+def find_checkpoint(
+    store: Store, thread: Thread, said: str | None, *, is_exact: bool = False
+) -> CheckpointRecord:
+    """Return the record of the one checkpoint that is meant; the head when nothing is said."""
+    engine, key = engine_of(store), key_of(store, thread.id)
+    if said != "":
+        reading = run_now(engine.backend.read(key, thread.namespace, said, chunks=False))
+        if reading.record is not None:
+            return reading.record
+    records = run_now(
+        engine.records(key, thread.namespace)
+    )  # by a place or a part of an id: all are looked at
+    if not records:
+        where = f" in namespace {thread.namespace!r}" if thread.namespace else ""
+        raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}")
+    if (found := _by_place(records, said or "")) is not None:
+        return found
+    by_id = {record.id: record for record in records}
+
+    def look(id: str) -> list[str]:
+        return [one for one in by_id if one == id or (one.startswith(id) and not is_exact)]
+
+    command = f"outlive history {as_argument(thread.id)}"
+    return by_id[_the_one(f"checkpoint of thread {thread.id!r}", said or "", look, f"{command} lists them")]
+
+
+def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | None:
+    place = re.fullmatch(r"@(-?\d*)", said)
+    if place is None or place[1] == "-":
+        return None
+    number = int(place[1] or 0)
+    if number > 0:
+        found = [record for record in records if record.seq == number]
+        if len(found) > 1:
+            raise BadArgument(f"{said} is not one checkpoint but {_list(record.id for record in found)}")
+    else:
+        found = records[-number : 1 - number]
+    if not found:
+        raise BadArgument(
+            f"there is no checkpoint {said}; there are {len(records)}, the newest is @{records[0].seq}"
+        )
+    return found[0]
+
+
+def find_run(store: Store, said: str, *, is_exact: bool = False) -> RunInfo:
+    """Return the one run that is meant."""
+    from ..lease import RUN, unpack_run
+
+    engine, tenant = engine_of(store), store._store._settings.tenant
+    seen: dict[str, Any] = {}
+
+    def look(id: str) -> list[str]:
+        found = run_now(engine.backend.entries(tenant, RUN, prefix=id, limit=_MANY))
+        seen.update({entry.key: (key, entry) for key, entry in found})
+        ids = [entry.key for _, entry in found]
+        return [id] if id in ids else [] if is_exact else ids
+
+    id = _the_one("run", said, look, "outlive runs --all lists them")
+    return unpack_run(engine.codec, *seen[id])
+
+
+def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str) -> str:
+    found = look(said) if said else []
+    if not found and "\\" in said:
+        found = look(meant(said))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise BadArgument(f"there is no {what} {shown(said)!r}; {lists}")
+    raise BadArgument(f"{shown(said)!r} is the beginning of several: {_list(found)}; give more of it")
+
+
+def _list(ids: Iterable[str]) -> str:
+    names = [shown(id) for id in ids]
+    return ", ".join(names[: _MANY - 1]) + (", …" if len(names) >= _MANY else "")
+
+
+def shortened(ids: Iterable[str], least: int = 8) -> dict[str, str]:
+    """Return ids for a terminal: of those that were made up by outlive, as much as tells them apart."""
+    from .table import is_terminal
+
+    known = set(ids)
+    length = least
+    if not is_terminal():
+        return {id: id for id in known}
+    while length < _UUID and len({id[:length] for id in known}) < len(known):
+        length += 1
+    return {id: id[:length] if _MADE.fullmatch(id) else id for id in known}
+
+
+def run_of_head(store: Store, info: Any) -> RunInfo | None:
+    """Return the run that saved the newest checkpoint of a thread."""
+    from ..lease import RUN, find, unpack_run
+
+    if info.head is None or info.head.run is None:
+        return None
+    engine, key = engine_of(store), key_of(store, info.id)
+    entry = run_now(find(engine, key, RUN, info.head.run))
+    return None if entry is None else unpack_run(engine.codec, key, entry)

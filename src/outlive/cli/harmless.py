@@ -1,0 +1,55 @@
+"""Text from a store, shown so that it cannot steer a terminal, and read back from what was shown.
+
+Control characters, lone surrogates and marks that turn the direction of text are written as escapes. What is shown can be
+given to a command again: an id is also found by its shown form.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_BACK = {shown: char for char, shown in _NAMED.items()}
+_ESCAPE = re.compile(r"\\n|\\r|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
+_TURNING = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def shown(text: str) -> str:
+    """Return text on one line, without anything that a terminal would obey."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_NAMED.get(char) or (_escaped(char) if _is_harmful(char) else char) for char in text)
+
+
+def shown_lines(text: str) -> str:
+    """Return text whose lines and tabs are kept; everything else as in `shown`."""
+    return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in text.split("\n"))
+
+
+def meant(text: str) -> str:
+    """Undo `shown`."""
+    return _ESCAPE.sub(lambda found: _BACK.get(found[0]) or _char(found[0]), text)
+
+
+def as_argument(text: str) -> str:
+    """Return an id as a shell takes it, for a command that the reader may copy."""
+    quoted = shlex.quote(shown(text))
+    return f"-- {quoted}" if text.startswith("-") else quoted
+
+
+def _is_harmful(char: str) -> bool:
+    return char in _TURNING or unicodedata.category(char) in ("Cc", "Cs")
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _char(escape: str) -> str:
+    code = int(escape[2:], base=16)  # noqa: FURB166  # \\x1b is no 0x1b
+    return chr(code) if code < 0x110000 else escape

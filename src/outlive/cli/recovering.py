@@ -1,0 +1,185 @@
+"""What `recover` and `retry` do with handlers of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadArgument
+from .call import Call
+from .clock import LeaseClock
+from .find import find_run
+from .harmless import as_argument, shown
+from .items import run_item
+
+if TYPE_CHECKING:
+    from ..lease import RunInfo
+    from ..recovery import Recovered
+    from ..sync import Store
+
+Handlers = Mapping[str | None, Callable[[Any], Any]]
+
+
+def load_handlers(said: str) -> Handlers:
+    """Return the handlers that MODULE:NAME names."""
+    module, colon, name = said.partition(":")
+    if not colon or not module or not name:
+        raise BadArgument(f"--handlers takes MODULE:NAME, such as agents.planner:HANDLERS, not {said!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except ImportError as error:
+        raise BadArgument(f"the module {module!r} cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise BadArgument(f"the module {module!r} has no {name!r}") from error
+    if callable(found):
+        return {"*": found}
+    if isinstance(found, Mapping) and found and all(callable(one) for one in found.values()):
+        return found
+    raise BadArgument(f"{said} is neither a function nor a dict of agent → function")
+
+
+def _are_async(handlers: Handlers) -> bool:
+    return any(inspect.iscoroutinefunction(handler) for handler in handlers.values())
+
+
+def list_dead(call: Call, store: Store) -> None:
+    """Show what `recover` would take."""
+    from .running import show_runs
+
+    clock = LeaseClock.of(store)
+    items = [run_item(run, clock, {}) for run in store.interrupted()]
+    call.answer(
+        items,
+        lambda: show_runs(items) if items else print("no run to recover"),
+        brief=[shown(item["id"]) for item in items],
+    )
+
+
+def recover_all(call: Call, said: str, policy: str, code_version: str | None) -> None:
+    """Recover with the handlers, sync or async, and tell what came of it."""
+    handlers = load_handlers(said)
+    options: Any = {"policy": policy, "code_version": code_version}
+    if _are_async(handlers):
+        report = asyncio.run(_recover_async(call, handlers, options))
+    else:
+        with call.open(knows_types=True) as store:
+            report = store.recover(handlers, **options)
+    _tell(call, report)
+
+
+async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
+    import outlive
+
+    with call.open() as store:  # says which store, and that it is there
+        url, tenant = call.url, store._store._settings.tenant
+    async with outlive.open_async(url, tenant=tenant) as opened:
+        return await opened.recover(handlers, **options)
+
+
+def _tell(call: Call, report: Recovered) -> None:
+    rows: list[tuple[str, RunInfo, str]] = [
+        *(("resumed", run, run.status) for run in report.resumed),
+        *(("failed", one.run, one.reason) for one in report.failed),
+        *(("waiting", run, "alive elsewhere") for run in report.waiting),
+        *(("refused", one.run, one.reason) for one in report.refused),
+    ]
+    items = [
+        {"outcome": outcome, "run": run.id, "thread": run.thread, "agent": run.agent, "attempt": run.attempt, "reason": reason}
+        for outcome, run, reason in rows
+    ]  # fmt: skip
+    call.answer(
+        items,
+        lambda: _show(rows),
+        brief=[f"{outcome} {shown(run.id)}" for outcome, run, _ in rows],
+        is_ok=not (report.failed or report.refused),
+    )
+
+
+def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
+    from .table import Column, print_table
+
+    if not rows:
+        print("no run to recover")
+        return
+    styles = {"resumed": "green", "failed": "red", "refused": "yellow"}
+    columns = (
+        Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN"), Column("THREAD"), Column("AGENT"),
+        Column("ATTEMPT", right=True), Column("WHY"),
+    )  # fmt: skip
+    print_table(
+        columns,
+        [
+            (outcome, run.id, run.thread, run.agent or "", str(run.attempt), reason)
+            for outcome, run, reason in rows
+        ],
+    )
+
+
+def give_back(call: Call, store: Store, said: str) -> None:
+    """Make a run that has ended a candidate for recovery again."""
+    found = find_run(store, said)
+    run = store.retry(found.id)
+    run.start()
+    if run.is_finished:
+        raise BadArgument(f"run {shown(found.id)!r} is {run.status}: there is nothing left to do")
+    run.interrupt()
+    call.did(
+        f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
+        id=found.id,
+        thread=found.thread,
+        was=found.status,
+        status="interrupted",
+    )
+
+
+def retry_now(call: Call, said: str, handlers_said: str) -> None:
+    """Go on with a run in this process."""
+    handlers = load_handlers(handlers_said)
+    with call.open() as store:
+        found = find_run(store, said)
+        tenant = store._store._settings.tenant
+    handler = handlers.get(found.agent) or handlers.get("*")
+    if handler is None:
+        raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
+    if inspect.iscoroutinefunction(handler):
+        ended = asyncio.run(_retry_async(call.url, tenant, found.id, handler))
+    else:
+        ended = _retry(call, found.id, handler)
+    call.did(
+        f"run {shown(found.id)} is {ended.status}; outlive run {as_argument(found.id)} shows it",
+        id=found.id,
+        thread=found.thread,
+        was=found.status,
+        status=ended.status,
+    )
+
+
+def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
+    with call.open(knows_types=True) as store:
+        with store.retry(id) as run:
+            _keep(run, handler(run))
+        return run.info
+
+
+async def _retry_async(url: str, tenant: str, id: str, handler: Callable[[Any], Any]) -> RunInfo:
+    import outlive
+
+    async with outlive.open_async(url, tenant=tenant) as store:
+        async with await store.retry(id) as run:
+            _keep(run, await handler(run))
+        return run.info
+
+
+def _keep(run: Any, result: Any) -> None:
+    """A handler's value is the run's result, as it is for `recover`."""
+    if result is not None and run.result is None:
+        run.info.result = result

@@ -1,0 +1,257 @@
+"""The command line on runs: who is at work, what died, and handing it on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+import outlive
+
+HANDLERS = """
+import outlive
+
+def go_on(run):
+    return run.step("ask", lambda: "Belem") + "!"
+
+async def go_on_async(run):
+    return await run.step("ask", lambda: "Porto")
+
+def raises(run):
+    raise RuntimeError("no answer")
+
+SYNC = {"planner": go_on}
+ASYNC = {"planner": go_on_async}
+FAILING = {"*": raises}
+NUMBER = 7
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, program):
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_store")
+    return f"sqlite:///{program.folder}/agent.db"
+
+
+@pytest.fixture
+def store(url):
+    with outlive.open(url) as store:
+        yield store
+
+
+@pytest.fixture
+def cli(program, url, store):
+    """The program on a store of either kind, with handlers in its folder."""
+    (program.folder / "handlers.py").write_text(HANDLERS)
+
+    def run(*arguments, **options):
+        return program(*arguments, OUTLIVE_STORE=url, **options)
+
+    run.program = program
+    return run
+
+
+def begin(store, id, thread=None, **options):
+    return store.run(thread or f"thread of {id}", run_id=id, agent="planner", **options).start()
+
+
+def fail(store, id, **options):
+    begin(store, id, **options).fail("TimeoutError: no answer")
+
+
+def statuses(cli):
+    return {item["id"]: item["standing"] for item in cli("runs", "--all", "--json").items}
+
+
+def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
+    live = begin(store, "r-live", lease_s=600)
+    live.save(
+        {"n": 1},
+        iteration=3,
+        phase="book",
+        usage={"input_tokens": 1200, "output_tokens": 34, "cost_usd": 0.05},
+    )
+    begin(store, "r-cut").interrupt()
+    fail(store, "r-failed")
+    begin(store, "r-done").complete("x")
+    shown = cli("runs")
+    assert (shown.code, shown.err) == (0, "")
+    rows = {row.split()[0]: row for row in shown.out.splitlines()}
+    assert list(rows) == ["RUN", "r-cut", "r-failed", "r-live"]
+    assert rows["RUN"].split() == [
+        "RUN", "STATUS", "THREAD", "AGENT", "OWNER", "LEASE", "ATTEMPT", "AT", "TOKENS", "COST", "STARTED", "ERROR",
+    ]  # fmt: skip
+    for part in (
+        "live",
+        "planner",
+        f"{os.getpid()}@",
+        "9 min left",
+        "1/5",
+        "#3 book",
+        "1,200 → 34",
+        "$0.0500",
+    ):
+        assert part in rows["r-live"], part
+    assert "TimeoutError: no answer" in rows["r-failed"]
+    assert statuses(cli) == {
+        "r-live": "live",
+        "r-cut": "interrupted",
+        "r-failed": "failed",
+        "r-done": "completed",
+    }
+    assert cli("runs", "--status", "failed", "--status", "live", "-q").out.split() == ["r-failed", "r-live"]
+    assert cli("runs", "--thread", "thread of r-cut", "-q").out.split() == ["r-cut"]
+    assert cli("ls", "--json").items[3]["run"] == {"id": "r-live", "status": "running", "standing": "live"}
+    live.complete()
+
+
+def test_a_run_whose_lease_has_run_out_is_dead(cli, store):
+    import time
+
+    run = begin(store, "r-1", lease_s=0.2)
+    store._store._heart.discard(run._run)  # its process hangs
+    time.sleep(0.3)
+    (item,) = cli("runs", "--json").items
+    assert (item["standing"], item["status"]) == ("dead", "running")
+    assert item["lease_left_s"] <= 0
+    assert cli("recover", "--dry-run", "-q").out == "r-1\n"
+
+
+def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
+    run = begin(store, "r-1", prompt="Where to?")
+    run.step("ask", lambda: {"city": "Lisbon"}, key="first")
+    run.step("count", lambda: 7)
+    with contextlib.suppress(RuntimeError):
+        run.step("book", _raise)
+    run.responses.open(["claude", "gpt"], prompt="Where to?")
+    run.responses.complete(
+        "gpt", {"text": "Porto\x1b[2J", "input_tokens": 12, "output_tokens": 3, "cost_usd": 0.01}
+    )
+    run.complete({"city": "Lisbon"})
+    (item,) = cli("run", "r-", "--json").items
+    assert [(step["name"], step["key"], step["status"]) for step in item["steps"]] == [
+        ("ask", "=first", "done"), ("book", "#1", "raised"), ("count", "#1", "done"),
+    ]  # fmt: skip
+    assert item["steps"][0]["value"] == {"city": "Lisbon"}
+    assert [(one["model_id"], one["status"]) for one in item["responses"]] == [
+        ("claude", "not_started"),
+        ("gpt", "completed"),
+    ]
+    assert (item["input_tokens"], item["output_tokens"], item["cost_usd"]) == (12, 3, 0.01)
+    assert item["result"] == {"city": "Lisbon"}
+    text = cli("run", "r-1").out
+    assert "\x1b" not in text
+    assert '"Porto\\x1b[2J"' in text
+    assert "RuntimeError: no flight" in text
+    assert 'prompt   "Where to?"' in text
+    assert cli("run", "nope").err == "outlive: there is no run 'nope'; outlive runs --all lists them\n"
+
+
+def _raise():
+    raise RuntimeError("no flight")
+
+
+def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
+    begin(store, "r-1").interrupt()
+    begin(store, "r-2").interrupt()
+    assert cli("recover").code == 2
+    (first, second) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
+    assert (first["outcome"], first["run"], first["attempt"]) == ("resumed", "r-1", 2)
+    assert second["outcome"] == "resumed"
+    assert cli("run", "r-1", "--json").items[0]["result"] == "Belem!"
+    assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
+
+
+def test_async_handlers_recover_too(cli, store):
+    begin(store, "r-1").interrupt()
+    assert cli("recover", "--handlers", "handlers:ASYNC", "-q").out == "resumed r-1\n"
+    assert cli("run", "r-1", "--json").items[0]["result"] == "Porto"
+
+
+def test_what_recovery_could_not_do_is_a_finding(cli, store):
+    begin(store, "r-1").interrupt()
+    store.run("t", run_id="r-2", agent="other").start().interrupt()
+    refused = cli("recover", "--handlers", "handlers:SYNC")
+    assert refused.code == 1
+    assert "no handler for agent 'other'" in refused.out
+    failed = cli("recover", "--handlers", "handlers:raises")
+    assert (failed.code, "RuntimeError: no answer" in failed.out) == (1, True)
+    assert statuses(cli) == {"r-1": "completed", "r-2": "failed"}
+
+
+@pytest.mark.parametrize(
+    "said, mend",
+    [
+        ("handlers", "--handlers takes MODULE:NAME"),
+        ("nowhere:X", "the module 'nowhere' cannot be imported"),
+        ("handlers:NOPE", "the module 'handlers' has no 'NOPE'"),
+        ("handlers:NUMBER", "is neither a function nor a dict"),
+    ],
+)
+def test_wrong_handlers_are_explained(cli, said, mend):
+    ended = cli("recover", "--handlers", said)
+    assert ended.code == 2
+    assert mend in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
+    fail(store, "r-1")
+    assert cli("retry", "r-1").out == (
+        "run r-1 was failed and is interrupted now: the next recover, or a worker, takes it\n"
+    )
+    assert statuses(cli) == {"r-1": "interrupted"}
+    fail(store, "r-2")
+    (item,) = cli("retry", "r-2", "--handlers", "handlers:SYNC", "--json").items
+    assert (item["was"], item["status"]) == ("failed", "completed")
+    done = cli("retry", "r-2")
+    assert (done.code, done.err) == (2, "outlive: run 'r-2' is completed: there is nothing left to do\n")
+    fail(store, "r-3")
+    assert cli("retry", "r-3", "--handlers", "handlers:ASYNC", "-q").code == 0
+    assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
+
+
+def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
+    live = begin(store, "r-1", "trip", prompt={"city": "Lisbon"}, lease_s=600)
+    asked = cli("cancel", "r-1")
+    assert asked.code == 2
+    assert f"it is at work in process {os.getpid()} on" in asked.err
+    assert cli("cancel", "r-1", "--yes").out == "run r-1 is cancelled; outlive retry r-1 goes on with it\n"
+    with pytest.raises(outlive.LeaseLost):
+        live.save({"n": 2})
+    begin(store, "r-2", "trip").complete()  # at once: the lease of the other would last ten minutes
+    (item,) = cli("run", "r-1", "--json").items
+    assert (item["status"], item["prompt"]) == ("cancelled", {"city": "Lisbon"})
+    assert cli("cancel", "r-1", "--yes").err.startswith("outlive: run 'r-1' is cancelled: start another one")
+
+
+def test_a_parked_run_waits_for_a_person(cli, store):
+    begin(store, "r-1").interrupt()
+    assert cli("park", "r-1", "--yes", "--json").items == [
+        {"id": "r-1", "thread": "thread of r-1", "was": "interrupted", "status": "parked"}
+    ]
+    assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
+    assert "parked ones wait for a person" in cli("doctor").out
+    assert cli("retry", "r-1", "--handlers", "handlers:go_on").code == 0
+    assert statuses(cli) == {"r-1": "completed"}
+
+
+def test_deleting_a_thread_tells_of_its_runs(cli, store):
+    live = begin(store, "r-1", "trip", lease_s=600)
+    asked = cli("rm", "trip").err
+    assert "with its 1 checkpoint (" in asked
+    assert f"and 1 run; r-1 is live in process {os.getpid()} on" in asked
+    assert cli("rm", "trip", "--yes").code == 0
+    with pytest.raises(outlive.LeaseLost):
+        live.save({"n": 2})
+    assert statuses(cli) == {}
+
+
+def test_doctor_tells_of_dead_runs(cli, store):
+    begin(store, "r-1").interrupt()
+    ended = cli("doctor")
+    assert ended.code == 1
+    assert "runs: 1 interrupted: dead and interrupted ones wait to be recovered" in ended.out
+    assert "  → outlive recover --handlers MODULE:NAME goes on with them" in ended.out

@@ -1,0 +1,173 @@
+"""How the command line starts: quickly, also without its extra, and in a shell that completes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import outlive
+from crash import ram_folder
+from outlive.cli import examining
+from program import SOURCE, environment, fresh
+from world import build
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with ram_folder() as folder:
+        build(f"sqlite:///{folder}/agent.db")
+        yield folder
+
+
+def imported(*arguments, folder=None):
+    """Return the modules that a call imports."""
+    ended = fresh(*arguments, python=("-X", "importtime"), folder=folder)
+    assert ended.code == 0
+    return {
+        line.rpartition("|")[2].strip() for line in ended.err.splitlines() if line.startswith("import time:")
+    }
+
+
+def test_help_imports_nothing_that_takes_time():
+    found = imported("--help")
+    assert not found & {
+        "rich",
+        "asyncio",
+        "ormsgpack",
+        "apsw",
+        "outlive.store",
+        "outlive.public",
+        "inspector",
+        "ssl",
+    }
+
+
+def test_a_listing_imports_what_it_needs(folder):
+    found = imported("ls", folder=folder)
+    assert "outlive.store" in found
+    assert not found & {
+        "rich",
+        "psycopg",
+        "redis",
+        "numpy",
+        "pydantic",
+        "outlive.public",
+        "outlive.cli.examining",
+    }
+
+
+def test_the_program_has_a_name_and_a_version():
+    scripts = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, name = scripts["outlive"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    assert fresh("--version").out == f"outlive {outlive.__version__}\n"
+
+
+def test_every_public_name_is_there_when_it_is_asked_for():
+    code = (
+        "import outlive, sys\n"
+        "assert 'outlive.store' not in sys.modules\n"
+        "from outlive import Store\n"
+        "for name in outlive.__all__: assert getattr(outlive, name) is not None\n"
+        "assert set(outlive.__all__) <= set(dir(outlive))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    for name in outlive.__all__:  # each of them alone may be the first
+        assert name[0].isupper() or name in outlive._FUNCTIONS
+    with pytest.raises(AttributeError, match="has no attribute 'Nope'"):
+        outlive.Nope  # noqa: B018
+
+
+def test_without_its_extra_a_sentence_says_what_to_install():
+    code = "import sys; sys.modules['click'] = None; from outlive.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "outlive: the command line needs an optional part of outlive: pip install 'outlive[cli]'\n"
+    )
+
+
+def test_a_terminal_without_utf_8_still_gets_its_answer(folder):
+    ended = fresh("ls", folder=folder, PYTHONIOENCODING="ascii")
+    assert ended.code == 0
+    assert "trip-42" in ended.out
+    assert fresh("show", "trip-42", folder=folder, PYTHONIOENCODING="ascii").code == 0
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("outlive sh", {"show"}),
+        ("outlive show tri", {"trip-42", "trip-7"}),
+        ("outlive show trip-42 @", {"@4", "@3", "@2", "@1"}),
+        ("outlive diff trip-42 @3 @", {"@4", "@3", "@2", "@1"}),
+        ("outlive ls --so", {"--sort"}),
+        ("outlive --tenant acme show ", {"secret"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_ids(folder, words, expected):
+    count = len(words.split(" ")) - 1
+    ended = fresh(folder=folder, _OUTLIVE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(count))
+    assert {line.partition(",")[2] for line in ended.out.splitlines()} == expected
+
+
+def test_completion_without_a_store_completes_nothing(tmp_path):
+    ended = fresh(
+        folder=tmp_path, _OUTLIVE_COMPLETE="bash_complete", COMP_WORDS="outlive show ", COMP_CWORD="2"
+    )
+    assert (ended.out.strip(), ended.err) == ("", "")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_completion_script_is_one_that_bash_understands():
+    script = fresh("completion", "bash").out
+    assert "_OUTLIVE_COMPLETE=bash_complete" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert fresh("completion", "tcsh").code == 2
+
+
+def test_the_demo_kills_and_recovers_and_leaves_a_store_to_look_at(tmp_path):
+    ended = fresh("demo", folder=tmp_path)
+    assert ended.code == 0, ended.err
+    assert re.findall(r"process (\d+): (.+?): (killed|saved|was done)", ended.out)[2][1:] == (
+        "compare fares",
+        "killed",
+    )
+    assert len(set(re.findall(r"process (\d+)", ended.out))) == 2
+    commands = [line for line in ended.out.splitlines() if line.startswith("outlive --store")]
+    assert len(commands) == 6
+    shown = fresh(*commands[2].split()[1:], folder=tmp_path)
+    assert "status   completed" in shown.out
+    again = fresh("demo", folder=tmp_path)
+    assert (again.code, "is not empty" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "version, is_affected",
+    [
+        ("3.54.1", False), ("3.51.3", False), ("3.51.2", True), ("3.50.7", False), ("3.50.6", True), ("3.44.6", False),
+        ("3.44.5", True), ("3.45.9", True), ("3.40.1", True), ("3.6.23", False),
+    ],
+)  # fmt: skip
+def test_versions_of_sqlite_with_the_wal_reset_bug_are_known(version, is_affected):
+    assert examining.has_wal_bug(version) is is_affected
+    assert (examining.sqlite_finding(version).level == "problem") is is_affected
+
+
+def test_a_clock_that_is_off_is_a_finding():
+    assert examining.skew_finding(0.5).level == "ok"
+    off = examining.skew_finding(-90)
+    assert (off.level, off.said) == ("warning", "the server's clock is 90.00 s behind")
+
+
+def test_the_source_is_the_one_under_test():
+    assert Path(outlive.__file__).is_relative_to(SOURCE)

@@ -1,0 +1,99 @@
+"""What a task wrote is stored once: the state that it becomes part of refers to the bytes of the write."""
+
+import random
+
+import pytest
+
+from outlive import chunk, manifest, prune
+from outlive.backend import Commit, ThreadKey
+from outlive.cache import Cache
+from outlive.codec import Codec
+from outlive.engine import Draft, Engine
+from outlive.opening import open as open_store
+from outlive.piece import split
+from outlive.registry import Registry
+from outlive.runtime import run_now
+
+CODEC = Codec(Registry())
+NAMER = chunk.Namer(b"k" * 32)
+
+
+def message(rng, size=None):
+    words = "".join(rng.choices("abcdefgh ", k=size or rng.choice((10, 200, 900, 3000))))
+    return {"content": words, "id": None if rng.random() < 0.5 else rng.getrandbits(60)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
+    rng = random.Random(seed)
+    stored, old, state = {}, None, []
+    for _ in range(12):
+        written = [message(rng) for _ in range(rng.randrange(1, 4))]
+        raw = CODEC.pack(written)
+        data = chunk.encode(raw)
+        stored[NAMER.name(data)] = data
+        loose = {
+            packed[: chunk.LOOSE_KEY]: (packed, NAMER.name(data), raw.find(packed))
+            for packed in map(CODEC.pack, written)
+        }
+        for one in written:
+            if rng.random() < 0.5:
+                one["id"] = rng.getrandbits(60)  # as LangGraph does to a message without one
+        state = [*state, *written] if rng.random() < 0.8 else [*state[1:], *written, message(rng)]
+        pieces = split(CODEC, state, old)
+        plan = chunk.plan(CODEC, NAMER, pieces, old, loose)
+        stored.update(plan.chunks)
+        raws = [chunk.decode(stored[name]) for name in plan.names]
+        assert CODEC.unpack(chunk.assemble(plan.layout, raws, pieces.size)) == state
+        assert len(plan.layout) <= 2 * chunk.MAX_SPANS
+        plan.settle()
+        old = pieces
+
+
+@pytest.fixture
+def engine():
+    store = open_store("memory:")
+    inner = store._store._engine
+    yield Engine(inner.backend, inner.codec, inner.namer, Cache(1 << 24), inner.runtime)
+    store.close()
+
+
+def write(engine, key, value):
+    record, chunks = engine.write_record("", "c", "task", 0, "messages", value, "")
+    loose = engine.loose(record, chunks, value)
+    receipt = run_now(engine.commit(Commit(key, writes=(record,), chunks=tuple(chunks.items()))))
+    engine.keep_loose(key, "", loose, receipt.generation)
+
+
+def test_a_message_that_was_written_first_is_not_stored_again(engine):
+    rng, key = random.Random(1), ThreadKey.of("", "t")
+    state = [message(rng, 1000) for _ in range(5)]
+    run_now(engine.save(key, state, Draft("", "one")))
+    more = {"content": "".join(rng.choices("abcdefgh", k=5000)), "id": None}
+    write(engine, key, [more])
+    saved = run_now(engine.save(key, [*state, {**more, "id": "later"}], Draft("", "two")))
+    assert saved.added < 500
+    reading, stream = run_now(engine.load(key, "", "two", None, None))
+    assert engine.unpack(key, "two", stream) == [*state, {**more, "id": "later"}]
+    assert len(manifest.layout_of(reading.record.body)) <= 4
+
+
+def test_what_was_deleted_since_is_not_referred_to(engine):
+    rng, key = random.Random(2), ThreadKey.of("", "t")
+    run_now(engine.save(key, [message(rng, 1000)], Draft("", "one")))
+    more = message(rng, 5000)
+    write(engine, key, [more])
+    other = Engine(engine.backend, engine.codec, engine.namer, Cache(1 << 24), engine.runtime)
+    run_now(prune.remove(other, key, ids=[("", "c")]))  # takes the write along, and its chunk
+    run_now(engine.save(key, [more], Draft("", "two")))
+    _, stream = run_now(other.load(key, "", "two", None, None))
+    assert other.unpack(key, "two", stream) == [more]
+
+
+def test_a_write_that_changed_after_it_was_packed_is_not_confused(engine):
+    rng, key = random.Random(3), ThreadKey.of("", "t")
+    run_now(engine.save(key, [message(rng, 1000)], Draft("", "one")))
+    more = {"content": "".join(rng.choices("abcdefgh", k=2000)), "id": None}
+    record, chunks = engine.write_record("", "c", "task", 0, "messages", [more], "")
+    more["content"] = more["content"][::-1]
+    assert engine.loose(record, chunks, [more]) == {}
