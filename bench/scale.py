@@ -23,6 +23,7 @@ class Scale:
     threads: int  # threads in the store that is listed
     megabytes: int  # the large state
     cached_threads: int  # threads of some 100 KB that fill the default cache, and then some
+    swept: int  # threads of 100 checkpoints that a sweep goes over
     cache_bytes: int | None  # None: the library's default
 
 
@@ -43,6 +44,7 @@ FULL = Scale(
     threads=100_000,
     megabytes=64,
     cached_threads=1_000,
+    swept=1_000,
     cache_bytes=None,
 )
 
@@ -63,5 +65,6 @@ QUICK = Scale(
     threads=5_000,
     megabytes=16,
     cached_threads=200,
+    swept=50,
     cache_bytes=12 * 1024 * 1024,
 )

@@ -8,6 +8,7 @@ from figures import (
     claim,
     cpu,
     disk,
+    encrypted,
     growth,
     heartbeats,
     langgraph_graph,
@@ -21,9 +22,11 @@ from figures import (
     postgres_savers,
     postgres_steps,
     redis_save,
+    replicate,
     save,
     savers,
     step,
+    sweep,
 )
 
 FIGURES: dict[str, ModuleType] = {
@@ -41,9 +44,12 @@ FIGURES: dict[str, ModuleType] = {
     "postgres-load": postgres_load,
     "postgres-savers": postgres_savers,
     "redis-save": redis_save,
+    "replicate": replicate,
     "step": step,
     "heartbeats": heartbeats,
     "claim": claim,
     "postgres-steps": postgres_steps,
     "langgraph": langgraph_graph,
+    "encrypted": encrypted,
+    "sweep": sweep,
 }

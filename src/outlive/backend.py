@@ -25,10 +25,16 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 5. One refusal refuses all of a commit, and other commits of the same group not at all.
 6. A draft that `follows` gets as parent the head of its namespace at commit.
 7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
-   version or rank (ties by bytes), so merging is commutative, associative and idempotent.
+   version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
+   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
+   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
+   removed is not merged in again.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
+10. A chunk that one commit both removes and puts stays in its place with the new bytes: whoever names it reads
+   these. `Reseal` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
+   thread can be sealed anew, in parts, while others go on; no rank, lease, version or place changes.
 
 Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
 one place.
@@ -53,6 +59,7 @@ Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be
 EntryCursor = tuple[str, bytes]  # (key, thread's digest)
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # in place of a fence: the next one
+TOMBSTONE = "tombstone"  # the kind of an entry that says what was removed
 
 
 def escape(text: str) -> str:
@@ -100,6 +107,17 @@ class ThreadKey:
     def of(cls, tenant: str, id: str) -> ThreadKey:
         text = f"{escape(tenant)}\0{escape(id)}".encode()
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
+
+
+# Of entries. Whoever walks over all of a store (a rotation, a copy) goes by this list: a new kind joins it.
+KINDS = ("run", "lock", "step", "response", "sweep")
+
+RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the store itself
+
+
+def reserved(name: str) -> ThreadKey:
+    """Return a thread that holds records of the store's own; it is in no list."""
+    return ThreadKey.of(RESERVED, name)
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -179,6 +197,11 @@ class Entry:
         return (self.epoch, self.fence, self.revision)
 
 
+def tombstone_key(namespace: str, id: str) -> str:
+    """Return the key of a checkpoint's tombstone; that of a whole thread is empty."""
+    return f"{len(namespace)}:{namespace}{id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Removal:
     """What a commit takes away. Whatever goes, the generation is replaced."""
@@ -188,6 +211,18 @@ class Removal:
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
     erase: bool = False  # leave no byte of it behind, whatever that costs
+    buries: bool = (
+        False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reseal:
+    """Other bytes for what is there, which say the same. One that was changed since it was read stays as it is."""
+
+    writes: tuple[tuple[WriteRecord, bytes], ...] = ()  # (as it was read, its new body)
+    entries: tuple[tuple[Entry, bytes], ...] = ()
+    info: tuple[bytes, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -203,17 +238,21 @@ class Commit:
         CheckpointRecord, ...
     ] = ()  # new chunks and body for records that are there: content unchanged
     removal: Removal | None = None
+    reseal: Reseal | None = None
     info: bytes | None = None  # the thread's own metadata, opaque
     info_projection: str | None = None
     info_version: int | None = None  # the version that the new metadata replaces; in a merge: the one it has
     # What must still hold
     generation: int | None = None
+    revision: int | None = None  # nothing at all was committed to the thread since
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
     expect_empty: bool = False
     fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running
     epoch: int | None = None  # the epoch that the writer believes in; None: whichever it is
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
     merge: bool = False  # these are records of another store
+    strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
+    in_turn: bool = False  # of a merge: refuse it when its records are not the next ones
     timeout_s: float | None = None
     token: bytes = field(
         default_factory=lambda: os.urandom(8)

@@ -1,19 +1,24 @@
 """Copying checkpoints: into another thread, or into another store.
 
-The target's chunks go first, then its records in one commit. A crash between the two leaves chunks that
-nobody reads, which the next deletion in that thread takes along, and never half a thread.
+Into another thread the chunks go first, then the records in one commit. A crash between the two leaves chunks that
+nobody reads, which the next deletion in that thread takes along, and never half a thread. Into another store goes what that has not
+yet, oldest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .engine import Engine, Located
-from .errors import Corrupt, StaleBase, ThreadNotEmpty
+from .errors import Corrupt, StaleBase, ThreadNotEmpty, refuse_unopened
 
+COPIED = ("run", "step", "response")  # kinds of entries; a lock belongs to the store that it is held in
 _BATCH = 32
+_BATCH_BYTES = 8 << 20
+_PAGE = 500
 _TRIES = 8
 
 
@@ -56,11 +61,13 @@ async def _has_checkpoints(engine: Engine, key: ThreadKey) -> bool:
 
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
-    """Copy a whole thread into another store, which may have a part of it; return how many checkpoints it has."""
+    """Copy a whole thread into another store, which may have a part of it; return how many checkpoints were new there."""
     for _ in range(_TRIES):
         try:
-            return await _merge(source, target, key, row)
-        except (Corrupt, StaleBase):
+            return await _Merge(source, target, key).run(row)
+        except StaleBase:
+            pass  # somebody deleted here or there: look again at what is left to do
+        except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
         rows = await source.backend.threads(key.tenant, only=key.id)
@@ -70,47 +77,171 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
     raise StaleBase(key.id)
 
 
-async def _merge(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
-    records = await source.records(key)
-    writes = await source.backend.writes(key, None)
-    renamed = await _copy_chunks(source, target, key, _names(records, writes))
-    await target.commit(
-        Commit(
-            key,
-            checkpoints=tuple(replace(record, chunks=_renamed(record.chunks, renamed)) for record in records),
-            writes=tuple(replace(write, chunks=_renamed(write.chunks, renamed)) for write in writes),
-            info=row.info,
-            info_projection=row.info_projection,
-            info_version=row.info_version,
-            merge=True,  # without a generation: the store makes sure that all chunks are there
+async def entries_into_store(
+    source: Engine, target: Engine, tenant: str, kind: str, skip: Container[str]
+) -> None:
+    """Copy the entries of threads that have nothing else, and are in no list: runs that died before they saved."""
+    after = None
+    while True:
+        page = await source.backend.entries(tenant, kind, after=after, limit=_PAGE)
+        for key, entry in page:
+            if key.id not in skip:
+                await target.commit(Commit(key, entries=(entry,), merge=True))
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][1].key, page[-1][0].digest)
+
+
+class _Merge:
+    """One thread on its way into another store: what is new there, oldest first, in parts that are each one commit.
+
+    A crash leaves a beginning of the thread, each checkpoint whole. The next copy goes on behind it.
+    """
+
+    def __init__(self, source: Engine, target: Engine, key: ThreadKey) -> None:
+        self._source = source
+        self._target = target
+        self._key = key
+        self._renamed: dict[bytes, bytes] = {}  # names by the other store's key
+        self._held: set[bytes] = set()  # chunks that the target has
+        self._chunks: dict[bytes, bytes] = {}  # on their way
+        self._bytes = 0
+
+    async def run(self, row: ThreadRow) -> int:
+        source, target, key = self._source.backend, self._target.backend, self._key
+        self._held = set((await target.inventory(key)).chunks)
+        there = {(old.namespace, old.id): old for old in await self._target.records(key)}
+        records = [record for record in reversed(await self._source.records(key)) if _is_new(record, there)]
+        await self._records(records)
+        written = {write.key: write for write in await target.writes(key, None)}
+        await self._writes(
+            [write for write in await source.writes(key, None) if not _is_same(write, written.get(write.key))]
         )
-    )
-    return len(records)
+        for kind in COPIED:
+            await self._entries(kind)
+        if row.info is not None:
+            refuse_unopened(row.info)
+            await self._commit(
+                info=row.info, info_projection=row.info_projection, info_version=row.info_version
+            )
+        return len(records)
+
+    async def _records(self, records: Sequence[CheckpointRecord]) -> None:
+        batch: list[CheckpointRecord] = []
+        for record in records:
+            with Located(self._key, record.id):
+                refuse_unopened(record.body)
+            await self._bring(record.chunks)
+            batch.append(replace(record, chunks=self._names(record.chunks)))
+            if self._bytes >= _BATCH_BYTES or len(batch) >= _PAGE:
+                await self._commit(checkpoints=tuple(batch))
+                batch = []
+        if batch:
+            await self._commit(checkpoints=tuple(batch))
+
+    async def _writes(self, writes: Sequence[WriteRecord]) -> None:
+        for at in range(0, len(writes), _PAGE):
+            batch = []
+            for write in writes[at : at + _PAGE]:
+                with Located(self._key, write.checkpoint):
+                    refuse_unopened(write.body)
+                await self._bring(write.chunks)
+                batch.append(replace(write, chunks=self._names(write.chunks)))
+            await self._commit(writes=tuple(batch))
+
+    async def _entries(self, kind: str) -> None:
+        key, after = self._key, None
+        while True:
+            page = await self._source.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
+            if page:
+                await self._commit(entries=tuple(entry for _, entry in page))
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].key, page[-1][0].digest)
+
+    async def _bring(self, names: Sequence[bytes]) -> None:
+        """Read chunks that were not read yet, and check each against its name."""
+        new = [name for name in dict.fromkeys(names) if name not in self._renamed]
+        for at in range(0, len(new), _BATCH):
+            batch = new[at : at + _BATCH]
+            found = await self._source.backend.fetch(self._key, batch)
+            for name in batch:
+                with Located(self._key, None):
+                    self._source.raw(name, found.get(name))
+                data = found[name]
+                self._renamed[name] = there = self._target.namer.name(data)
+                if there not in self._held:
+                    self._chunks[there] = data
+                    self._bytes += len(data)
+            if self._bytes >= _BATCH_BYTES:
+                await self._commit()
+
+    def _names(self, names: Iterable[bytes]) -> tuple[bytes, ...]:
+        return tuple(self._renamed[name] for name in names)
+
+    async def _commit(self, **fields: Any) -> None:
+        """Put what has gathered, with the chunks it needs. Without a generation the store makes sure that the others are there."""
+        chunks, self._chunks, self._bytes = self._chunks, {}, 0
+        commit = Commit(self._key, chunks=tuple(chunks.items()), merge=True, **fields)
+        receipt = await self._target.commit(commit)
+        self._held |= chunks.keys()
+        await self._check(commit.checkpoints, list(chunks), receipt.generation)
+
+    async def _check(
+        self, records: Sequence[CheckpointRecord], chunks: Sequence[bytes], generation: int
+    ) -> None:
+        """Read back what a commit has put: every record, and every chunk against its name."""
+        try:
+            await self._compare(records, chunks)
+        except Corrupt:
+            if not await self._target.has_moved(self._key, generation):
+                raise  # else somebody deletes there, and it went with that
+
+    async def _compare(self, records: Sequence[CheckpointRecord], chunks: Sequence[bytes]) -> None:
+        there = await self._read_back(records)
+        for record in records:
+            held = there.get((record.namespace, record.id))
+            with Located(self._key, record.id):
+                if held is None:
+                    raise Corrupt("the copy lacks it")
+                is_this = (held.version, held.body) == (record.version, record.body)
+                if is_this and held.chunks != record.chunks:
+                    raise Corrupt("the copy is another")
+        for at in range(0, len(chunks), _BATCH):
+            batch = chunks[at : at + _BATCH]
+            found = await self._target.backend.fetch(self._key, batch)
+            for name in batch:
+                with Located(self._key, None):
+                    self._target.raw(name, found.get(name))
+
+    async def _read_back(
+        self, records: Sequence[CheckpointRecord]
+    ) -> dict[tuple[str, str], CheckpointRecord]:
+        """Return records as the target has them, by one page where it has nothing of its own between them."""
+        if not records:
+            return {}
+        backend = self._target.backend
+        epoch, seq, _ = max(record.order for record in records)
+        _, page = await backend.history(self._key, None, before=(epoch, seq + 1, ""), limit=len(records) + 50)
+        found = {(record.namespace, record.id): record for record in page}
+        for record in records:
+            if (record.namespace, record.id) not in found:
+                reading = await backend.read(self._key, record.namespace, record.id, chunks=False)
+                if reading.record is not None:
+                    found[record.namespace, record.id] = reading.record
+        return found
 
 
-async def _copy_chunks(
-    source: Engine, target: Engine, key: ThreadKey, names: Sequence[bytes]
-) -> dict[bytes, bytes]:
-    """Store chunks under the names that the other store's key gives them."""
-    renamed: dict[bytes, bytes] = {}
-    for at in range(0, len(names), _BATCH):
-        batch = names[at : at + _BATCH]
-        data = await source.backend.fetch(key, batch)
-        chunks = []
-        for name in batch:
-            with Located(key, None):
-                source.raw(name, data.get(name))
-            renamed[name] = target.namer.name(data[name])
-            chunks.append((renamed[name], data[name]))
-        await target.commit(Commit(key, chunks=tuple(chunks)))
-    return renamed
+def _is_new(record: CheckpointRecord, there: Mapping[tuple[str, str], CheckpointRecord]) -> bool:
+    held = there.get((record.namespace, record.id))
+    return held is None or (held.version, held.body) < (record.version, record.body)
+
+
+def _is_same(write: WriteRecord, held: WriteRecord | None) -> bool:
+    return held is not None and (held.rank, held.body) == (write.rank, write.body)
 
 
 def _names(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> list[bytes]:
     names = {name: None for record in records for name in record.chunks}
     names.update({name: None for write in writes for name in write.chunks})
     return list(names)
-
-
-def _renamed(names: Iterable[bytes], renamed: dict[bytes, bytes]) -> tuple[bytes, ...]:
-    return tuple(renamed[name] for name in names)

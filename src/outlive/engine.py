@@ -27,7 +27,7 @@ from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
-from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase
+from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase, refuse_unopened
 from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
@@ -307,6 +307,7 @@ class Engine:
         """Return the raw bytes of a chunk after checking it against its name."""
         if data is None:
             raise Corrupt(f"chunk {name.hex()} is missing")
+        refuse_unopened(data)
         if self.namer.name(data) != name:
             raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
         return chunk.decode(data)
@@ -392,16 +393,23 @@ class Engine:
         self, key: ThreadKey, namespace: str | None = None, run: str | None = None
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
-        while True:
-            first, found = await self.backend.history(key, namespace, limit=1000, run=run)
-            generation, page = first, found
-            while len(page) == 1000 and generation == first:
-                generation, page = await self.backend.history(
-                    key, namespace, before=page[-1].order, limit=1000, run=run
-                )
-                found = found + page
-            if generation == first:
-                return found
+        return await all_records(self.backend, key, namespace, run)
+
+
+async def all_records(
+    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None
+) -> list[CheckpointRecord]:
+    """Return all records of a thread, newest first, of one generation."""
+    while True:
+        first, found = await backend.history(key, namespace, limit=1000, run=run)
+        generation, page = first, found
+        while len(page) == 1000 and generation == first:
+            generation, page = await backend.history(
+                key, namespace, before=page[-1].order, limit=1000, run=run
+            )
+            found = found + page
+        if generation == first:
+            return found
 
 
 def _said(codec: Codec, said: manifest.Manifest) -> bytes:
@@ -426,7 +434,7 @@ class Located:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Corrupt) and error.thread is None:
-            raise Corrupt(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
+            raise type(error)(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
         if isinstance(error, OutliveError) and not isinstance(error, Corrupt):
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 

@@ -241,6 +241,29 @@ class StepUnfinished(CallerError):
         self.key = key
 
 
+class KeyMissing(CallerError):
+    """The ring has no key of this id, or the store is encrypted and was opened without a ring."""
+
+    def __init__(self, id: str | None) -> None:
+        which = (
+            "this needs a key, and the ring has none"
+            if id is None
+            else f"this is sealed under key {id!r}, which is not in the ring"
+        )
+        super().__init__(f"{which}; open the store with key=outlive.KeyRing({{id: key}})")
+        self.id = id
+
+
+class WrongKey(CallerError):
+    """The ring has another key under the id that the store was sealed with."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"the store was sealed with another key {id!r} than the ring has; nothing was read or written"
+        )
+        self.id = id
+
+
 class EpochPassed(CallerError):
     """The writer still believes in an epoch that a failover has ended."""
 
@@ -320,6 +343,14 @@ class StaleBase(StoreError):
         self.chunks = frozenset(chunks)
 
 
+class OutOfTurn(StoreError):
+    """What a store sends to its secondary is not what comes next: something is late, is missing, or was lost there."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(f"what came of thread {thread!r} is not what comes next")
+        self.thread = thread
+
+
 class Corrupt(StoreError):
     """What is stored is not what was saved; nothing of it was handed out."""
 
@@ -333,6 +364,30 @@ class Corrupt(StoreError):
         self.what = what
         self.thread = thread
         self.checkpoint = checkpoint
+
+
+class SealBroken(Corrupt):
+    """A sealed record does not open: it was changed, cut, moved from elsewhere, or is not of this key."""
+
+
+class NotSealed(Corrupt):
+    """A record stands in the clear where only sealed ones may be: somebody put it there, or the store is not encrypted."""
+
+
+# What a layer hands up in place of bytes that it could not open, so that one damaged record does not hide the others. No
+# codec makes bytes that begin so.
+UNOPENED = b"\xc1"
+BROKEN, PLAIN = UNOPENED + b"broken", UNOPENED + b"plain"
+
+
+def refuse_unopened(data: bytes) -> None:
+    """Raise what a layer found wrong with a record when that is about to be read."""
+    if data[:1] == UNOPENED:
+        if data == PLAIN:
+            raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+        raise SealBroken(
+            "a sealed record does not open: it was changed, cut, moved from elsewhere, or sealed under another key of this id"
+        )
 
 
 class NewerFormat(StoreError):

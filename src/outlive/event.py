@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
+FAILOVER, FAILBACK = "failover", "failback"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process."""
+    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process; a failover or failback."""
 
     name: str
     thread: str

@@ -9,6 +9,7 @@ from . import manifest
 from .backend import ThreadKey, ThreadRow
 from .checkpoint import ThreadInfo, moment
 from .engine import Engine, Located
+from .errors import Corrupt, refuse_unopened
 
 
 def pack_info(
@@ -24,6 +25,10 @@ def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tu
     """Return the metadata of a thread and the (thread, checkpoint) it was forked from."""
     if row is None or row.info is None:
         return {}, None
+    try:
+        refuse_unopened(row.info)
+    except Corrupt as error:
+        raise type(error)(error.what, thread=row.id) from None
     _, metadata, origin = engine.codec.unpack(row.info)
     return metadata, tuple(origin) if origin else None
 

@@ -17,7 +17,7 @@ import ormsgpack
 from .checkpoint import Interrupt
 from .chunk import Layout
 from .codec import Codec
-from .errors import Corrupt, NewerFormat
+from .errors import Corrupt, NewerFormat, refuse_unopened
 
 FORMAT = 1
 
@@ -77,10 +77,19 @@ def layout_of(body: bytes) -> Layout:
     return _open(body)[0]
 
 
+def said_of(body: bytes) -> dict[str, bytes]:
+    """Return what the user said, each part packed."""
+    return _open(body)[1]
+
+
+def encode_said(layout: Layout, said: Mapping[str, bytes]) -> bytes:
+    """Return a body of a layout and of parts that are packed already."""
+    return ormsgpack.packb([FORMAT, _flat(layout), dict(said)] if said else [FORMAT, _flat(layout)])
+
+
 def with_layout(body: bytes, layout: Layout) -> bytes:
     """Return a body that says the same but finds its bytes elsewhere."""
-    _, said = _open(body)
-    return ormsgpack.packb([FORMAT, _flat(layout), said] if said else [FORMAT, _flat(layout)])
+    return encode_said(layout, said_of(body))
 
 
 def _flat(layout: Layout) -> list[Any]:
@@ -94,6 +103,7 @@ def _flat(layout: Layout) -> list[Any]:
 
 
 def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
+    refuse_unopened(body)
     try:
         version, flat, *rest = ormsgpack.unpackb(body)
     except (ValueError, TypeError) as error:

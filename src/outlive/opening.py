@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
-from .backend import Backend
+from .backend import RESERVED, Backend
 from .backends import postgres_url, redis_url
 from .backends.local import Borrowed, Inline, Local, Threaded, in_thread
 from .backends.memory import MemoryBackend, NullBackend
@@ -19,8 +19,14 @@ from .cache import Cache
 from .chunk import Namer
 from .codec import Codec
 from .engine import Engine
-from .errors import BadArgument, BadURL
+from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
+from .layers.encrypt import Encrypted
+from .layers.keyring import KeyRing, is_sealed, key_of
+from .layers.replicate import Replicate
+from .layers.status import OPTIONS as PAIR_OPTIONS
+from .layers.status import Replication
+from .retain import Retain
 from .runtime import AsyncRuntime, SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 DEFAULT_CACHE_BYTES = 64 << 20
-_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event")
+_COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event", "key", "retain")
 _EXAMPLES = (
     "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
     "redis+cluster://host  memory:  null:"
@@ -47,6 +53,10 @@ class _Target:
     settings: Settings
     cache_bytes: int
     watched: Watched
+    ring: KeyRing | None = None
+    retain: Retain | None = None
+    secondary: Served | None = None
+    replication: Replication | None = None
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -55,8 +65,10 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     URLs: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`, `postgresql://user@host/database`,
     `redis://host`, `rediss://`, `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`.
     In place of a URL a client of redis-py will do.
-    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function.
+    Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function,
+    key=outlive.KeyRing({id: key}) to seal what is stored, retain=outlive.Retain(...) to let old states go.
     For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
+    With secondary=url there are two stores, of which either may fail: see docs/replication.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
     return Store(run_now(_open_inline(_parse(url, options))))
@@ -101,49 +113,107 @@ class Opening:
 
 async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
-        return await _open_inline(_parse(url, {"tenant": tenant}))
+        return await _open_inline(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    return await _build(target.served.sync(target.settings.timeout_s), target, SyncRuntime(), another)
+    timeout_s = target.settings.timeout_s
+    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
+    return await _build(target.served.sync(timeout_s), secondary, target, SyncRuntime(), another)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
-        return await _open_threaded(_parse(url, {"tenant": tenant}))
+        return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    backend = await target.served.asynchronous(target.settings.timeout_s)
-    store = await _build(backend, target, AsyncRuntime(), another)
-    store._twin = lambda: _twin(store, target)
+    timeout_s = target.settings.timeout_s
+    primary = await target.served.asynchronous(timeout_s)
+    secondary = None if target.secondary is None else await target.secondary.asynchronous(timeout_s)
+    store = await _build(primary, secondary, target, AsyncRuntime(), another)
+    store._twin = lambda: _twin(primary, secondary, target)
     return store
 
 
-def _twin(store: AsyncStore, target: _Target) -> AsyncStore:
+def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> AsyncStore:
     """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
-    held, settings = store._engine, target.settings
-    is_local = isinstance(held.backend, Threaded)
-    backend = Borrowed(held.backend.local) if is_local else target.served.sync(settings.timeout_s)  # type: ignore[attr-defined]
-    engine = Engine(
-        cast(Backend, backend),
-        held.codec,
-        held.namer,
-        Cache(target.cache_bytes),
-        SyncRuntime(),
-        target.watched,
+
+    def same(backend: Backend, served: Served) -> Backend:
+        if isinstance(backend, Threaded):
+            return cast(Backend, Borrowed(backend.local))
+        return served.sync(target.settings.timeout_s)
+
+    other = None
+    if secondary is not None and target.secondary is not None:
+        other = same(secondary, target.secondary)
+    return run_now(
+        _build(same(primary, target.served), other, replace(target, retain=None), SyncRuntime(), None)
     )
-    return AsyncStore(engine, settings)
 
 
-async def _build(backend: Backend, target: _Target, runtime: SyncRuntime, opener: Opener) -> AsyncStore:
+async def _build(
+    primary: Backend, secondary: Backend | None, target: _Target, runtime: SyncRuntime, opener: Opener | None
+) -> AsyncStore:
+    pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
+    backend = primary if pair is None else cast(Backend, pair)
+    if target.ring is not None:  # around the pair: both stores hold the same sealed bytes
+        backend = Encrypted(backend, target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
+        if is_sealed(key):
+            raise KeyMissing(key_of(key))
     except BaseException:
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
-    return AsyncStore(engine, target.settings, opener)
+    return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+
+
+def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
+    assert target.replication is not None
+
+    def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
+        if target.ring is not None:
+            return lambda name, data: (
+                True
+            )  # sealed: whoever opens it sees whether it is what it was named for
+        namer = Namer(key)
+        return lambda name, data: namer.name(data) == name
+
+    return Replicate(
+        primary, secondary, target.replication, runtime=runtime, naming=naming, tenant=target.settings.tenant,
+        timeout_s=target.settings.timeout_s, watched=target.watched,
+    )  # fmt: skip
 
 
 def _parse(where: Any, options: dict[str, Any]) -> _Target:
     """Read a URL or a client, and the options in it and beside it."""
+    pair = {name: value for name, value in options.items() if name in PAIR_OPTIONS}
+    served, common = _serve(where, {name: value for name, value in options.items() if name not in pair})
+    settings = _settings(served.shown, common)
+    target = _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
+    return target if not pair else _paired(target, where, options, pair)
+
+
+def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str, Any]) -> _Target:
+    """Add the second store."""
+    second = pair.pop("secondary", None)
+    if second is None:
+        raise BadURL(f"{min(pair, default='secondary')} needs a second store; give secondary=url beside it")
+    replication = Replication.of(pair)
+    shown = [str(where).partition(":")[0], str(second).partition(":")[0]]
+    if "null" in shown:
+        raise BadURL("null: keeps nothing, so it cannot be one of two stores; leave secondary= out")
+    if second == where and shown[0] != "memory":
+        raise BadURL("the secondary is the primary; give the URL of another store")
+    if "ttl_s" in options or "ttl_s=" in f"{where} {second}":
+        raise BadURL(
+            "ttl_s and secondary= do not go together: what expires in one store comes back from the other"
+        )
+    served, common = _serve(second, {})
+    if common:
+        raise BadURL(f"option {min(common)!r} holds for both stores: give it beside the first URL")
+    return replace(target, secondary=served, replication=replication)
+
+
+def _serve(where: Any, options: dict[str, Any]) -> tuple[Served, dict[str, Any]]:
     serve: Callable[[Any, dict[str, Any]], Served]
     if type(where).__module__.partition(".")[0] == "redis":
         serve = redis_url.serve_client
@@ -151,8 +221,7 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
         serve = _SCHEMES[_scheme(where)]
         where, options = take_options(where, options, _COMMON)
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
-    served = serve(where, {name: value for name, value in options.items() if name not in _COMMON})
-    return _Target(served, _settings(served.shown, common), _cache_bytes(common), _watched(common))
+    return serve(where, {name: value for name, value in options.items() if name not in _COMMON}), common
 
 
 def _scheme(url: Any) -> str:
@@ -178,7 +247,7 @@ def _from_text(name: str, value: Any) -> Any:
 
 def _settings(url: str, common: dict[str, Any]) -> Settings:
     tenant = common.get("tenant", "")
-    if not isinstance(tenant, str) or len(tenant) > 1000:
+    if not isinstance(tenant, str) or len(tenant) > 1000 or tenant.startswith(RESERVED):
         raise BadArgument(f"tenant must be a str of at most 1,000 characters, not {tenant!r:.100}")
     timeout_s = common.get("timeout_s", 30.0)
     timeout_s = None if timeout_s is None else check_timeout(timeout_s)
@@ -197,6 +266,20 @@ def _watched(common: dict[str, Any]) -> Watched:
     if watcher is not None and not callable(watcher):
         raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {watcher!r:.100}")
     return Watched(watcher)
+
+
+def _ring(common: dict[str, Any]) -> KeyRing | None:
+    ring = common.get("key")
+    if ring is not None and not isinstance(ring, KeyRing):
+        raise BadArgument(f"key must be an outlive.KeyRing({{id: key}}), not {type(ring).__name__}")
+    return ring
+
+
+def _retain(common: dict[str, Any]) -> Retain | None:
+    retain = common.get("retain")
+    if retain is not None and not isinstance(retain, Retain):
+        raise BadArgument(f"retain must be an outlive.Retain(keep_last=..., ...), not {retain!r:.100}")
+    return retain
 
 
 def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:

@@ -10,7 +10,7 @@ Splitting yields *parts*, stretches of the stream:
 - glue: what is between them (headers, keys).
 
 A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
-elements, several big ones, or something inside that is itself split. Elements of long containers stay
+elements, a big one beside others, or something inside that is itself split. Elements of long containers stay
 whole up to 32 KiB, so an ordinary message is one piece.
 
 The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
@@ -36,7 +36,7 @@ LARGE = 64 * 1024  # a str or bytes from here on stands alone
 SPLIT = 2 * 1024  # a container below this stays whole
 HEAVY = 32 * 1024  # an element of a long container below this stays whole
 LONG = 8  # elements from which a container is long
-BIG = 1024  # two elements from here on make even a short container worth splitting
+BIG = 1024  # an element from here on makes even a short container worth splitting
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
 SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
@@ -324,7 +324,9 @@ def _worth(branch: Branch) -> bool:
     if any(isinstance(item, Child) for item in branch.items):
         return True
     cuts = [run.part.ends for run in branch.items if isinstance(run, Run)]
-    return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
+    return branch.count > 1 and any(
+        end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)
+    )
 
 
 def _run(pieces: list[bytes], holds_bytes: bool) -> Run:

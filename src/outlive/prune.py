@@ -18,7 +18,7 @@ from . import chunk, manifest
 from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import StaleBase
+from .errors import Corrupt, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -39,7 +39,7 @@ async def prune(
 
     async def choose(records: list[CheckpointRecord]) -> set[Pair]:
         pool = [record for record in records if namespace is None or record.namespace == namespace]
-        kept = _newest(pool, keep_last) | await _open_interrupts(engine, key, pool)
+        kept = _newest(pool, keep_last) | await open_interrupts(engine, key, pool)
         if keep_lineage:
             kept |= _ancestors(pool, kept)
         return {(record.namespace, record.id) for record in pool} - kept
@@ -144,20 +144,26 @@ def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[Pair]:
     return kept
 
 
-async def _open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
-    """A question nobody answered and nobody went on from is kept, however old."""
+async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
+    """A question nobody answered and nobody went on from is kept, however old; also one that a framework asked by a write."""
     continued = {(record.namespace, record.parent) for record in records}
     tips = [record for record in records if (record.namespace, record.id) not in continued]
-    kept = set()
-    for record in tips:
-        with Located(key, record.id):
+    pairs = [(record.namespace, record.id) for record in tips]
+    writes = await engine.backend.writes(key, pairs) if pairs else []
+    kept = {(write.namespace, write.checkpoint) for write in writes if write.channel == "__interrupt__"}
+    for pair, record in zip(pairs, tips, strict=True):
+        try:
             asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
-        if asked:
-            pair = (record.namespace, record.id)
-            writes = await engine.backend.writes(key, [pair])
-            answered = {write.task for write in writes if write.channel == "__resume__"}
-            if any(interrupt.id not in answered for interrupt in asked):
-                kept.add(pair)
+        except Corrupt:  # nobody can tell: it stays until somebody removes it by its id
+            kept.add(pair)
+            continue
+        answered = {
+            write.task
+            for write in writes
+            if (write.namespace, write.checkpoint) == pair and write.channel == "__resume__"
+        }
+        if any(interrupt.id not in answered for interrupt in asked):
+            kept.add(pair)
     return kept
 
 
@@ -225,6 +231,10 @@ class _Live:
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool
     ) -> _Rewriting:
         """Write chunks with too many dead bytes again, and the checkpoints that read them."""
+        readable = [record for record in kept if _is_readable(record)]
+        self._held |= {name for record in kept if record not in readable for name in record.chunks}
+        records = [record for record in records if _is_readable(record)]
+        kept = readable
         wanted = await self._wasteful(self._ranges(records), self._ranges(kept), erase)
         moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]] = {}
         chunks = {}
@@ -268,6 +278,15 @@ class _Live:
                 if _total(after[name]) < len(raw) and (erase or _total(after[name]) * 2 < len(raw)):
                     found[name] = (raw, after[name])
         return found
+
+
+def _is_readable(record: CheckpointRecord) -> bool:
+    """Tell whether a record says which bytes it reads. One that does not can go all the same."""
+    try:
+        manifest.layout_of(record.body)
+    except Corrupt:
+        return False
+    return True
 
 
 def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

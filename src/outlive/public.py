@@ -11,16 +11,19 @@ from .errors import (
     Corrupt,
     DelayedSaveFailed,
     HeadMoved,
+    KeyMissing,
     LeaseLost,
     MetadataMoved,
     MissingExtra,
     NeedsUpgrade,
     NewerFormat,
     NotReplicated,
+    NotSealed,
     OutcomeUnknown,
     OutliveError,
     RunBusy,
     RunEnded,
+    SealBroken,
     StaleBase,
     StepMismatch,
     StepUnfinished,
@@ -34,9 +37,13 @@ from .errors import (
     TypeChanged,
     Unencodable,
     UnknownTag,
+    WrongKey,
 )
 from .event import Event
 from .extension import Opaque
+from .layers.keyring import KeyRing
+from .layers.rotation import Rotated
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .ledger import Step
 from .lock import AsyncLock
@@ -45,6 +52,7 @@ from .recovery import Recovered, Refused
 from .registry import register
 from .response import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from .responses import AsyncResponses
+from .retain import Retain, Swept, Taken
 from .run import AsyncRun
 from .single_file import CheckpointFile, checkpoint_file
 from .store import AsyncStore
@@ -75,6 +83,8 @@ __all__ = [
     "FanOut",
     "HeadMoved",
     "Interrupt",
+    "KeyMissing",
+    "KeyRing",
     "LeaseLost",
     "Lock",
     "MetadataMoved",
@@ -83,6 +93,7 @@ __all__ = [
     "NeedsUpgrade",
     "NewerFormat",
     "NotReplicated",
+    "NotSealed",
     "Opaque",
     "OutcomeUnknown",
     "OutliveError",
@@ -91,11 +102,15 @@ __all__ = [
     "Pruned",
     "Recovered",
     "Refused",
+    "ReplicationStatus",
     "Responses",
+    "Retain",
+    "Rotated",
     "Run",
     "RunBusy",
     "RunEnded",
     "RunInfo",
+    "SealBroken",
     "Sizes",
     "StaleBase",
     "Step",
@@ -107,6 +122,9 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Swept",
+    "Switched",
+    "Taken",
     "Thread",
     "ThreadBusy",
     "ThreadInfo",
@@ -118,6 +136,7 @@ __all__ = [
     "Verified",
     "Worker",
     "WriteProposal",
+    "WrongKey",
     "checkpoint_file",
     "open",
     "open_async",

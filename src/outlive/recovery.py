@@ -90,12 +90,15 @@ class Recovery:
         self._handlers = handlers
         self._policy = policy
         self._code_version = code_version
+        self.refusal: str | None = None  # why nothing at all may be taken now
         self.report = Recovered()
 
     async def take(self, key: ThreadKey, info: RunInfo) -> None:
         """Claim one run and let its handler go on with it."""
         handler = self._handlers.get(info.agent) or self._handlers.get("*")
-        if handler is None:
+        if self.refusal is not None:
+            self.report.refused.append(Refused(info, self.refusal))
+        elif handler is None:
             self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))
         elif self._is_other_code(info):
             self.report.refused.append(Refused(info, f"it was started by code version {info.code_version!r}"))

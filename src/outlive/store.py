@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from . import copying, verifying
+from . import copying, export, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
-from .backend import ThreadKey, ThreadRow
+from .backend import ThreadKey
 from .cache import Cache
-from .checkpoint import Sizes, ThreadInfo, Verified
+from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
 from .heart import Heart
-from .info import describe_thread
+from .layers.encrypt import Encrypted
+from .layers.replicate import Replicate
+from .layers.rotation import Rotated, Rotation
+from .layers.status import ReplicationStatus, Switched
 from .lease import RUN, RunInfo, unpack_run
+from .listing import Threads
 from .lock import AsyncLock
 from .recovery import (
     Handler,
@@ -28,14 +33,15 @@ from .recovery import (
     find_interrupted,
     find_runs,
 )
+from .retain import Retain, Swept
 from .run import AsyncRun, check_run
 from .runtime import new_id
+from .sweep import Sweeper
 from .thread import AsyncThread
 from .worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
-_PAGE = 200
 MAX_TIMEOUT_S = 1_000_000
 
 
@@ -52,8 +58,16 @@ class Settings:
 class AsyncStore:
     """The threads of one tenant. Made by `outlive.open_async(url)`; safe for any number of tasks."""
 
-    def __init__(self, engine: Engine, settings: Settings, opener: Opener | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        opener: Opener | None = None,
+        retain: Retain | None = None,
+        pair: Replicate | None = None,
+    ) -> None:
         self._engine = engine
+        self._pair = pair
         self._settings = settings
         self._opener = opener
         self._queues: dict[bytes, Delayed] = {}
@@ -61,6 +75,7 @@ class AsyncStore:
         self._is_closed = False
         self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
         self._heart = Heart(engine)
+        self._sweeper = Sweeper(engine, settings.tenant, self._heart, retain)
 
     def __repr__(self) -> str:
         tenant = f" tenant={self._settings.tenant!r}" if self._settings.tenant else ""
@@ -93,13 +108,13 @@ class AsyncStore:
 
         `filter` compares the threads' own metadata by equality, and `limit` counts what passes it.
         """
-        return _Threads(
+        return Threads(
             self._engine,
             self._settings.tenant,
-            check_text("prefix", prefix),
-            check_filter(filter),
-            check_limit(limit),
-            None if after is None else check_text("after", after),
+            prefix=check_text("prefix", prefix),
+            filter=check_filter(filter),
+            limit=check_limit(limit),
+            after=None if after is None else check_text("after", after),
         )
 
     # Runs
@@ -180,13 +195,16 @@ class AsyncStore:
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
         """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
-            lambda: self.recover(handlers, policy=policy, code_version=code_version),
+            lambda: self.recover(
+                handlers, policy=policy, code_version=code_version, after_failover=after_failover
+            ),
             check_timeout(interval_s),
             on_report,
         )
@@ -214,12 +232,16 @@ class AsyncStore:
         *,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
     ) -> Recovered:
         """Go on with every dead run: `handlers` maps an agent (or "*") to what is called with its run.
 
-        Says what was resumed, what is alive elsewhere and what was refused, and why.
+        Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
+        can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
         """
         recovery = Recovery(self._engine, self._run, handlers, policy, code_version)
+        if self._pair is not None and self._pair.is_failed_over and not after_failover:
+            recovery.refusal = "primary_unreachable"
         async for key, info in find_interrupted(self._engine, self._settings.tenant):
             await recovery.take(key, info)
         return recovery.report
@@ -246,8 +268,7 @@ class AsyncStore:
 
     async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
         """List threads as far as the listing itself is whole."""
-        pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
-        pages.heads = False
+        pages = Threads(self._engine, self._settings.tenant, heads=False)
         while True:
             try:
                 row = await pages.next_row()
@@ -257,6 +278,29 @@ class AsyncStore:
             if row is None:
                 return
             yield self._key(row.id)
+
+    async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
+        """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
+
+        Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
+        nothing is changed, and the report says what would go. Raises ThreadBusy while another process sweeps.
+        """
+        if retain is not None and not isinstance(retain, Retain):
+            raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
+        await self.flush()
+        return await self._sweeper.sweep(retain or self._sweeper.retain, dry_run=dry_run)
+
+    async def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        """Seal everything of this tenant anew under the newest key of the ring, while others go on.
+
+        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned, and
+        every process has the new ring, the old keys can go.
+        """
+        backend = self._engine.backend
+        if not isinstance(backend, Encrypted):
+            raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
+        await self.flush()
+        return await Rotation(backend, self._settings.tenant).run(progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""
@@ -268,27 +312,62 @@ class AsyncStore:
             stored, states = stored + one.stored_bytes, states + one.state_bytes
         return Sizes(threads, checkpoints, stored, states)
 
-    async def copy_to(self, target: AsyncStore, *, progress: Progress | None = None) -> int:
-        """Copy every thread into another store; return how many. Can be repeated: what is there stays.
+    async def copy_to(
+        self,
+        target: AsyncStore,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Copy threads into another store, all of them or those with these ids; return how many were looked at.
 
-        Others may go on saving: each thread is copied as it was at one moment.
+        Can be repeated, also after it was cut off: what is there stays, what is new is added and read back. `since` leaves out
+        threads that did not change since a moment. Others may go on saving. Runs come along, with their steps and
+        responses; what was deleted here stays there.
         """
         if target._engine.backend is self._engine.backend:
             raise BadArgument("a store cannot be copied into itself")
+        if target._settings.tenant != self._settings.tenant:
+            raise BadArgument("source and target must be opened with the same tenant")
         await self.flush()
-        count = 0
-        pages = _Threads(self._engine, self._settings.tenant, "", {}, None, None)
-        pages.heads = False
-        while (row := await pages.next_row()) is not None:
-            key = ThreadKey.of(target._settings.tenant, row.id)
-            source = self._key(row.id)
-            if key != source:
-                raise BadArgument("source and target must be opened with the same tenant")
-            await copying.into_store(self._engine, target._engine, key, row)
-            count += 1
+        ids = await self._chosen(threads, None if since is None else micros(since))
+        for done, id in enumerate(ids, 1):
+            rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
+            for row in rows:  # else it was deleted meanwhile
+                await copying.into_store(self._engine, target._engine, self._key(id), row)
             if progress is not None:
-                progress(count, None)
-        return count
+                progress(done, len(ids))
+        if threads is None and since is None:
+            for kind in copying.COPIED:
+                await copying.entries_into_store(
+                    self._engine, target._engine, self._settings.tenant, kind, set(ids)
+                )
+        return len(ids)
+
+    async def _chosen(self, threads: Iterable[str] | None, since: int | None) -> list[str]:
+        """Return the ids of the threads to be copied."""
+        if isinstance(threads, str):
+            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r}]")
+        wanted = None if threads is None else {check_id("thread id", id) for id in threads}
+        pages = Threads(self._engine, self._settings.tenant, heads=False)
+        found, missing = [], set(wanted or ())
+        while (row := await pages.next_row()) is not None:
+            missing.discard(row.id)
+            if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
+                found.append(row.id)
+        if missing:
+            raise BadArgument(
+                f"there is no thread {min(missing)!r}; store.threads() lists those that there are"
+            )
+        return found
+
+    async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread:
+        """Make a thread of what `thread.export()` returned, under its own id or another. Raises ThreadNotEmpty."""
+        document = export.parse(text)
+        thread = self.thread(export.id_of(document) if id is None else id)
+        await export.import_thread(self._engine, thread._key, document)
+        return thread
 
     async def backup(self, url: str, *, progress: Progress | None = None) -> int:
         """Copy every thread into the store at `url`, while others go on; return how many.
@@ -303,6 +382,30 @@ class AsyncStore:
         finally:
             await target.close()
 
+    # Two stores
+
+    def _replicated(self) -> Replicate:
+        if self._pair is None:
+            raise BadArgument("this store has no secondary; open it with outlive.open(url, secondary=url)")
+        return self._pair
+
+    async def promote(self) -> Switched:
+        """Make the secondary the active store, for every process that has opened this pair. Repeating it is fine.
+
+        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the secondary cannot take over.
+        """
+        await self.flush()
+        return await self._replicated().promote()
+
+    async def failback(self) -> Switched:
+        """Make the primary the active store again, after it got everything; raises StoreError when it cannot take over."""
+        await self.flush()
+        return await self._replicated().failback()
+
+    async def replication_status(self) -> ReplicationStatus:
+        """Return how the two stores are: which is active, the health of both, what is queued, how far the other one is behind."""
+        return await self._replicated().status()
+
     async def flush(self) -> None:
         """Wait until all delayed saves are stored; raise what went wrong."""
         for queue in list(self._queues.values()):
@@ -313,6 +416,7 @@ class AsyncStore:
         if self._is_closed:
             return
         try:
+            await self._sweeper.close()
             await self._heart.close()
             await self.flush()
         finally:
@@ -341,6 +445,10 @@ class AsyncStore:
             self._queues.setdefault(key.digest, Delayed(self._engine, key, self._delayed_bases))
         return self._queues[key.digest]
 
+    async def _touch(self, key: ThreadKey) -> None:
+        """Note that a thread was read."""
+        await self._sweeper.touch(key)
+
     async def _settle(self, key: ThreadKey) -> None:
         """Let the delayed saves of a thread go first."""
         queue = self._queues.get(key.digest)
@@ -360,53 +468,3 @@ def check_durability(value: object) -> str:
     if value not in ("sync", "async"):
         raise BadArgument(f'durability must be "sync" or "async", not {value!r}')
     return str(value)
-
-
-class _Threads:
-    """Pages of threads, one at a time. Nothing is held between pages."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        tenant: str,
-        prefix: str,
-        filter: dict[str, Any],
-        limit: int | None,
-        after: str | None,
-    ) -> None:
-        self._engine = engine
-        self._tenant = tenant
-        self._prefix = prefix
-        self._filter = filter
-        self._left = limit
-        self._after = after
-        self.heads = True
-        self._page: list[ThreadRow] = []
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[ThreadInfo]:
-        return self
-
-    async def __anext__(self) -> ThreadInfo:
-        while self._left is None or self._left > 0:
-            row = await self.next_row()
-            if row is None:
-                break
-            info = describe_thread(self._engine, ThreadKey.of(self._tenant, row.id), row)
-            if all(info.metadata.get(key) == value for key, value in self._filter.items()):
-                self._left = None if self._left is None else self._left - 1
-                return info
-        raise StopAsyncIteration
-
-    async def next_row(self) -> ThreadRow | None:
-        if not self._page and not self._ended:
-            limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
-            self._page = await self._engine.backend.threads(
-                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self.heads
-            )
-            self._ended = len(self._page) < limit
-        if not self._page:
-            return None
-        row = self._page.pop(0)
-        self._after = row.id
-        return row

@@ -5,15 +5,18 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
+from .layers.rotation import Rotated
+from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .lock import AsyncLock
 from .recovery import Policy, Recovered
+from .retain import Retain, Swept
 from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
@@ -149,6 +152,9 @@ class Thread:
 
     def copy(self, id: str) -> Thread:
         return Thread(run_now(self._thread.copy(id)))
+
+    def export(self) -> str:
+        return run_now(self._thread.export())
 
     def info(self) -> ThreadInfo | None:
         return run_now(self._thread.info())
@@ -417,12 +423,18 @@ class Store:
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
         return Worker(
             self._store.worker(
-                wrapped, interval_s=interval_s, policy=policy, code_version=code_version, on_report=on_report
+                wrapped,
+                interval_s=interval_s,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+                on_report=on_report,
             )
         )
 
@@ -432,9 +444,14 @@ class Store:
         *,
         policy: Policy = "resume",
         code_version: str | None = None,
+        after_failover: bool = False,
     ) -> Recovered:
         wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
-        return run_now(self._store.recover(wrapped, policy=policy, code_version=code_version))
+        return run_now(
+            self._store.recover(
+                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+            )
+        )
 
     def delete(self, id: str) -> bool:
         return run_now(self._store.delete(id))
@@ -442,14 +459,39 @@ class Store:
     def verify(self, *, progress: Progress | None = None) -> Verified:
         return run_now(self._store.verify(progress=progress))
 
+    def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
+        return run_now(self._store.sweep(dry_run=dry_run, retain=retain))
+
+    def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        return run_now(self._store.rotate(progress=progress))
+
     def size(self) -> Sizes:
         return run_now(self._store.size())
 
-    def copy_to(self, target: Store, *, progress: Progress | None = None) -> int:
-        return run_now(self._store.copy_to(target._store, progress=progress))
+    def copy_to(
+        self,
+        target: Store,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        return run_now(self._store.copy_to(target._store, threads=threads, since=since, progress=progress))
+
+    def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread:
+        return Thread(run_now(self._store.import_thread(text, id=id)))
 
     def backup(self, url: str, *, progress: Progress | None = None) -> int:
         return run_now(self._store.backup(url, progress=progress))
+
+    def promote(self) -> Switched:
+        return run_now(self._store.promote())
+
+    def failback(self) -> Switched:
+        return run_now(self._store.failback())
+
+    def replication_status(self) -> ReplicationStatus:
+        return run_now(self._store.replication_status())
 
     def flush(self) -> None:
         run_now(self._store.flush())

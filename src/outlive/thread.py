@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import copying, prune, verifying
+from . import copying, export, prune, verifying
 from .arguments import (
     check_filter,
     check_id,
@@ -58,6 +58,7 @@ class Home(Protocol):
     def _is_delayed(self, durability: str | None) -> bool: ...
     def _delayed(self, key: ThreadKey) -> Delayed: ...
     async def _settle(self, key: ThreadKey) -> None: ...
+    async def _touch(self, key: ThreadKey) -> None: ...
 
 
 class AsyncThread:
@@ -190,7 +191,10 @@ class AsyncThread:
         await self._settled()
         when = None if at is None else micros(at)
         timeout_s = self._home._timeout(timeout_s)
-        return await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
+        found = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
+        if found is not None:
+            await self._home._touch(self._key)
+        return found
 
     async def _settled(self) -> None:
         """Let delayed saves of this thread go first, and tell of those that failed."""
@@ -383,6 +387,11 @@ class AsyncThread:
                 raise
             return False
         return True
+
+    async def export(self) -> str:
+        """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
+        await self._settled()
+        return await export.export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 

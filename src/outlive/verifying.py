@@ -1,15 +1,21 @@
-"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known."""
+"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
+
+Of a store that was opened without its keys as much as can be seen.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from . import chunk, manifest
-from .backend import CheckpointRecord, ThreadKey
+from .backend import KINDS, Backend, CheckpointRecord, ThreadKey, WriteRecord
 from .checkpoint import Verified
-from .engine import Engine, Located, check_format
+from .engine import Engine, Located, all_records, check_format
 from .errors import Corrupt, OutliveError, StoreError
+from .info import open_info
+from .layers.encrypt import Encrypted
+from .layers.keyring import key_of
 
 _BATCH = 64
 _TRIES = 5
@@ -18,11 +24,13 @@ _TRIES = 5
 async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
     """Check one thread; problems are listed, not raised. What a deletion took away meanwhile is none."""
     found = Verified(1, 0, 0)
+    backend = engine.backend
+    look = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
     for _ in range(_TRIES):
         try:
-            generation = (await engine.backend.inventory(key)).generation
-            found = await _verify_once(engine, key)
-            if found.ok or not await engine.has_moved(key, generation):
+            generation = (await backend.inventory(key)).generation
+            found = await look(engine, key)
+            if found.ok or (await backend.inventory(key)).generation == generation:
                 break
         except StoreError as error:
             return Verified(1, 0, 0, (str(error),))
@@ -44,17 +52,61 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
     for record in records:
         problems += _guarded(key, record.id, functools.partial(_check_record, engine, record, raws))
     for write in writes:
-        if missing := [name for name in write.chunks if name not in raws]:
-            problems.append(
-                str(
-                    Corrupt(
-                        f"chunk {missing[0].hex()} of a write is missing",
-                        thread=key.id,
-                        checkpoint=write.checkpoint,
-                    )
-                )
-            )
+        problems += _guarded(key, write.checkpoint, functools.partial(_check_write, write, raws))
+    if isinstance(engine.backend, Encrypted):  # what a key binds to its place no checksum can tell
+        problems += await _check_beside(engine, engine.backend, key)
     return Verified(1, len(records), len(inventory.chunks), tuple(dict.fromkeys(problems)))
+
+
+def _check_write(write: WriteRecord, chunks: Container[bytes]) -> None:
+    manifest.layout_of(write.body)
+    for name in write.chunks:
+        if name not in chunks:
+            raise Corrupt(f"chunk {name.hex()} of a write is missing")
+
+
+async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> list[str]:
+    """Open the metadata and the entries of a thread."""
+    problems: list[str] = []
+    for row in await backend.threads(key.tenant, only=key.id, heads=False):
+        problems += _guarded(key, None, functools.partial(open_info, engine, row))
+    for kind in KINDS:
+        try:
+            await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
+        except StoreError as error:
+            problems.append(str(error))
+    return problems
+
+
+async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
+    """Check what can be checked without a key: every checksum, that all is sealed, and that no chunk is missing."""
+    assert isinstance(engine.backend, Encrypted)
+    inner = engine.backend.inner
+    problems = [str(error) for error in await inner.audit(key)]
+    records = await all_records(inner, key)
+    writes = await inner.writes(key, None)
+    inventory = await inner.inventory(key)
+    for record in records:
+        problems += _guarded(key, record.id, functools.partial(_check_sealed, record, inventory.chunks))
+    for write in writes:
+        problems += _guarded(key, write.checkpoint, functools.partial(_check_sealed, write, inventory.chunks))
+    names = list(inventory.chunks)
+    for at in range(0, len(names), _BATCH):
+        for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
+            problems += _guarded(key, None, functools.partial(key_of, data))
+    for row in await inner.threads(key.tenant, only=key.id, heads=False):
+        problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
+    for kind in KINDS:
+        for _, entry in await inner.entries(key.tenant, kind, thread=key, limit=1_000_000):
+            problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))
+    return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))
+
+
+def _check_sealed(row: CheckpointRecord | WriteRecord, chunks: Container[bytes]) -> None:
+    key_of(row.body)
+    for name in row.chunks:
+        if name not in chunks:
+            raise Corrupt(f"chunk {name.hex()} is missing")
 
 
 async def _check_chunks(

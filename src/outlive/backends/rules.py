@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from ..backend import (
     ABSENT,
     NEXT,
+    TOMBSTONE,
     CheckpointRecord,
     Commit,
     Entry,
     Rank,
     Receipt,
     Removal,
+    Reseal,
     ThreadKey,
     WriteRecord,
     stamped,
+    tombstone_key,
 )
 from ..errors import (
     BadArgument,
@@ -31,6 +34,7 @@ from ..errors import (
     HeadMoved,
     LeaseLost,
     MetadataMoved,
+    OutOfTurn,
     StaleBase,
     ThreadNotEmpty,
 )
@@ -117,6 +121,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view)
     info = _info(commit, view, row)
+    resealed = _Resealed(commit.reseal, view) if commit.reseal is not None else _UNSEALED
     disturbs = _finds_chunks(commit, view) or placed.disturbs
     forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
@@ -135,13 +140,17 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         rewrites=tuple([record for _, record in rewrites]),
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
         chunks=commit.chunks,
-        writes=_writes(commit, view, new),
-        entries=_entries(commit, view, new, clock),
+        writes=(*_writes(commit, view, new), *resealed.writes),
+        entries=(
+            *_entries(commit, view, new, clock),
+            *resealed.entries,
+            *_tombstones(removal, removed, new, clock),
+        ),
         removed=removed,
         removed_chunks=doomed,
         everything=removal.everything,
         erase=removal.erase,
-        info=info,
+        info=resealed.info if info is None else info,
         info_projection=commit.info_projection,
     )
     gone = (view.count() or int(view.is_listed)) if removal.everything else len(removed)
@@ -169,9 +178,14 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, *commit.fence, view)
-    if commit.epoch is not None and row is not None and commit.epoch < row.epoch and not commit.merge:
-        raise EpochPassed(thread, commit.epoch, row.epoch)
+    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
+    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if commit.merge and commit.in_turn:
+        _check_turn(commit, view, row)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
+        raise StaleBase(thread)
+    if commit.revision is not None and (row is None or row.revision != commit.revision):
         raise StaleBase(thread)
     if commit.expect_empty and view.count():
         raise ThreadNotEmpty(thread)
@@ -183,6 +197,20 @@ def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     for entry in commit.entries:
         if not commit.merge:
             _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
+    following = row.seq + 1 if row is not None else 1
+    is_out = any(
+        draft.seq != following and view.find(draft.namespace, draft.id) is None
+        for draft in commit.checkpoints
+    )
+    for entry in commit.entries:
+        stored = view.entry(entry.kind, entry.key)
+        is_out = is_out or (stored is not None and entry.rank < stored.rank)
+    if is_out:
+        raise OutOfTurn(commit.thread.id)
 
 
 def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
@@ -270,6 +298,8 @@ class _Placing:
         old = self._view.find(draft.namespace, draft.id) if may_be_here else None
         if old is not None and draft.seq and not self._wins(draft, old):
             return
+        if self._commit.merge and draft.seq and _is_buried(draft, self._view):
+            return
         epoch, seq = self._order(draft, old)
         self.seq, self.epoch = max(self.seq, seq), max(self.epoch, epoch)
         record = stamped(
@@ -296,9 +326,12 @@ class _Placing:
         self._heads[record.namespace] = held
 
     def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """A copy of what is here is nothing new, unless it was replaced there; ties are decided by bytes."""
+        """A copy of what is here is nothing new, unless it was replaced there.
+
+        Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
+        """
         if draft.version == old.version:
-            return self._commit.merge and draft.body > old.body
+            return self._commit.merge and (draft.order, draft.body) > (old.order, old.body)
         return draft.version > old.version
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
@@ -345,9 +378,31 @@ def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
     return commit.merge and write.body > stored.body  # two stores each had a first one
 
 
+class _Resealed:
+    """What gets other bytes, because it still has those that were read."""
+
+    def __init__(self, wanted: Reseal, view: View) -> None:
+        held = [(view.write(old.key), old.body, new) for old, new in wanted.writes]
+        notes = [(view.entry(old.kind, old.key), old.body, new) for old, new in wanted.entries]
+        self.writes = tuple([replace(row, body=new) for row, old, new in held if row and row.body == old])
+        self.entries = tuple([replace(row, body=new) for row, old, new in notes if row and row.body == old])
+        self.info = wanted.info[1] if wanted.info is not None and wanted.info[0] == view.info() else None
+
+
+_UNSEALED = _Resealed(Reseal(), cast(View, None))
+
+
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
     accepted = []
+    grave = view.entry(TOMBSTONE, "") if commit.merge else None
     for entry in commit.entries:
+        if (
+            grave is not None
+            and entry.fence > 0
+            and entry.rank[:2] <= grave.rank[:2]
+            and entry.kind != TOMBSTONE
+        ):
+            continue  # it was taken before the thread was deleted
         stored = view.entry(entry.kind, entry.key)
         if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
             continue
@@ -378,6 +433,26 @@ def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -
         lease_s=None,
         expect=None,
         expect_lapsed=False,
+    )
+
+
+# What was removed and does not come back ----------------------------------------------------------------------
+
+
+def _tombstones(removal: Removal, removed: Iterable[Pair], row: Row, clock: Clock) -> list[Entry]:
+    """Return what says of the removed that it was: until which seq and revision, and when."""
+    if not removal.buries:
+        return []
+    keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
+    at = clock.now.to_bytes(8)
+    return [Entry(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys]
+
+
+def _is_buried(draft: CheckpointRecord, view: View) -> bool:
+    """Tell whether a checkpoint that a merge brings was removed here after it was made."""
+    graves = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
+    return any(
+        grave is not None and (draft.epoch, draft.seq) <= (grave.epoch, grave.until) for grave in graves
     )
 
 

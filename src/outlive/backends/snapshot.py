@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
+from ..backend import TOMBSTONE, CheckpointRecord, Commit, Entry, Receipt, Reseal, WriteRecord, tombstone_key
 from .rules import Pair, Row, named
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ def is_plain(commit: Commit) -> bool:
         or commit.merge
         or commit.removal is not None
         or commit.rewrites
+        or commit.reseal is not None
+        or commit.revision is not None
         or commit.info is not None
         or commit.info_version is not None
         or commit.expect_empty
@@ -41,7 +43,10 @@ def is_apart(commit: Commit) -> bool:
         commit.checkpoints
         or commit.writes
         or commit.entries
+        or commit.reseal is not None
+        or commit.revision is not None
         or commit.merge
+        or (commit.removal is not None and commit.removal.everything and commit.removal.buries)
         or commit.expect_empty
         or commit.expect_head is not None
         or commit.fence is not None
@@ -83,12 +88,17 @@ class Wanted:
 
     @classmethod
     def of(cls, commit: Commit) -> Wanted:
-        removal = commit.removal
+        removal, reseal = commit.removal, commit.reseal or Reseal()
         pairs = list(removal.checkpoints) if removal is not None else []
         records = (*commit.checkpoints, *commit.rewrites)
-        entries = [(entry.kind, entry.key) for entry in commit.entries]
+        entries = [
+            (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reseal.entries))
+        ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
+        if commit.merge:  # what was removed is not merged in again
+            keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
+            entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()
         if commit.generation is None:
             chunks |= unbrought(commit)
@@ -98,7 +108,7 @@ class Wanted:
         return cls(
             checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
             namespaces=_once(namespaces),
-            writes=_once(write.key for write in commit.writes),
+            writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reseal.writes))),
             pairs=_once(pairs),
             entries=_once(entries),
             chunks=list(chunks),

@@ -37,8 +37,12 @@ class Writer:
             self._forget_all()
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
+        brought = dict(effect.chunks)
         for name in effect.removed_chunks:
-            self._remove_chunk(name)
+            if name in brought and not effect.everything:
+                self._exchange_chunk(name, brought[name])
+            else:
+                self._remove_chunk(name)
         for name, data in effect.chunks:
             self._put_chunk(name, data)
         for record in (*effect.checkpoints, *effect.rewrites):
@@ -123,6 +127,15 @@ class Writer:
         if held is not None:
             self._stored -= held[0]
             self._db.execute("delete from chunk where thread = ? and name = ?", (self._view.key, name))
+
+    def _exchange_chunk(self, name: bytes, data: bytes) -> None:
+        """Put other bytes in the place of a chunk: rows that refer to it do so by its key."""
+        held = self._view.chunk(name)
+        if held is not None:
+            self._stored += len(data) - held[0]
+            self._db.execute(
+                "update chunk set data = ? where thread = ? and name = ?", (data, self._view.key, name)
+            )
 
     def _put_checkpoint(self, record: CheckpointRecord) -> None:
         if (old := self._replaced.get((record.namespace, record.id))) is not None:

@@ -86,7 +86,7 @@ def opened(
     if not creates:
         _check_served(backend, target)
     opener: Any = None  # of further stores: this program opens them itself
-    with Store(run_now(opening._build(backend, target, SyncRuntime(), opener))) as store:
+    with Store(run_now(opening._build(backend, None, target, SyncRuntime(), opener))) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store

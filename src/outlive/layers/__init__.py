@@ -1,1 +1,1 @@
-"""Backends around backends."""
+"""Layers: backends around backends. Each changes one thing and forwards the rest."""

@@ -12,7 +12,12 @@ overtakes the writes of its step. The logic is written once, as coroutines (`kee
 colours.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ...errors import MissingExtra
+
+if TYPE_CHECKING:
+    from .moving import import_langgraph as import_langgraph
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
@@ -23,4 +28,12 @@ from .running import aresume, arun, resume, run
 from .saver import OutliveSaver
 from .serializer import StrictSerializer
 
-__all__ = ["OutliveSaver", "StrictSerializer", "aresume", "arun", "resume", "run"]
+__all__ = ["OutliveSaver", "StrictSerializer", "aresume", "arun", "import_langgraph", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "import_langgraph":  # needed once in the life of a database
+        from .moving import import_langgraph
+
+        return import_langgraph
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ from ...arguments import check_id, check_text
 from ...backend import CheckpointRecord, Commit, ThreadKey, WriteRecord
 from ...checkpoint import PendingWrite, Pruned
 from ...engine import Draft, Engine, Located
-from ...errors import CheckpointExists, CheckpointMissing, OutliveError
+from ...errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from ...store import AsyncStore
 from . import deltas, pruning
 from .messages import Messages, opened
@@ -216,7 +216,7 @@ class Keeper:
 
     async def delete_for_runs(self, runs: Sequence[str]) -> None:
         """Delete the checkpoints of runs, in all threads."""
-        wanted = frozenset(check_id("run_id", run) for run in runs)
+        wanted = frozenset(check_id("run_id", run) for run in _several("run_ids", runs))
         if not wanted:
             return
         async for info in self.store.threads():
@@ -225,9 +225,16 @@ class Keeper:
     async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a rule does not keep."""
         total = Pruned()
-        for thread in threads:
-            total = pruning.add(total, await pruning.prune(self, self.key(thread_of(thread)), rule, dry_run))
+        for thread in [thread_of(thread) for thread in _several("thread_ids", threads)]:
+            total = pruning.add(total, await pruning.prune(self, self.key(thread), rule, dry_run))
         return total
+
+
+def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
+    """Return ids; refuse a str, whose letters would be taken for ids."""
+    if isinstance(ids, str | bytes):
+        raise BadArgument(f"{name} must be a list of ids, not {ids!r:.100}")
+    return ids
 
 
 def _history(channel: str, delta: Delta) -> DeltaChannelHistory:

@@ -2,7 +2,9 @@
 
 What is listed: the thread that the config names, or all of them, thread by thread. A namespace that the config does not
 mention means all of them, "" the root alone. `filter` compares metadata by equality, a key that is not there being None.
-`before` means: stored before that checkpoint. When it is nowhere in the thread, ids that sort before it.
+`before` means: stored before that checkpoint. When it is nowhere in the thread, ids that sort before it. When it belongs to
+another namespace (LangGraph asks what a subgraph had before a checkpoint of its parent), what was made below it or later does
+not count either: with durability="async" a subgraph may store before the checkpoint is stored that it runs in.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ class Listing:
         self._key: ThreadKey | None = None
         self._pages: Pages | None = None
         self._bound: str | None = None
+        self._around: CheckpointRecord | None = None  # `before`, when it is of another namespace
+        self._places: dict[str, Cursor | None] = {}  # of checkpoints in that namespace
         self._page: Loaded | None = None
         self._records: Iterator[CheckpointRecord] = iter(())
 
@@ -60,6 +64,8 @@ class Listing:
                 continue
             assert self._page is not None
             assert self._key is not None
+            if await self._is_inside(record):
+                continue
             _, state, writes = self._page.open(record)
             if self._threads.are_all and not is_snapshot(state):
                 continue  # a thread that LangGraph has nothing to do with
@@ -76,7 +82,8 @@ class Listing:
         self._key = await self._threads.next()
         if self._key is None:
             return False
-        cursor, self._bound = await self._begin(self._key)
+        self._places = {}
+        cursor = await self._begin(self._key)
         self._pages = Pages(self._keeper.engine, self._key, self._namespace, cursor)
         return True
 
@@ -96,23 +103,47 @@ class Listing:
         metadata: Mapping[str, Any] = {**self._keeper.metadata(self._key, record)}
         return all(metadata.get(name) == value for name, value in self._filter.items())
 
-    async def _begin(self, key: ThreadKey) -> tuple[Cursor | None, str | None]:
-        """Return where to begin: behind a checkpoint, whatever its namespace; else a bound for the ids.
-
-        All namespaces of a thread share one order, and LangGraph asks what a subgraph had before a checkpoint of its parent.
-        """
+    async def _begin(self, key: ThreadKey) -> Cursor | None:
+        """Find where to begin: behind a checkpoint, whatever its namespace; else there is a bound for the ids."""
+        self._bound, self._around = None, None
         id = checkpoint_of(self._before)
         if id is None:
-            return None, None
+            return None
+        found = await self._find(key, id)
+        if found is None:
+            self._bound = id
+            return None
+        if found.namespace != self._namespace:
+            self._around = found
+        return found.order
+
+    async def _find(self, key: ThreadKey, id: str) -> CheckpointRecord | None:
         named = said_in(self._before).get("checkpoint_ns")
         for namespace in dict.fromkeys((*_with_parents(named), *_with_parents(self._namespace))):
-            reading = await self._keeper.engine.backend.read(key, namespace, id, chunks=False)
-            if reading.record is not None:
-                return reading.record.order, None
-        for record in await self._keeper.engine.records(key):
-            if record.id == id:
-                return record.order, None
-        return None, id
+            found = await self._record(key, namespace, id)
+            if found is not None:
+                return found
+        records = await self._keeper.engine.records(key)
+        return next((record for record in records if record.id == id), None)
+
+    async def _record(self, key: ThreadKey, namespace: str, id: str) -> CheckpointRecord | None:
+        return (await self._keeper.engine.backend.read(key, namespace, id, chunks=False)).record
+
+    async def _is_inside(self, record: CheckpointRecord) -> bool:
+        """Tell whether a checkpoint of a subgraph was made below the one that `before` names, or below a later one."""
+        around = self._around
+        if around is None or record.namespace == around.namespace:
+            return False
+        assert self._key is not None
+        parents = self._keeper.metadata(self._key, record).get("parents")
+        parent = parents.get(around.namespace) if isinstance(parents, dict) else None
+        if not isinstance(parent, str) or not parent:
+            return False
+        if parent not in self._places:
+            found = await self._record(self._key, around.namespace, parent)
+            self._places[parent] = None if found is None else found.order
+        place = self._places[parent]
+        return place is not None and place >= around.order
 
 
 class _Threads:

@@ -58,7 +58,7 @@ def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) ->
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
         raise BadArgument(f'keep_last must be 1 or more, not {keep_last!r}; strategy="delete" deletes all')
     if older_than_s is not None and (
-        not isinstance(older_than_s, int | float) or isinstance(older_than_s, bool) or older_than_s < 0
+        not isinstance(older_than_s, int | float) or isinstance(older_than_s, bool) or not older_than_s >= 0
     ):
         raise BadArgument(f"older_than_s must be a number of seconds, not {older_than_s!r}")
     if strategy == "delete":

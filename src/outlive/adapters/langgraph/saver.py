@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -46,12 +46,12 @@ from ...opening import open as open_store
 from ...runtime import AsyncRuntime, run_now
 from ...store import AsyncStore
 from ...sync import Store, each
-from .keeper import Fence, Keeper, Turn
+from .keeper import Fence, Keeper
 from .listing import Listing
 from .place import Place, place_of, thread_of
 from .pruning import rule_of
 from .serializer import StrictSerializer
-from .turns import Turns
+from .turns import Turn, Turns
 
 T = TypeVar("T")
 Work = Callable[[Keeper], Coroutine[Any, Any, T]]
@@ -83,12 +83,33 @@ class _Shared:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
-        with self._lock:
-            if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
-                self._pid = os.getpid()
-                self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
-            pool = self._pool
-        return await asyncio.get_running_loop().run_in_executor(pool, contextvars.copy_context().run, work)
+        return await asyncio.wrap_future(self._submit(work))
+
+    def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
+        """Take a turn and begin with the work in a worker thread.
+
+        Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
+        """
+
+        def in_turn(turn: Turn) -> T:
+            try:
+                return work(turn)
+            finally:
+                turn.end()
+
+        with self.turns.starting:
+            turn = self.turns.take(thread)
+            try:
+                return self._submit(lambda: in_turn(turn))
+            except BaseException:
+                turn.end()
+                raise
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
+            self._pid = os.getpid()
+            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
+        return self._pool.submit(contextvars.copy_context().run, work)
 
     @property
     def sync(self) -> AsyncStore:
@@ -221,10 +242,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
     async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
-        turn = self._shared.turns.take(
-            thread
-        )  # before anything is awaited: tasks begin in the order they were made
-        turn.is_on_loop = self._shared.asynchronous is not None
+        # The turn is taken before anything is awaited: tasks begin in the order they were made.
+        if self._shared.asynchronous is not None:
+            return await self._in_turn_on_loop(thread, work)
+        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
+        return await AsyncRuntime().shielded(_finish(begun))
+
+    async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
+        turn = self._shared.turns.take(thread)
+        turn.loop = asyncio.get_running_loop()
         try:
             return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
         finally:
@@ -429,6 +455,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a saver on the same store that knows these types too."""
         return super().with_allowlist(extra_allowlist)  # type: ignore[return-value]
+
+
+async def _finish(begun: Future[T]) -> T:
+    return await asyncio.wrap_future(begun)
 
 
 def _is_fork(config: RunnableConfig, place: Place) -> bool:

@@ -22,7 +22,10 @@ from .messages import opened
 from .values import ValueCodec, sealed_version
 
 SHAPE = 1
-_SEALED = "__sealed__"  # the one key of metadata that were sealed
+# Keys of ours among those of metadata.
+_WHOLE = (
+    "__whole__"  # under it are the metadata: they were sealed, or have a key that is called as one of these
+)
 _NO_SOURCE = "__no_source__"
 _OURS = ("langgraph", "channel_values", "deltas", "rest")
 
@@ -131,16 +134,20 @@ def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any]) -> No
         draft.step = rest.pop("step")
     if type(run) is str and 0 < len(run) <= 1000:
         draft.run = rest.pop("run_id")
+    if not codec.is_open:
+        draft.metadata = {_WHOLE: codec.seal(rest, None, "metadata")}
+    else:
+        draft.metadata = {_WHOLE: rest} if rest.keys() & {_WHOLE, _NO_SOURCE} else rest
     if "source" not in metadata:
-        rest[_NO_SOURCE] = True  # a record always has one
-    draft.metadata = rest if codec.is_open else {_SEALED: codec.seal(rest, None, "metadata")}
+        draft.metadata[_NO_SOURCE] = True  # a record always has one
 
 
 def metadata_of(record: CheckpointRecord, stored: Mapping[str, Any]) -> CheckpointMetadata:
     """Return the metadata as LangGraph gave them."""
-    rest = dict(stored.get(_SEALED, stored))
-    whole: dict[str, Any] = {"source": record.source, "step": record.step, "run_id": record.run}
+    has_source = _NO_SOURCE not in stored
+    rest = stored.get(_WHOLE) or {
+        name: value for name, value in stored.items() if name not in (_WHOLE, _NO_SOURCE)
+    }
+    whole = {"source": record.source if has_source else None, "step": record.step, "run_id": record.run}
     whole = {name: value for name, value in whole.items() if value is not None and name not in rest}
-    if rest.pop(_NO_SOURCE, False):
-        del whole["source"]
     return cast(CheckpointMetadata, {**whole, **rest})

@@ -2,8 +2,12 @@
 
 LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does not wait in
 between. Each call takes its turn when it begins, and stores nothing before the ones before it are stored or stand before it in
-the store's own queue: a checkpoint is never stored before the writes that led to it. What can be prepared is prepared while it waits,
-and writes that stand in a queue together share one transaction. A turn is a link in a chain of futures: threads and tasks of any event loop wait in the same chain.
+the store's own queue: a checkpoint is never stored before the writes that led to it. What can be prepared is prepared while
+it waits, and writes that stand in a queue together share one transaction. Threads and tasks of any event loop stand in
+the same line.
+
+One case has no order: a sync call made on an event loop, while tasks of that very loop are before it. They go on only when
+the loop does, so it does not wait for them.
 """
 
 from __future__ import annotations
@@ -12,38 +16,33 @@ import asyncio
 import os
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import Future
 
 
 class Turn:
     """A place in the order of one thread."""
 
-    def __init__(self, turns: Turns, thread: str, before: Future[None] | None) -> None:
-        self.done: Future[None] = Future()
+    def __init__(self, turns: Turns, thread: str, is_first: bool) -> None:
+        self.thread = thread
+        self.is_over = False
+        self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
+        self.loop: asyncio.AbstractEventLoop | None = None  # on which it runs as a task
         self._turns = turns
-        self._thread = thread
-        self._before = before
-        self._is_over = False
-        self.is_on_loop = False
 
     async def wait(self) -> None:
-        """Wait until those before are done, in this thread or as a task."""
-        if self._before is None or self._before.done():
+        """Wait until those before are over, in this thread or as a task."""
+        if self.has_come is None or self.has_come.done():
             return
-        if self.is_on_loop:
-            await asyncio.shield(asyncio.wrap_future(self._before))
-        else:
-            self._before.result()
+        if self.loop is not None:
+            await asyncio.shield(asyncio.wrap_future(self.has_come))
+        elif not self._turns.needs(self, _running_loop()):
+            self.has_come.result()
 
     def end(self) -> None:
-        """Let the next one go on, when those before are done."""
-        if self._is_over:
-            return
-        self._is_over = True
-        if self._before is None:
-            self._turns.end(self._thread, self)
-        else:
-            self._before.add_done_callback(lambda _: self._turns.end(self._thread, self))
+        """Let the next one go on, when those before are over."""
+        if not self.is_over:
+            self._turns.end(self)
 
 
 class Turns:
@@ -55,21 +54,50 @@ class Turns:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[str, Turn] = {}
+        self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
+        self._lines: dict[str, deque[Turn]] = {}
 
     def take(self, thread: str) -> Turn:
         """Join the order of a thread; whoever takes a turn must end it."""
         with self._lock:
-            before = self._last.get(thread)
-            turn = self._last[thread] = Turn(self, thread, None if before is None else before.done)
+            line = self._lines.get(thread)
+            if line is None:
+                line = self._lines[thread] = deque()
+            turn = Turn(self, thread, not line)
+            line.append(turn)
             return turn
 
-    def end(self, thread: str, turn: Turn) -> None:
+    def end(self, turn: Turn) -> None:
         """Let the next one go on."""
         with self._lock:
-            if self._last.get(thread) is turn:
-                del self._last[thread]
-        turn.done.set_result(None)
+            turn.is_over = True
+            line = self._lines.get(turn.thread)
+            if line is None or not line[0].is_over:
+                return
+            while line and line[0].is_over:
+                line.popleft()
+            following = line[0].has_come if line else None
+            if not line:
+                del self._lines[turn.thread]
+        if following is not None:
+            following.set_result(None)
+
+    def needs(self, turn: Turn, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Tell whether a turn comes only when a loop goes on."""
+        with self._lock:
+            for before in self._lines.get(turn.thread, ()) if loop is not None else ():
+                if before is turn:
+                    return False
+                if before.loop is loop and not before.is_over:
+                    return True
+        return False
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 _all: weakref.WeakSet[Turns] = weakref.WeakSet()

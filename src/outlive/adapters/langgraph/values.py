@@ -131,6 +131,12 @@ def _encode_defaultdict(value: collections.defaultdict[Any, Any]) -> list[Any]:
 _containers = Registry()
 _containers.add(collections.Counter, "collections.Counter", encode=dict, decode=collections.Counter)
 _containers.add(
+    collections.deque,
+    "collections.deque",
+    encode=lambda value: [value.maxlen, list(value)],
+    decode=lambda stored: collections.deque(stored[1], stored[0]),
+)
+_containers.add(
     collections.OrderedDict,
     "collections.OrderedDict",
     encode=lambda value: [list(pair) for pair in value.items()],
@@ -156,6 +162,7 @@ _TAGS = frozenset(
         "collections.Counter",
         "collections.OrderedDict",
         "collections.defaultdict",
+        "collections.deque",
         "langgraph.DeltaSnapshot",
         TAG,
     )

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ... import store as store_module
+from ... import listing as listing_module
 from ...store import AsyncStore
 from ..contract import Contract
 from ..trial import Trial
@@ -29,7 +29,7 @@ class ListingContract(Contract):
     async def test_threads_are_listed_page_by_page(
         self, trial: Trial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store_module, "_PAGE", 10)
+        monkeypatch.setattr(listing_module, "_PAGE", 10)
         store = await trial.store()
         ids = [f"{n:02}" for n in range(45)]
         await trial.together(*(lambda n=n: store.thread(ids[n]).update({"n": n}) for n in range(45)))

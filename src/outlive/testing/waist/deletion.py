@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ...backend import CheckpointRecord, Entry, Reading, Removal
+from ...backend import NEXT, CheckpointRecord, Entry, Reading, Removal, Reseal, WriteRecord
 from ...errors import StaleBase
 from ..contract import Contract
 from ..records import Waist, chunk, copied, draft, live, write
@@ -275,3 +276,88 @@ class DeletionContract(Contract):
             step += 1
             await waist.save(f"busy {step}", TWO)
         assert await waist.data() == dict((TWO,))
+
+    async def test_a_chunk_that_is_removed_and_put_at_once_has_the_new_bytes_for_all_who_name_it(
+        self, waist: Waist
+    ) -> None:
+        await waist.commit(draft("a", ONE[0], TWO[0]), chunks=(ONE, TWO), writes=(held := _write(ONE[0]),))
+        before = await waist.backend.inventory(waist.thread)
+        await waist.commit(
+            chunks=((ONE[0], b"sealed anew"),),
+            removal=Removal(chunks=(ONE[0],), chunks_until=before.revision),
+            generation=before.generation,
+        )
+        reading = await waist.backend.read(waist.thread, "", "a")
+        assert reading.chunks == {ONE[0]: b"sealed anew", TWO[0]: TWO[1]}
+        assert (await waist.records())[0].chunks == (ONE[0], TWO[0])
+        assert await waist.backend.writes(waist.thread, None) == [held]
+        after = await waist.backend.inventory(waist.thread)
+        assert after.chunks == {ONE[0]: (11, after.revision), TWO[0]: (200, before.chunks[TWO[0]][1])}
+        assert after.generation != before.generation
+        assert await waist.backend.audit(waist.thread) == []
+
+    async def test_a_chunk_that_came_back_in_between_keeps_its_bytes(self, waist: Waist) -> None:
+        await waist.commit(draft("a", ONE[0]), chunks=(ONE,))
+        before = await waist.backend.inventory(waist.thread)
+        await waist.commit(draft("b", ONE[0]), chunks=(ONE,))
+        removal = Removal(chunks=(ONE[0],), chunks_until=before.revision)
+        await waist.commit(chunks=((ONE[0], b"sealed anew"),), removal=removal, generation=before.generation)
+        assert (await waist.data())[ONE[0]] == ONE[1]
+
+    async def test_what_is_sealed_anew_changes_its_bytes_and_nothing_else(self, waist: Waist) -> None:
+        lease = Entry("run", "r", b"old", "running", fence=NEXT, lease_s=100)
+        await waist.commit(
+            draft("a"),
+            writes=(write("a", "task", 0, b"old"), write("a", "task", -1, b"old")),
+            entries=(lease,),
+        )
+        await waist.commit(info=b"old")
+        (note,), row = await waist.entries("run"), await waist.row()
+        writes = await waist.backend.writes(waist.thread, None)
+        assert row is not None
+        await waist.commit(
+            reseal=Reseal(tuple((one, b"new") for one in writes), ((note, b"new"),), (b"old", b"new"))
+        )
+        assert await waist.backend.writes(waist.thread, None) == [replace(one, body=b"new") for one in writes]
+        assert await waist.entries("run") == [replace(note, body=b"new")]
+        now = await waist.row()
+        assert now is not None
+        assert (now.info, now.info_version, now.generation) == (b"new", row.info_version, row.generation)
+        assert await waist.backend.audit(waist.thread) == []
+
+    async def test_what_was_changed_since_it_was_read_is_not_sealed_anew(self, waist: Waist) -> None:
+        await waist.commit(
+            draft("a"),
+            writes=(write("a", "task", -1, b"second"),),
+            entries=(Entry("run", "r", b"second"),),
+            info=b"second",
+        )
+        first = Entry("run", "r", b"first")
+        gone = write("a", "other", 0, b"first")
+        await waist.commit(
+            reseal=Reseal(
+                ((write("a", "task", -1, b"first"), b"x"), (gone, b"x")), ((first, b"x"),), (b"first", b"x")
+            )
+        )
+        assert [one.body for one in await waist.backend.writes(waist.thread, None)] == [b"second"]
+        assert [one.body for one in await waist.entries("run")] == [b"second"]
+        row = await waist.row()
+        assert row is not None
+        assert row.info == b"second"
+
+    async def test_a_thread_goes_only_when_nothing_at_all_was_committed_since(self, waist: Waist) -> None:
+        await waist.commit(draft("a"))
+        row = await waist.row()
+        assert row is not None
+        await waist.commit(entries=(Entry("run", "r"),))
+        everything = Removal(everything=True)
+        with pytest.raises(StaleBase):
+            await waist.commit(removal=everything, revision=row.revision)
+        row = await waist.row()
+        assert row is not None
+        await waist.commit(removal=everything, revision=row.revision)
+        assert await waist.row() is None
+
+
+def _write(name: bytes) -> WriteRecord:
+    return write("a", "task", chunks=(name,))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...backend import Commit, Entry
+import pytest
+
+from ...backend import NEXT, TOMBSTONE, Commit, Entry, Removal
 from ...backend import commit as commit_one
+from ...errors import EpochPassed, OutOfTurn
 from ..contract import Contract
 from ..records import Waist, chunk, copied, draft, write
 
@@ -116,3 +120,60 @@ class MergeContract(Contract):
         assert [record.id for record in dump["records"]] == ["a", "old"]
         assert [held.body for held in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
         assert (dump["row"].info, dump["row"].epoch) == (b"here", 4)
+
+    async def test_a_save_that_was_repeated_after_a_failover_counts_in_the_later_epoch(
+        self, waist: Waist
+    ) -> None:
+        copies = (_foreign("a", 9, body=b"z"), _foreign("a", 2, epoch=1, body=b"x"))
+        merged = await _agrees(waist, [{"checkpoints": (copy,)} for copy in copies])
+        assert [(record.epoch, record.seq, record.body) for record in merged["records"]] == [(1, 2, b"x")]
+
+    async def test_a_strict_merge_is_refused_by_a_thread_in_a_later_epoch(self, waist: Waist) -> None:
+        await waist.commit(_foreign("a", 1), merge=True, strict=True, epoch=3)
+        await waist.commit(draft("b"), epoch=4)
+        with pytest.raises(EpochPassed):
+            await waist.commit(_foreign("c", 9), merge=True, strict=True, epoch=3)
+        await waist.commit(_foreign("d", 9), merge=True, strict=True, epoch=4)
+        assert {record.id for record in await waist.records()} == {"a", "b", "d"}
+
+    async def test_what_was_removed_and_buried_is_not_merged_in_again(self, waist: Waist) -> None:
+        await waist.save("a")
+        await waist.save("b")
+        _, a = await waist.records()
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
+        await waist.commit(a, merge=True)
+        assert await waist.ids() == ["b"]
+        await waist.save("a")  # the same id in a new save is another checkpoint
+        new = (await waist.records())[0]
+        await waist.commit(new, merge=True)
+        assert await waist.ids() == ["a", "b"]
+
+    async def test_a_thread_that_was_deleted_and_buried_stays_deleted(self, waist: Waist) -> None:
+        await waist.commit(draft("a"), entries=(Entry("run", "r", b"x", "running", fence=NEXT),))
+        (a,) = await waist.records()
+        (run,) = (await waist.dump())["entries"]["run"]
+        await waist.commit(removal=Removal(everything=True, buries=True))
+        await waist.commit(a, _foreign("later", 9), merge=True, entries=(run,))
+        dump = await waist.dump()
+        assert [record.id for record in dump["records"]] == ["later"]
+        assert not dump["entries"].get("run")
+        found = await waist.backend.entries(waist.thread.tenant, TOMBSTONE, thread=waist.thread)
+        assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
+        await waist.commit(draft("a"), entries=(Entry("run", "r", b"y", "running", fence=NEXT),))
+        assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]
+
+    async def test_a_merge_that_is_to_be_in_turn_is_refused_when_it_is_not(self, waist: Waist) -> None:
+        run = Entry("run", "r", b"x", fence=4)
+        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
+        for other in (
+            {"checkpoints": (_foreign("late", 1),)},
+            {"checkpoints": (_foreign("early", 3),)},
+            {"entries": (Entry("run", "r", b"y", fence=3),)},
+        ):
+            with pytest.raises(OutOfTurn):
+                await commit_one(waist.backend, Commit(waist.thread, merge=True, in_turn=True, **other))
+        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
+        await waist.commit(_foreign("b", 2), merge=True, in_turn=True, entries=(replace(run, fence=5),))
+        assert await waist.ids() == ["b", "a"]
+        with pytest.raises(OutOfTurn):
+            await waist.of("another").commit(_foreign("a", 2), merge=True, in_turn=True)

@@ -1,0 +1,77 @@
+"""A digest over values, to tell whether two are the same.
+
+It stands on its own, beside the codec that stores values: what the codec changed on the way, or a chunk lost, is seen. Equal
+values of equal types have equal digests; the order of a dict counts, that of a set does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import ormsgpack
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+_OPTIONS = (
+    ormsgpack.OPT_NON_STR_KEYS
+    | ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_TUPLE
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+_serializer = JsonPlusSerializer(allowed_msgpack_modules=None)
+
+
+def digest(value: Any) -> bytes:
+    """Return 16 bytes over a value."""
+    return hashlib.blake2b(_packed(value), digest_size=16).digest()
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return ormsgpack.packb(value, default=_taken_apart, option=_OPTIONS)
+    except (TypeError, ValueError):  # great ints, lone surrogates, depth: the slow way has room for them
+        return repr(_spelled(value)).encode("utf-8", "surrogatepass")
+
+
+def _taken_apart(value: Any) -> Any:
+    """Return what an object consists of, in types that msgpack has, behind its class."""
+    kind: type = type(value)
+    way = _ways.get(kind)
+    if way is None:
+        way = _ways[kind] = _way_of(kind)
+    return way(value)
+
+
+_ways: dict[type, Callable[[Any], Any]] = {}
+
+
+def _way_of(kind: type) -> Callable[[Any], Any]:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if hasattr(kind, "model_fields"):  # a model of pydantic's
+        return lambda value: [name, value.__dict__, value.__pydantic_extra__ or None]
+    if issubclass(kind, tuple | list):
+        return lambda value: [name, *value]
+    if issubclass(kind, set | frozenset):
+        return lambda value: [name, *sorted(map(_packed, value))]
+    if issubclass(kind, dict):
+        return lambda value: [name, list(map(list, value.items()))]
+    if dataclasses.is_dataclass(kind):
+        names = [one.name for one in dataclasses.fields(kind)]
+        return lambda value: [name, {one: getattr(value, one, None) for one in names}]
+    return lambda value: [name, *_serializer.dumps_typed(value)]
+
+
+def _spelled(value: Any) -> Any:
+    """Return a value as nested tuples whose repr says all of it."""
+    if isinstance(value, dict) and type(value) is dict:
+        return ("dict", *((_spelled(key), _spelled(one)) for key, one in value.items()))
+    if type(value) is list:
+        return ("list", *map(_spelled, value))
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    return ("object", _spelled(_taken_apart(value)))

@@ -1,0 +1,97 @@
+"""The command about databases of LangGraph's: moving them into a store."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ..errors import BadArgument
+from .call import Call
+from .command import argument, command, flag, option
+from .harmless import shown
+
+if TYPE_CHECKING:
+    from ..adapters.langgraph.moving import Moved, Progress
+
+
+@command(
+    "import-langgraph",
+    "Move a database of LangGraph's into a store.",
+    argument("SOURCE_URL"),
+    argument("TARGET_URL", required=False),
+    option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of your own that states hold."),
+    option("--thread", "threads", multiple=True, metavar="THREAD", help="Only this thread; can be repeated."),
+    flag("--skip", help="Leave out threads that cannot be moved, and go on with the others."),
+    flag("--no-verify", help="Do not compare the target with the source afterwards."),
+    flag("--dry-run", help="Read and decode everything, store nothing, list all problems."),
+)  # fmt: skip
+def import_langgraph(
+    call: Call,
+    source_url: str,
+    target_url: str | None,
+    types: tuple[str, ...],
+    threads: tuple[str, ...],
+    skip: bool,
+    no_verify: bool,
+    dry_run: bool,
+) -> None:
+    """Move every thread of a database that LangGraph's SqliteSaver or PostgresSaver wrote into a store of outlive's.
+
+    The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. Can be repeated: what is there stays,
+    what is new is brought. Exits with 1 when threads were left out.
+    """
+    from .. import opening
+    from ..adapters.langgraph import moving
+    from ..adapters.langgraph.source import open_source
+    from .table import progress
+
+    if target_url is not None and call.store_url:
+        raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
+    types_named = moving.named_types(types)
+    open_source(source_url).close()  # before a mistake in its URL has made an empty store
+    call.store_url = target_url or call.url
+    options = {} if call.tenant is None else {"tenant": call.tenant}
+    is_quiet = call.is_quiet or call.is_json
+    where = "memory:" if dry_run and moving.is_absent(call.store_url) else call.store_url
+    with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
+        call.shown_store = store._store._settings.url
+        moved = moving.import_langgraph(
+            source_url,
+            store,
+            types=types_named,
+            threads=threads or None,
+            progress=_teller(call, bar, is_quiet=is_quiet),
+            on_problem="skip" if skip else "stop",
+            verify=not no_verify,
+            dry_run=dry_run,
+        )
+    call.answer([_item(moved)], lambda: _show(moved, dry_run=dry_run), brief=[shown(str(one)) for one in moved.problems], is_ok=moved.ok)  # fmt: skip
+
+
+def _teller(call: Call, bar: Progress, *, is_quiet: bool) -> Progress:
+    """Return who is told how far it has got: a bar on a terminal, else plain lines."""
+    from ..adapters.langgraph.moving import Lines
+
+    return bar if is_quiet or sys.stderr.isatty() else Lines(call.note)
+
+
+def _item(moved: Moved) -> dict[str, object]:
+    return {
+        "threads": moved.threads,
+        "checkpoints": moved.checkpoints,
+        "writes": moved.writes,
+        "present": moved.present,
+        "renewed": moved.renewed,
+        "ahead": moved.ahead,
+        "verified": moved.verified,
+        "unknown_types": list(moved.unknown),
+        "problems": [{"thread": one.thread, "checkpoint": one.checkpoint, "problem": one.sentence} for one in moved.problems],
+    }  # fmt: skip
+
+
+def _show(moved: Moved, *, dry_run: bool) -> None:
+    for problem in moved.problems:
+        print(shown(str(problem)))
+    print(f"{'would move' if dry_run else 'moved'} {moved}")
+    if moved.unknown:
+        print("name the classes: " + " ".join(f"--type {shown(name)}" for name in moved.unknown))

@@ -1,0 +1,145 @@
+"""The backlog: what one store of a pair has queued for the other one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+
+from ..backend import TOMBSTONE, Backend, Commit, Entry, ThreadKey
+from ..errors import CallerError, Corrupt, OutliveError
+from ..runtime import Runtime
+from .carrying import Carrier
+from .note import NOTE, Items, age_s, items_in
+from .queue import Queue
+
+_PAGE = 500
+_TOGETHER = 64  # threads whose items go to the other store by one call
+_OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
+
+Noted = tuple[ThreadKey, Entry]
+
+
+class Backlog:
+    """The notes in one store, and how they are worked off."""
+
+    def __init__(
+        self, source: Backend, carrier: Carrier, tenant: str, runtime: Runtime, timeout_s: float
+    ) -> None:
+        self._source = source
+        self._carrier = carrier
+        self._tenant = tenant
+        self._runtime = runtime
+        self._timeout_s = timeout_s
+
+    async def notes(self) -> AsyncIterator[Noted]:
+        """Iterate over what is queued, oldest first."""
+        async for page in self._pages(NOTE):
+            for noted in page:
+                yield noted
+
+    async def _pages(self, kind: str) -> AsyncIterator[list[Noted]]:
+        after: tuple[str, bytes] | None = None
+        while True:
+            page = await self._source.entries(
+                self._tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
+            )
+            yield page
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].key, page[-1][0].digest)
+
+    async def items_of(self, thread: ThreadKey) -> Items:
+        """Return all that is queued of one thread."""
+        items = Items()
+        found = await self._source.entries(
+            thread.tenant, NOTE, thread=thread, limit=_PAGE, timeout_s=self._timeout_s
+        )
+        for _, entry in found:
+            items.add(items_in(entry))
+        return items
+
+    async def count(
+        self, done: Collection[str] = (), mine: str | None = None, settling_s: float = 0.0
+    ) -> tuple[int, int, float]:
+        """Return how many commits are queued, their bytes, and the age of the oldest in seconds.
+
+        With `mine` those of other processes count only when they are older than `settling_s`: a younger note may be of a commit that
+        the other store has, and is taken off in a moment.
+        """
+        keys, size = [], 0
+        before = f"{self._runtime.now() - int(settling_s * 1e6):016x}"
+        async for _, entry in self.notes():
+            is_counted = mine in (None, entry.key[16:24]) or (settling_s and entry.key[:16] < before)
+            if entry.key not in done and is_counted:
+                keys.append(entry.key)
+                size += items_in(entry).size
+        return len(keys), size, age_s(keys, self._runtime.now())
+
+    async def drain(self, queue: Queue | None, mine: str | None) -> int:
+        """Go through what is queued once, carry it over and take it off; return how many commits.
+
+        `mine` leaves alone what other processes have queued just now. One thread that cannot be carried does not keep the others:
+        what stood in its way is raised at the end.
+        """
+        count, failure = 0, None
+        async for page in self._pages(NOTE):
+            in_flight = set(queue.in_flight) if queue is not None else set()
+            done, error = await self._carry(
+                [one for one in page if self._is_due(one[1].key, mine, in_flight)]
+            )
+            count, failure = count + done, failure or error
+        if failure is not None:
+            raise failure
+        return count
+
+    def _is_due(self, key: str, mine: str | None, in_flight: set[str]) -> bool:
+        if key in in_flight:
+            return False
+        recent = self._runtime.now() - int(_OTHERS_S * 1e6)
+        return mine in (None, key[16:24]) or int(key[:16], 16) < recent
+
+    async def _carry(self, found: Sequence[Noted]) -> tuple[int, OutliveError | None]:
+        threads: dict[ThreadKey, tuple[Items, list[str]]] = {}
+        for key, entry in found:
+            items, keys = threads.setdefault(key, (Items(), []))
+            items.add(items_in(entry))
+            keys.append(entry.key)
+        count, failure, rows = 0, None, list(threads.items())
+        for at in range(0, len(rows), _TOGETHER):
+            batch = rows[at : at + _TOGETHER]
+            results = await self._carrier.carry_all([(key, items) for key, (items, _) in batch])
+            outcomes = list(zip(batch, results, strict=True))
+            done = [(key, keys) for (key, (_, keys)), error in outcomes if error is None]
+            await self.take_off(done)
+            count += sum(len(keys) for _, keys in done)
+            failure = failure or next((error for error in results if error is not None), None)
+            if failure is not None and not isinstance(failure, Corrupt | CallerError):
+                raise failure  # it is the store's, not the thread's: the others would fail too
+        return count, failure
+
+    async def take_off(self, done: Iterable[tuple[ThreadKey, list[str]]]) -> None:
+        """Take notes off the queue. One that stays is carried once more, which changes nothing."""
+        commits = [
+            Commit(
+                key, entries=tuple(Entry(NOTE, name, gone=True) for name in names), timeout_s=self._timeout_s
+            )
+            for key, names in done
+        ]
+        if commits:
+            await self._source.commit_all(commits)
+
+    async def carry_everything(self) -> None:
+        """Carry over every thread, also those of which only a tombstone is left."""
+        after: str | None = None
+        while True:
+            rows = await self._source.threads(
+                self._tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self._timeout_s
+            )
+            for row in rows:
+                await self._carrier.carry(ThreadKey.of(self._tenant, row.id), Items(everything=True))
+            if len(rows) < _TOGETHER:
+                break
+            after = rows[-1].id
+        async for page in self._pages(TOMBSTONE):
+            for key, grave in page:
+                if not grave.key:
+                    await self._carrier.carry(key, Items(everything=True))

@@ -1,0 +1,251 @@
+"""A commit to two stores: decided in the active one with a note of what it changes, then brought to where it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..backend import NEXT, Commit, Entry, Receipt, Removal
+from ..errors import (
+    Corrupt,
+    EpochPassed,
+    HeadMoved,
+    NotReplicated,
+    OutliveError,
+    OutOfTurn,
+    StaleBase,
+    StoreError,
+)
+from ..runtime import Deadline
+from .carrying import lineage, replica_of
+from .note import NOTE, Items, items_of, note, without_notes
+from .pair import PRIMARY, SECONDARY, read_side
+from .queue import Queue
+from .status import Replication
+from .switching import Stores
+
+Result = Receipt | OutliveError
+_DIRECT_S = 2.0  # for the secondary, when a commit can be queued instead
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A commit on its way: as it was given, as it was sent, what it changes, and the key of its note."""
+
+    given: Commit
+    commit: Commit
+    items: Items
+    key: str = ""
+    before: Commit | None = None  # its note, when that goes first
+    done: tuple[str, ...] = ()  # notes that it takes off the queue
+
+
+class Committing:
+    """Commits of one epoch at a time."""
+
+    def __init__(self, stores: Stores, queue: Queue, options: Replication) -> None:
+        self._stores = stores
+        self._queue = queue
+        self._options = options
+
+    async def commit(
+        self, commits: Sequence[Commit], epoch: int, share_s: float | None, deadline: Deadline
+    ) -> list[Result]:
+        """Do each commit in the store that is active in an epoch, and as the mode says in the other one."""
+        active = self._stores.both[epoch % 2]
+        if not self._options.is_enabled:
+            return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
+        sent = [self._noted(one, epoch, share_s) for one in commits]
+        try:
+            if firsts := [one.before for one in sent if one.before is not None]:
+                await active.commit_all(firsts)
+            results = await active.commit_all([one.commit for one in sent])
+            await self._delete_damaged(sent, results, epoch)
+            await self._check_existing(sent, results, epoch)
+            await self._settle(sent, results, epoch, deadline)
+        except BaseException as error:  # whether something is queued is not known
+            self._queue.is_dirty = True
+            if isinstance(error, OutliveError):
+                return [error for _ in commits]
+            raise
+        finally:
+            self._queue.land(one.key for one in sent)
+        for one, result in zip(sent, results, strict=True):
+            if not isinstance(result, Receipt) and one.done:
+                self._queue.finish(one.given.thread, one.done)  # they are still on it
+        return [
+            without_notes(one.given, result) if isinstance(result, Receipt) else result
+            for one, result in zip(sent, results, strict=True)
+        ]
+
+    # With a note
+
+    def _noted(self, given: Commit, epoch: int, share_s: float | None) -> _Sent:
+        """Return a commit with a note of what it changes, in the epoch that we are in."""
+        items = items_of(given)
+        if not items:  # a renewed lease, or chunks that nobody names yet
+            return _Sent(given, replace(given, timeout_s=share_s), items)
+        key = self._queue.new_key()
+        commit = _buried(replace(given, timeout_s=share_s))
+        if _may_be_overtaken(given):  # with a note inside it could not: the note goes first
+            before = Commit(given.thread, entries=(note(key, items),), timeout_s=share_s)
+            return _Sent(given, commit, items, key, before)
+        done = self._queue.take_done(given.thread) if epoch % 2 == PRIMARY else ()
+        commit.entries = (
+            *(_in_epoch(entry, epoch) for entry in given.entries),
+            note(key, items),
+            *(Entry(NOTE, name, gone=True) for name in done),
+        )
+        commit.epoch = epoch if given.epoch is None else given.epoch
+        return _Sent(given, commit, items, key, done=done)
+
+    async def _delete_damaged(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
+        """A thread that is damaged can be deleted too, in both stores at once: it cannot tell until where it went."""
+        for at, one in enumerate(sent):
+            removal = one.given.removal
+            if isinstance(results[at], Corrupt) and removal is not None and removal.everything:
+                for role in (epoch % 2, 1 - epoch % 2):
+                    deletion = Commit(one.given.thread, removal=removal, timeout_s=one.commit.timeout_s)
+                    (answer,) = await self._stores.both[role].commit_all([deletion])
+                    results[at] = answer if role == epoch % 2 else results[at]
+
+    async def _check_existing(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
+        """That a checkpoint is there proves that it was saved, in the epoch in which it was made.
+
+        If that was another one, it may be what somebody stored in a store that was left: a branch. Then what the commit expects is
+        looked at now.
+        """
+        for at, one in enumerate(sent):
+            found = results[at]
+            if not isinstance(found, Receipt) or found.existing is None or found.existing.epoch == epoch:
+                continue
+            active = self._stores.both[epoch % 2]
+            if one.given.fence is not None:
+                (answer,) = await active.commit_all([Commit(one.given.thread, fence=one.given.fence)])
+                results[at] = found if isinstance(answer, Receipt) else answer
+            if one.given.expect_head is not None and isinstance(results[at], Receipt):
+                namespace, expected = one.given.expect_head
+                line = await lineage(active, one.given.thread, namespace, self._stores.patience_s)
+                if found.existing.id not in line:
+                    results[at] = HeadMoved(one.given.thread.id, namespace, expected, next(iter(line), None))
+
+    # Where it has to be before it is acknowledged
+
+    async def _settle(self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline) -> None:
+        stored = [at for at, result in enumerate(results) if isinstance(result, Receipt)]
+        if any(isinstance(result, StoreError) for result in results):
+            self._queue.is_dirty = True
+        if epoch % 2 == SECONDARY or any(_begins(results[at]) for at in stored):
+            await self._check_epoch(stored, results, epoch, deadline)
+        stored = [at for at in stored if sent[at].items and isinstance(results[at], Receipt)]
+        if not stored:
+            return
+        is_direct = self._options.mode == "sync" and epoch % 2 == PRIMARY
+        if is_direct and (self._options.is_strict or self._queue.in_step):
+            await self._replicate(sent, stored, results, epoch, deadline)
+        else:
+            self._queue.leave(sent[at].key for at in stored)
+
+    async def _check_epoch(
+        self, stored: list[int], results: list[Result], epoch: int, deadline: Deadline
+    ) -> None:
+        """Make sure that the store was active when it did it, and is still the one that it was.
+
+        While the secondary is active, what it stored counts only if it had not been told of a failback. A store that begins a thread
+        may have lost all it had.
+        """
+        try:
+            backend = self._stores.both[epoch % 2]
+            side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
+        except StoreError as error:
+            failure: OutliveError = error
+        else:
+            if side is not None and side.epoch == epoch:
+                return
+            failure = EpochPassed("", epoch, side.epoch if side is not None else epoch + 1)
+        for at in stored:
+            results[at] = failure
+
+    async def _replicate(
+        self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
+    ) -> None:
+        """Merge what was decided into the secondary, directly."""
+        left_s = deadline.remaining_s()
+        if not self._options.is_strict:
+            left_s = _DIRECT_S if left_s is None else min(_DIRECT_S, left_s)
+        replicas: dict[int, Commit] = {}
+        for at in stored:
+            receipt = results[at]
+            assert isinstance(receipt, Receipt)
+            believed = max(epoch, sent[at].given.epoch or 0)
+            replica = None if receipt.existing else replica_of(sent[at].given, receipt, believed)
+            if replica is not None:
+                replica.timeout_s = left_s
+                replicas[at] = replica
+        found = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
+        for at in stored:
+            answer: Result | None = found.get(at)
+            if isinstance(answer, OutOfTurn) and await self._stores.has_lost(sent[at].given.thread):
+                answer = EpochPassed("", epoch, epoch)
+            elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
+                answer = await self._carry(sent[at], epoch, whole=answer is not None)
+            if isinstance(answer, OutliveError):
+                results[at] = self._refused(sent[at], answer) or results[at]
+            else:
+                self._stores.note_health(SECONDARY, None)
+                self._queue.finish(sent[at].given.thread, (sent[at].key,))
+
+    async def _send(self, replicas: list[Commit]) -> Sequence[Result]:
+        if not replicas:
+            return []
+        try:
+            await self._stores.meet(SECONDARY)
+            return await self._stores.both[SECONDARY].commit_all(replicas)
+        except OutliveError as error:
+            return [error for _ in replicas]
+
+    async def _carry(self, sent: _Sent, epoch: int, *, whole: bool) -> OutliveError | None:
+        """Read from the primary what the secondary is to get; the whole backlog of the thread, when something is missing."""
+        try:
+            await self._stores.meet(SECONDARY)
+            if whole:
+                sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
+            await self._stores.carrier(PRIMARY).carry(sent.given.thread, sent.items, epoch)
+        except OutliveError as error:
+            return error
+        return None
+
+    def _refused(self, sent: _Sent, error: OutliveError) -> OutliveError | None:
+        """Return what to tell when the secondary did not take it; None when it is queued instead."""
+        self._queue.leave((sent.key,))
+        if isinstance(error, EpochPassed):
+            return error
+        self._stores.note_health(SECONDARY, error)
+        if not self._options.is_strict:
+            self._queue.in_step = False
+            return None
+        ids = [draft.id for draft in sent.given.checkpoints]
+        failure = NotReplicated(sent.given.thread.id, ids[0] if ids else "", 0, 1)
+        failure.__cause__ = error
+        return failure
+
+
+def _buried(commit: Commit) -> Commit:
+    if commit.removal is not None:
+        commit.removal = replace(commit.removal, buries=True)
+    return commit
+
+
+def _may_be_overtaken(commit: Commit) -> bool:
+    """Tell whether a deletion may come behind saves that it has not seen: a busy thread must not starve it."""
+    removal = commit.removal or Removal(everything=True)
+    return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
+
+
+def _begins(result: object) -> bool:
+    return isinstance(result, Receipt) and result.revision == 1
+
+
+def _in_epoch(entry: Entry, epoch: int) -> Entry:
+    """A fence is given in the epoch that we are in: whatever was given before is outranked."""
+    return replace(entry, epoch=max(entry.epoch, epoch)) if entry.fence == NEXT else entry

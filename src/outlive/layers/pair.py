@@ -1,0 +1,85 @@
+"""The pair: which two stores belong together, in which epoch they are, and so which of them is active.
+
+Each store of a pair keeps one record of that, an entry in a thread that no user can name. In an even epoch the primary is active,
+in an odd one the secondary: an epoch belongs to one store, and so does every (epoch, seq) and (epoch, fence) that was
+ever given out. What the pair is in is the greatest epoch that either record says, as soon as the store that is active
+in it says so too: a failback is announced to the secondary, which from then on acknowledges nothing, before the primary
+takes over.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import ormsgpack
+
+from ..backend import ABSENT, Backend, Commit, Entry, Rank, ThreadKey, commit
+from ..errors import BadURL, Corrupt
+
+PAIR = "pair"
+PRIMARY, SECONDARY = 0, 1
+ROLES = ("primary", "secondary")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one store of a pair says."""
+
+    pair: bytes  # a random name
+    role: int
+    epoch: int = 0
+    is_whole: bool = True  # it has all that the other had when they were joined
+    is_paused: bool = False  # of the primary: replication is switched off
+    revision: int = 0
+    is_stored: bool = False
+
+    @property
+    def rank(self) -> Rank:
+        return (self.epoch, 0, self.revision) if self.is_stored else ABSENT
+
+
+def new_pair() -> bytes:
+    return os.urandom(8)
+
+
+def place(tenant: str) -> ThreadKey:
+    """Return where the record is: no user's thread has an empty id."""
+    return ThreadKey.of(tenant, "")
+
+
+async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> Side | None:
+    """Return what a store says of its pair, or None."""
+    found = await backend.entries(tenant, PAIR, thread=place(tenant), limit=1, timeout_s=timeout_s)
+    if not found:
+        return None
+    entry = found[0][1]
+    try:
+        name, role, is_whole, is_paused = ormsgpack.unpackb(entry.body or b"")
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"the record of the pair cannot be read: {error}") from error
+    return Side(name, role, entry.epoch, is_whole, is_paused, entry.revision, is_stored=True)
+
+
+async def write_side(backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float) -> Side:
+    """Replace what a store says; raise EntryHeld when it says something else by now."""
+    revision = old.revision + 1 if old is not None else 1
+    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused])
+    expect = old.rank if old is not None else ABSENT
+    entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
+    await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))
+    return replace(new, revision=revision, is_stored=True)
+
+
+def check_match(primary: Side, secondary: Side) -> None:
+    """Refuse two stores that do not belong together."""
+    if primary.role != PRIMARY or secondary.role != SECONDARY:
+        wrong = ROLES[PRIMARY] if primary.role != PRIMARY else ROLES[SECONDARY]
+        raise BadURL(
+            f"the store given as {wrong} has the other role in its pair; exchange the two URLs, "
+            "or move the roles with store.promote()"
+        )
+    if primary.pair != secondary.pair:
+        raise BadURL(
+            "these two stores belong to different pairs; give each primary its own secondary, or a new and empty one"
+        )

@@ -1,0 +1,283 @@
+"""Replicate: one store made of two, of which either may fail.
+
+Theory of operation. At any moment one of the two stores is *active*; it alone decides commits and answers reads, and the
+other one gets what the active one has decided. Which one is active follows from the *epoch*: the primary in an even one,
+the secondary in an odd one (`pair.py`). Nothing is ever decided by reading the store that is not active.
+
+Every commit carries a *note* of what it changes (`note.py`), an entry in the same commit. So the active store itself
+is the queue of what the other one has yet to get: it survives the process, and there is no moment at which a commit is
+stored and not queued. A note is taken off when the other store has what it names. What is brought over is *merged*, by
+rules that are commutative, associative and idempotent (rule 7 of the waist); it may come late, twice or in another
+order (`carrying.py`). What was deleted leaves tombstones, so that it does not come back.
+
+    sync, on_secondary_down="fail"    decided, then merged into the other store, then acknowledged
+    sync, on_secondary_down="queue"   the same while the other store answers; when it does not, acknowledged and queued
+    async                             decided, acknowledged; queued, and carried over in the background
+
+*What makes the first one safe without a witness.* A promotion raises the epoch in the secondary. A commit of an older
+epoch is merged there `strictly`: a thread that has gone on in a later epoch refuses it, and it is not acknowledged. So whatever
+was acknowledged in an epoch was in the secondary before anybody went on from there. On the way back the secondary is told first:
+while it is active, a commit is acknowledged only if the pair's record in that very store, read after it, still says the
+same epoch. So what was acknowledged before the record changed is carried over before the primary opens.
+
+In the other modes the old primary may have acknowledged what the secondary never saw. Nothing of that is lost unless the primary's
+storage is: its notes are there when it comes back, and are merged then. Where both stores went on from the same checkpoint, the
+thread has two heads; the one of the later epoch is the head.
+
+Fences: `(epoch, fence)` of a run is unique, since an epoch belongs to one store. A run claimed after a failover outranks its
+former owner everywhere, whichever numbers the other store was at.
+
+Leases are timed by the clock of the store that they are in, so a lease that is carried over begins anew there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..backend import Backend, Commit, Reading, Receipt, unknown
+from ..errors import EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
+from ..event import Watched
+from ..runtime import Deadline, Runtime, Ticker
+from .carrying import IsNamed
+from .committing import Committing
+from .pair import ROLES, read_side
+from .queue import Queue
+from .status import Replication, ReplicationStatus, Switched
+from .switching import Stores, is_unreachable
+from .upkeep import Upkeep
+
+_READS = frozenset(
+    ("history", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
+)
+_TIMELESS = frozenset(("share", "audit"))
+_BEAT_S = 0.2  # between looks at what is to be carried over
+_SWITCHES = 4  # that one call may live through
+_CHANGING = "the two stores are just changing places"
+_LAST_S = 5.0  # for what is still queued when the store is closed
+
+
+class Replicate:
+    """A backend over two backends."""
+
+    def __init__(
+        self,
+        primary: Backend,
+        secondary: Backend,
+        options: Replication,
+        *,
+        runtime: Runtime,
+        naming: Callable[[bytes], IsNamed],
+        tenant: str = "",
+        timeout_s: float | None = 30.0,
+        watched: Watched | None = None,
+    ) -> None:
+        self.name = f"{primary.name}+{secondary.name}"
+        self.stores = Stores(
+            primary,
+            secondary,
+            tenant=tenant,
+            runtime=runtime,
+            watched=watched or Watched(),
+            timeout_s=timeout_s,
+        )
+        self._options = options
+        self._naming = naming
+        self._runtime = runtime
+        self._timeout_s = timeout_s
+        self._is_closed = False
+        self._ticker: Ticker | None = None
+        self._queue = Queue(runtime)
+        self._upkeep = Upkeep(self.stores, self._queue, options, runtime)
+        self._committing = Committing(self.stores, self._queue, options)
+
+    def __repr__(self) -> str:
+        return f"<Replicate {self.name} active={ROLES[self.stores.epoch % 2]} epoch={self.stores.epoch}>"
+
+    # The store itself
+
+    async def identity(self, offered: bytes) -> bytes:
+        """Open the pair and return the naming key, which both stores have."""
+        key = await self.stores.join(offered, self._queue, self._options)
+        self.stores.is_named = self._naming(key)
+        self._keep_beating()
+        return key
+
+    def _keep_beating(self) -> None:
+        if self._queue.has_forked():
+            self.stores.after_fork()
+            self._upkeep.after_fork()
+            self._ticker = None  # its thread stayed with the parent
+        if self._ticker is None and not self._is_closed:
+            interval_s = min(_BEAT_S, self._options.health_check_interval_s)
+            self._ticker = self._runtime.tick(interval_s, self._upkeep.beat)
+
+    async def close(self) -> None:
+        """Carry over what is queued, or say what is left; then close both stores."""
+        if self._is_closed:
+            return
+        self._is_closed = self._upkeep.is_over = True
+        if self._ticker is not None:
+            self._ticker.stop()
+        try:
+            async with self._upkeep.busy:
+                if self._options.is_enabled:
+                    await self._drain_at_last()
+        finally:
+            for backend in self.stores.both:
+                await backend.close()
+
+    async def _drain_at_last(self) -> None:
+        stores = self.stores
+        is_healthy = stores.health[1 - stores.epoch % 2].is_healthy
+        stores.patience_s = min(stores.patience_s, _LAST_S if is_healthy else 1.0)
+        try:
+            await self._upkeep.flush()
+            with contextlib.suppress(OutliveError):  # what is left is counted
+                await stores.drain(stores.epoch % 2, self._queue, mine=self._queue.mine)
+            count, size, lag_s = await stores.backlog(stores.epoch % 2).count(mine=self._queue.mine)
+        except OutliveError as error:
+            self._warn(f"it could not be told how much: {error}")
+            return
+        if not stores.is_whole:
+            self._warn("it does not have everything that it is to have")
+        elif count:
+            self._warn(f"{count} commits, {size:,} bytes, the oldest {lag_s:.0f} s old")
+
+    def _warn(self, what: str) -> None:
+        active, other = (ROLES[side] for side in (self.stores.epoch % 2, 1 - self.stores.epoch % 2))
+        warnings.warn(
+            f"what is queued for the {other} stays in the {active} and goes on when the pair is opened again: {what}",
+            stacklevel=2,
+        )
+
+    # Reading
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _READS:
+            raise AttributeError(name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._read(name, args, kwargs)
+
+        self.__dict__[name] = call
+        return call
+
+    async def _read(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Ask the active store; when it cannot be reached, the one that is active then."""
+        if self._is_closed:
+            raise StoreClosed
+        deadline = self._deadline(kwargs.get("timeout_s"))
+        epoch = self.stores.epoch
+        for _ in range(_SWITCHES):
+            epoch = self.stores.epoch
+            if name not in _TIMELESS:
+                kwargs["timeout_s"] = self._share(deadline)
+            try:
+                found = await getattr(self.stores.both[epoch % 2], name)(*args, **kwargs)
+                if _is_absent(name, kwargs, found):
+                    await self._check_absence(epoch, deadline)
+            except (StoreError, EpochPassed) as error:
+                if not await self._has_switched(error, epoch, deadline):
+                    if isinstance(error, EpochPassed):
+                        raise StoreUnavailable(_CHANGING) from None
+                    raise
+            else:
+                return found
+        raise StoreUnavailable(_CHANGING)
+
+    async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
+        """That something is not there counts only in a store that has not lost all it had."""
+        backend = self.stores.both[epoch % 2]
+        side = await read_side(backend, self.stores.tenant, deadline.remaining_s())
+        if side is None or side.epoch != epoch:
+            raise EpochPassed("", epoch, epoch if side is None else side.epoch)
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _share(self, deadline: Deadline) -> float | None:
+        """Return how long the active store has: half of it when there is another one to go to."""
+        left_s = deadline.remaining_s()
+        return left_s / 2 if left_s is not None and self._upkeep.may_fail_over() else left_s
+
+    # Committing
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do each commit in the active store, and as the mode says in the other one."""
+        if self._is_closed:
+            return [StoreClosed() for _ in commits]
+        self._keep_beating()
+        times = [one.timeout_s for one in commits if one.timeout_s is not None]
+        deadline = self._deadline(min(times, default=None))
+        waiting = list(range(len(commits)))
+        results: list[Receipt | OutliveError] = [StoreClosed()] * len(commits)
+        for _ in range(_SWITCHES):
+            epoch = self.stores.epoch
+            share_s = self._share(deadline)
+            answers = await self._committing.commit([commits[at] for at in waiting], epoch, share_s, deadline)
+            for at, answer in zip(waiting, answers, strict=True):
+                results[at] = answer
+            waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
+            if not waiting or not await self._has_switched(results[waiting[0]], epoch, deadline):
+                break
+        for at in waiting:
+            if isinstance(results[at], EpochPassed):  # it may be in the store that was active before
+                results[at] = unknown(commits[at], _CHANGING)
+        return results
+
+    # Changing places
+
+    async def _has_switched(self, error: object, epoch: int, deadline: Deadline) -> bool:
+        """Tell whether the pair is in another epoch than a failed call thought: by somebody else, or by us now."""
+        stores = self.stores
+        if stores.epoch != epoch:
+            return True
+        if not self._options.is_enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
+            return False
+        try:
+            if await stores.refresh(deadline.left_s() / 3):
+                return True
+            if isinstance(error, EpochPassed):
+                return await stores.rise(error.current)
+            if stores.health[epoch % 2].is_healthy or not self._upkeep.may_fail_over():
+                return False
+            await stores.promote(self._queue, automatic=True)
+        except OutliveError as failure:
+            stores.last_error = str(failure)
+            return stores.epoch != epoch
+        return True
+
+    @property
+    def is_failed_over(self) -> bool:
+        return self.stores.is_failed_over
+
+    async def promote(self) -> Switched:
+        """Make the secondary active."""
+        await self._upkeep.flush()
+        return await self.stores.promote(self._queue)
+
+    async def failback(self) -> Switched:
+        """Make the primary active again, after it got everything."""
+        await self._upkeep.flush()
+        return await self.stores.failback(self._queue)
+
+    async def status(self) -> ReplicationStatus:
+        """Return how the pair is now."""
+        return await self._upkeep.status()
+
+
+def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
+    if isinstance(found, Reading):
+        return found.record is None and not found.generation
+    return (
+        not found
+        and kwargs.get("after") is None
+        and (name == "threads" or (name == "entries" and not kwargs.get("thread")))
+    )
+
+
+def _asks_for_switch(commit: Commit, result: object) -> bool:
+    return is_unreachable(result) or (isinstance(result, EpochPassed) and commit.epoch is None)

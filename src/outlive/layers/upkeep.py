@@ -1,0 +1,127 @@
+"""What is done in the background for a pair: carrying over what is queued, looking after both stores, changing places."""
+
+from __future__ import annotations
+
+from ..errors import OutliveError
+from ..runtime import Runtime
+from .pair import PRIMARY, ROLES, SECONDARY
+from .queue import Queue
+from .status import Replication, ReplicationStatus
+from .switching import Stores
+
+_IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
+
+
+class Upkeep:
+    """One beat at a time; what goes wrong is in the status, and tried again at the next one."""
+
+    def __init__(self, stores: Stores, queue: Queue, options: Replication, runtime: Runtime) -> None:
+        self._stores = stores
+        self._queue = queue
+        self._options = options
+        self._runtime = runtime
+        self._looked_at = 0
+        self.is_over = False
+        self.busy = runtime.mutex()
+
+    def after_fork(self) -> None:
+        self.busy = self._runtime.mutex()
+
+    async def beat(self) -> None:
+        """Take off the queue what is done, carry over what is not, and look after both stores when it is time."""
+        async with self.busy:
+            if self.is_over:
+                return
+            try:
+                await self._beat()
+            except Exception as error:  # noqa: BLE001  # nobody waits for this; the status tells
+                self._stores.last_error = f"{type(error).__name__}: {error}"
+
+    async def _beat(self) -> None:
+        stores, now = self._stores, self._runtime.now()
+        is_due = now - self._looked_at >= self._options.health_check_interval_s * 1e6
+        if is_due:
+            self._looked_at = now
+            await self._look_after()
+        if not self._options.is_enabled:
+            return
+        await self.flush(_IDLE_S)
+        if (self._queue.is_dirty and stores.health[1 - stores.epoch % 2].is_healthy) or is_due:
+            await self._catch_up(None if is_due else self._queue.mine)
+
+    async def _catch_up(self, mine: str | None) -> None:
+        stores, queue = self._stores, self._queue
+        source = stores.epoch % 2
+        queue.is_dirty = False
+        _, queued = queue.snapshot()
+        try:
+            if not stores.is_whole:
+                await stores.copy_all(source)
+            await stores.drain(source, queue, mine=mine)
+        except BaseException:
+            queue.is_dirty = True
+            raise
+        queue.in_step = True
+        queue.is_carried(queued)
+        if mine is None:
+            await stores.drain(1 - source, queue)  # what it had queued when it was left
+
+    async def flush(self, idle_s: float = 0.0) -> None:
+        """Take off the queue of the primary what the secondary has."""
+        done = self._queue.take_idle(idle_s)
+        try:
+            await self._stores.backlog(PRIMARY).take_off(done.items())
+        except OutliveError:
+            for key, names in done.items():
+                self._queue.finish(key, names)
+
+    async def _look_after(self) -> None:
+        """See how both stores are; fail over or back when that is to happen by itself."""
+        stores, options = self._stores, self._options
+        await stores.refresh()
+        primary = stores.health[PRIMARY]
+        if not primary.is_healthy:
+            if self.may_fail_over() and stores.health[SECONDARY].is_healthy:
+                await stores.promote(self._queue, automatic=True)
+        elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
+            if not stores.is_failed_over:
+                stores.automatic = 0  # it is stable
+            elif options.auto_failover and options.is_enabled:
+                await stores.failback(self._queue)
+
+    def may_fail_over(self) -> bool:
+        """Tell whether the secondary may be promoted without anybody saying so."""
+        options, stores = self._options, self._stores
+        return (
+            options.is_enabled
+            and options.auto_failover
+            and not stores.is_failed_over
+            and stores.automatic < options.max_failover_attempts
+        )
+
+    async def status(self) -> ReplicationStatus:
+        """Return how the pair is now."""
+        stores, options = self._stores, self._options
+        if options.is_enabled:
+            await stores.refresh()
+        done, left = self._queue.snapshot()
+        healthy = [role for role in (PRIMARY, SECONDARY) if stores.health[role].is_healthy]
+        mine = self._queue.mine if options.mode == "sync" else None
+        counts = [await stores.backlog(role).count(done, mine, 2 * _IDLE_S) for role in healthy]
+        return ReplicationStatus(
+            mode=options.mode,
+            on_secondary_down=options.on_secondary_down,
+            is_enabled=options.is_enabled,
+            active=ROLES[stores.epoch % 2],
+            is_failed_over=stores.is_failed_over,
+            epoch=stores.epoch,
+            failovers=stores.failovers,
+            primary_healthy=stores.health[PRIMARY].is_healthy,
+            secondary_healthy=stores.health[SECONDARY].is_healthy,
+            is_whole=stores.is_whole,
+            queued=sum(one[0] for one in counts),
+            queued_bytes=sum(one[1] for one in counts),
+            lag_s=max((one[2] for one in counts), default=0.0),
+            unreachable=len(left) if len(healthy) < len(stores.both) else 0,
+            last_error=stores.last_error,
+        )

@@ -1,0 +1,376 @@
+"""The sweep: takes away what is beyond what a store keeps.
+
+A checkpoint is due when it is beyond the newest `keep_last` of its namespace, or older than `max_age_s`. A whole thread is due when nothing was
+committed to it for `ttl_s`. What is due stays all the same when somebody still needs it: the newest checkpoint of a namespace,
+the newest one of a run that is not finished, a question that nobody answered, and a thread with any of the last two.
+
+One sweeper works at a time: it holds a lock of the tenant as a whole, in a thread of the store's own. Locks of the threads themselves belong to
+runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It goes on
+thread by thread in small commits and rests as long as it worked, so that saves come between. Each commit is one of `prune.py`, so a
+crash at any moment leaves chunks without a reader at worst, which the next sweep takes along. A thread is deleted only if nothing at all was
+committed to it since it was listed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from . import lease, prune
+from .backend import CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, WriteRecord, reserved
+from .codec import Codec
+from .engine import Engine
+from .errors import BadArgument, Corrupt, LeaseLost, OutliveError, StaleBase
+from .lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
+from .listing import Threads
+from .lock import AsyncLock, Keeper
+from .retain import Retain, Swept
+from .runtime import Ticker
+
+Pair = tuple[str, str]  # (namespace, id)
+SWEEP = "sweep"
+_PAGE = 200
+_BATCH = 500  # checkpoints removed by one commit, or a twentieth of the thread if that is more
+_LOOK_S = 60.0  # how often a process looks whether a sweep is due
+_LONGEST_REST_S = 0.25
+_LEASE_S = 60.0
+_MAX_SEEN = 200_000
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A thread as one look saw it."""
+
+    records: Sequence[CheckpointRecord]  # newest first
+    writes: Sequence[WriteRecord]
+    chunks: Mapping[bytes, tuple[int, int]]  # name → (bytes, revision)
+
+    def cost(self, gone: set[Pair]) -> int:
+        """Return the bytes that go with some checkpoints."""
+        kept = [record for record in self.records if (record.namespace, record.id) not in gone]
+        live = {name for record in kept for name in record.chunks}
+        live |= {
+            name
+            for write in self.writes
+            if (write.namespace, write.checkpoint) not in gone
+            for name in write.chunks
+        }
+        bodies = sum(len(record.body) for record in self.records) - sum(len(record.body) for record in kept)
+        return bodies + sum(size for name, (size, _) in self.chunks.items() if name not in live)
+
+
+class Sweeper:
+    """The sweeps of one store."""
+
+    def __init__(self, engine: Engine, tenant: str, heart: Keeper, retain: Retain | None) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._heart = heart
+        self.retain = retain
+        self._ticker: Ticker | None = None
+        self._begin()
+        self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
+        self._touched: dict[bytes, float] = {}
+        self._key = reserved(f"sweep {ThreadKey.of(tenant, '').digest.hex()}")
+        if retain is not None and retain.every_s is not None:
+            self._ticker = engine.runtime.tick(min(retain.every_s, _LOOK_S), self._tick)
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._bell = self._engine.runtime.bell()
+        self._turn = self._engine.runtime.mutex()
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():  # the parent sweeps; its thread may have held the mutex when it forked
+            self._ticker = None
+            self._begin()
+
+    async def close(self) -> None:
+        """Stop what is under way after its commit, and wait for that."""
+        self._after_fork()
+        self._bell.ring()
+        async with self._turn:
+            if self._ticker is not None:
+                self._ticker.stop()
+
+    # When
+
+    async def _tick(self) -> None:
+        """Sweep if it is time; a store that is in the way is left alone until the next time."""
+        try:
+            await self.sweep(self.retain, if_due=True)
+        except OutliveError:
+            pass
+
+    async def _is_due(self) -> bool:
+        last = await self._last()
+        every_s = self.retain.every_s if self.retain is not None else None
+        return (
+            last is None or every_s is None or _now() - _swept_at(self._engine.codec, last) >= every_s * 0.9
+        )
+
+    async def _last(self) -> Entry | None:
+        return await lease.find(self._engine, self._key, SWEEP, "last")
+
+    async def _note(self) -> None:
+        """Write down when this sweep was, for all processes."""
+        last = await self._last()
+        revision = 1 if last is None else last.revision + 1
+        body = self._engine.codec.pack({"at": _now()})
+        await self._engine.commit(Commit(self._key, entries=(Entry(SWEEP, "last", body, revision=revision),)))
+
+    # How
+
+    async def sweep(
+        self,
+        retain: Retain | None,
+        *,
+        dry_run: bool = False,
+        if_due: bool = False,
+    ) -> Swept:
+        """Take away what is due. Raises ThreadBusy when another process sweeps."""
+        if retain is None:
+            raise BadArgument("nothing says what to keep: open the store with retain=outlive.Retain(...)")
+        self._after_fork()
+        swept = Swept(dry_run)
+        async with self._turn:
+            if self._bell.has_rung():
+                return Swept(dry_run, is_complete=False)
+            if dry_run:
+                await self._all(retain, swept, None)
+                return swept
+            lock = AsyncLock(self._engine, self._key, "", self._heart, timeout_s=0.001, lease_s=_LEASE_S)
+            async with lock:
+                if if_due and not await self._is_due():
+                    return swept
+                await self._all(retain, swept, lock)
+                if swept.is_complete:
+                    await self._note()
+        return swept
+
+    async def _all(self, retain: Retain, swept: Swept, lock: AsyncLock | None) -> None:
+        seen = self._seen if retain is self.retain else {}
+        rows = Threads(self._engine, self._tenant, heads=False)
+        while (row := await rows.next_row()) is not None:
+            if self._bell.has_rung() or (lock is not None and not lock.is_held):
+                swept.is_complete = False
+                return
+            start = time.monotonic()
+            try:
+                did = await _Visit(self._engine, retain, swept, seen).thread(
+                    ThreadKey.of(self._tenant, row.id), row
+                )
+            except (StaleBase, Corrupt, LeaseLost) as error:
+                swept.problems.append(str(error))
+                did = True
+            swept.threads += 1
+            if did:  # as long as it worked, so that others have the store for half of the time at least
+                await self._bell.wait(min(_LONGEST_REST_S, time.monotonic() - start))
+
+    # Reading
+
+    async def touch(self, key: ThreadKey) -> None:
+        """Note that a thread was read, if that counts: an empty commit, which moves nothing but the time of its last change."""
+        retain = self.retain
+        if retain is None or not retain.refresh_on_read or retain.ttl_s is None:
+            return
+        now = time.monotonic()
+        if now - self._touched.get(key.digest, float("-inf")) < retain.ttl_s / 10:
+            return
+        if len(self._touched) > _MAX_SEEN:
+            self._touched.clear()
+        self._touched[key.digest] = now
+        try:
+            await self._engine.commit(Commit(key))
+        except OutliveError:
+            del self._touched[key.digest]  # the load itself went well
+
+
+class _Visit:
+    """One look at one thread."""
+
+    def __init__(
+        self, engine: Engine, retain: Retain, swept: Swept, seen: dict[bytes, tuple[int, float]]
+    ) -> None:
+        self._engine = engine
+        self._retain = retain
+        self._swept = swept
+        self._seen = seen
+        self._now = _now()
+
+    async def thread(self, key: ThreadKey, row: ThreadRow) -> bool:
+        """Sweep a thread; tell whether anything was done."""
+        retain = self._retain
+        is_over = retain.ttl_s is not None and row.updated_at / 1e6 < self._now - retain.ttl_s
+        if is_over and await self._expire(key, row):
+            return True
+        revision, due_at = self._seen.get(key.digest, (0, 0.0))
+        if revision == row.revision and self._now < due_at:
+            return False
+        return await self._shorten(key, row)
+
+    # A whole thread
+
+    async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
+        look = await self._look(key)
+        reason = await self._needs(key, look)
+        if reason is not None:
+            self._swept.keep(reason)
+            return False
+        if not self._swept.dry_run:
+            everything = Removal(everything=True)
+            try:
+                await self._engine.commit(Commit(key, removal=everything, revision=row.revision))
+            except StaleBase:  # somebody came back to it
+                self._swept.keep("in use")
+                return False
+            self._engine.cache.drop(key.digest)
+            self._seen.pop(key.digest, None)
+        taken = self._swept.ttl
+        taken.threads += 1
+        taken.checkpoints += len(look.records)
+        taken.bytes += row.stored
+        return True
+
+    async def _needs(self, key: ThreadKey, look: _Thread) -> str | None:
+        """Say why a whole thread must stay."""
+        if await self._unfinished(key):
+            return "unfinished run"
+        backend = self._engine.backend
+        if await backend.entries(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1):
+            return "lock"
+        if await prune.open_interrupts(self._engine, key, look.records):
+            return "open interrupt"
+        return None
+
+    async def _look(self, key: ThreadKey) -> _Thread:
+        inventory = await self._engine.backend.inventory(key)
+        records = await self._engine.records(key)
+        return _Thread(records, await self._engine.backend.writes(key, None), inventory.chunks)
+
+    async def _unfinished(self, key: ThreadKey) -> set[str]:
+        """Return the runs of a thread that may still go on."""
+        found: set[str] = set()
+        after = None
+        while True:
+            page = await self._engine.backend.entries(
+                key.tenant, RUN, thread=key, statuses=[RUNNING, INTERRUPTED, PARKED], after=after, limit=_PAGE
+            )
+            found |= {entry.key for _, entry in page}
+            if len(page) < _PAGE:
+                return found
+            after = (page[-1][1].key, page[-1][0].digest)
+
+    # Single checkpoints
+
+    async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
+        records = await self._engine.records(key)
+        due = self._due(records)
+        if not any(due.values()):
+            if await self._has_orphans(key, records):
+                return True
+            self._remember(key, row, records)
+            return False
+        look = await self._look(key)
+        due = self._due(look.records)
+        needed = await self._needed(key, look.records)
+        for reason, pairs in needed.items():
+            self._swept.keep(reason, len(pairs & (due["max_age"] | due["keep_last"])))
+        free = {
+            name: pairs - needed["unfinished run"] - needed["open interrupt"] for name, pairs in due.items()
+        }
+        if not any(free.values()):
+            return True
+        self._count(look, free)
+        if not self._swept.dry_run:
+            await self._prune(key, len(look.records))
+        return True
+
+    def _due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+        """Return what is due by reason, the newest of each namespace never."""
+        due: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
+        seen: dict[str, int] = {}
+        retain = self._retain
+        oldest = None if retain.max_age_s is None else (self._now - retain.max_age_s) * 1e6
+        for record in records:  # newest first
+            place = seen[record.namespace] = seen.get(record.namespace, -1) + 1
+            if place == 0:
+                continue
+            if oldest is not None and record.created_at < oldest:
+                due["max_age"].add((record.namespace, record.id))
+            elif retain.keep_last is not None and place >= retain.keep_last:
+                due["keep_last"].add((record.namespace, record.id))
+        return due
+
+    async def _needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+        """Return what must stay whatever its age: the newest of every run that may go on, and open questions."""
+        runs = await self._unfinished(key)
+        newest: set[Pair] = set()
+        for record in records:  # newest first
+            if record.run in runs:
+                runs.discard(record.run)
+                newest.add((record.namespace, record.id))
+        return {
+            "unfinished run": newest,
+            "open interrupt": await prune.open_interrupts(self._engine, key, records),
+        }
+
+    def _count(self, look: _Thread, due: dict[str, set[Pair]]) -> None:
+        old = due["max_age"]
+        by_age = look.cost(old) - look.cost(set()) if old else 0
+        both = look.cost(old | due["keep_last"]) - look.cost(set())
+        for taken, pairs, size in (
+            (self._swept.max_age, old, by_age),
+            (self._swept.keep_last, due["keep_last"], both - by_age),
+        ):
+            taken.threads += bool(pairs)
+            taken.checkpoints += len(pairs)
+            taken.bytes += size
+
+    async def _prune(self, key: ThreadKey, count: int) -> None:
+        """Remove what is due, the oldest first, in commits that are short."""
+        limit = max(_BATCH, count // 20)
+
+        async def choose(records: list[CheckpointRecord]) -> set[Pair]:
+            due = self._due(records)
+            needed = await self._needed(key, records)
+            free = (due["max_age"] | due["keep_last"]) - needed["unfinished run"] - needed["open interrupt"]
+            oldest = [pair for record in reversed(records) if (pair := (record.namespace, record.id)) in free]
+            return set(oldest[:limit])
+
+        while (await prune.remove_chosen(self._engine, key, choose)).checkpoints >= limit:
+            pass
+
+    async def _has_orphans(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> bool:
+        """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
+        inventory = await self._engine.backend.inventory(key)
+        if not inventory.chunks.keys() - {name for record in records for name in record.chunks}:
+            return False
+        look = await self._look(key)
+        size = look.cost(set())
+        if not size:  # they are of writes
+            return False
+        if not self._swept.dry_run and await prune.sweep(self._engine, key) is None:
+            return False
+        self._swept.orphans.threads += 1
+        self._swept.orphans.bytes += size
+        return True
+
+    def _remember(self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord]) -> None:
+        """Note that there is nothing to do before the oldest comes of age, unless somebody saves."""
+        if len(self._seen) > _MAX_SEEN:
+            self._seen.clear()
+        age_s = self._retain.max_age_s
+        oldest = min((record.created_at for record in records), default=0)
+        due_at = float("inf") if age_s is None else oldest / 1e6 + age_s
+        self._seen[key.digest] = (row.revision, due_at)
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _swept_at(codec: Codec, last: Entry) -> float:
+    return float(codec.unpack(last.body or b"")["at"])

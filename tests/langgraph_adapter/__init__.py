@@ -1,0 +1,1 @@
+"""Tests of outlive.adapters.langgraph. (A folder called `langgraph` would stand in front of LangGraph itself.)"""

@@ -1,0 +1,79 @@
+"""The order of those who write to one thread."""
+
+import asyncio
+import threading
+
+import pytest
+
+import outlive
+from langgraph_adapter.making import at, checkpoint, ids, meta, put
+from outlive.adapters.langgraph import OutliveSaver
+from outlive.adapters.langgraph.turns import Turns
+from outlive.runtime import run_now
+
+
+def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
+    turns = Turns()
+    first, second, third = (turns.take("t") for _ in range(3))
+    run_now(turns.take("another thread").wait())
+    run_now(first.wait())
+    second.end()  # it failed before its turn came
+    assert not third.has_come.done()
+    first.end()
+    run_now(third.wait())
+    third.end()
+    third.end()
+    assert turns.take("t").has_come is None
+
+
+def test_thousands_may_stand_in_one_line():
+    turns = Turns()
+    line = [turns.take("t") for _ in range(5_000)]
+    for turn in line[1:-1]:
+        turn.end()
+    line[0].end()
+    run_now(line[-1].wait())
+
+
+@pytest.fixture(params=["url", "loop"])
+def opened(request, loop, url):
+    """A saver, by URL and on a store that belongs to the loop."""
+    if request.param == "url":
+        with OutliveSaver(url) as saver:
+            yield saver
+        return
+    store = loop.run_until_complete(outlive.open_async(url)._open())
+    with OutliveSaver(store) as saver:
+        yield saver
+    loop.run_until_complete(store.close())
+
+
+def test_a_sync_put_on_a_loop_does_not_wait_for_what_only_the_loop_can_finish(opened, loop):
+    async def main():
+        begun = asyncio.create_task(opened.aput_writes(at(id="1"), [("a", 1)], "task"))
+        await asyncio.sleep(0)  # it has taken its turn, and can do nothing more while we hold the loop
+        put(opened, "1")
+        await begun
+        return opened.get_tuple(at()).pending_writes
+
+    assert loop.run_until_complete(asyncio.wait_for(main(), 20)) == [("task", "a", 1)]
+
+
+def test_more_writers_than_workers_on_several_loops_do_not_wait_for_each_other_forever(url):
+    with OutliveSaver(url) as saver:
+
+        async def write(name):
+            await asyncio.gather(
+                *[saver.aput_writes(at(id="1"), [("a", n)], f"{name} {n}") for n in range(40)],
+                *[saver.aput(at(), checkpoint(f"{name} {n}"), meta(), {}) for n in range(10)],
+            )
+
+        threads = [threading.Thread(target=lambda n=n: asyncio.run(write(n)), daemon=True) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        put(saver, "1")
+        assert len(saver.get_tuple(at(id="1")).pending_writes) == 160
+        assert len(ids(saver.list(at()))) == 41

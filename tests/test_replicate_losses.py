@@ -1,0 +1,361 @@
+"""Ways in which replicated checkpoint stores lose data, each of which does not happen here."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sqlite3
+import threading
+import time
+
+import pytest
+
+import outlive
+from crash import ForkServer, ram_folder
+from outlive.testing.proxy import FaultProxy
+
+QUICK = {"timeout_s": 1.0, "health_check_interval_s": 0.05, "failback_delay_s": 0}
+_number = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def url_of(request, tmp_path):
+    """A function that returns the URL of an empty store."""
+
+    def find(kind):
+        number = next(_number)
+        if kind == "redis":
+            return f"{request.getfixturevalue('valkey_url')}?prefix=l{number}:"
+        if kind == "postgresql":
+            return request.getfixturevalue("postgres_store")
+        return {
+            "memory": "memory:",
+            "file": f"file://{tmp_path}/{number}",
+            "sqlite": f"sqlite:///{tmp_path}/{number}.db",
+        }[kind]
+
+    return find
+
+
+@pytest.fixture
+def pair(url_of):
+    """A pair in files, in strict mode, that would fail over by itself."""
+    with outlive.open(url_of("sqlite"), secondary=url_of("sqlite"), **QUICK) as store:
+        yield store
+
+
+KINDS = ("memory", "file", "sqlite", "redis", "postgresql")
+
+
+@pytest.mark.parametrize(
+    "primary, secondary",
+    [*((kind, "postgresql") for kind in KINDS[:-1]), *(("sqlite", kind) for kind in KINDS[:-1])],
+)
+def test_any_two_stores_are_a_pair(url_of, primary, secondary):
+    with outlive.open(url_of(primary), secondary=url_of(secondary), **QUICK) as store:
+        thread = store.thread("t")
+        for n in range(4):
+            thread.save({"n": n, "text": "x" * 500 * n}, id=f"{n}")
+        store.promote()
+        assert thread.load()["n"] == 3
+        thread.save({"n": 4}, id="4")
+        thread.remove(["0"])
+        store.failback()
+        assert [one.id for one in thread.history()] == ["4", "3", "2", "1"]
+        store.promote()
+        assert [one.id for one in thread.history()] == ["4", "3", "2", "1"]
+        assert store.verify().problems == ()
+
+
+# What is no reason to leave the primary ----------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_no_reason_to_fail_over(pair):
+    for n in range(5):
+        assert pair.thread(f"absent {n}").load() is None
+        assert pair.thread(f"absent {n}").checkpoint("x") is None
+        assert not pair.thread(f"absent {n}").exists()
+        assert not pair.delete(f"absent {n}")
+    assert pair.replication_status().failovers == 0
+
+
+def test_a_wrong_call_is_no_reason_to_fail_over(pair):
+    thread = pair.thread("t")
+    thread.save(1, id="one")
+    for wrong in (
+        lambda: thread.save(object()),
+        lambda: thread.save(2, id="one"),
+        lambda: thread.save(2, expect="never"),
+        lambda: thread.fork("t"),
+        lambda: thread.load(""),
+    ):
+        with pytest.raises(outlive.CallerError):
+            wrong()
+    assert pair.replication_status().failovers == 0
+
+
+def test_damage_of_one_record_is_no_reason_to_fail_over(url_of):
+    url = url_of("sqlite")
+    with outlive.open(url, secondary=url_of("sqlite"), cache_bytes=0, **QUICK) as store:
+        store.thread("t").save({"text": "x" * 5000})
+        store.thread("u").save("whole")
+        damage(url)
+        with pytest.raises(outlive.Corrupt):
+            store.thread("t").load()
+        assert store.thread("u").load() == "whole"
+        assert store.replication_status().failovers == 0
+
+
+def damage(url):
+    """Change every chunk of a SQLite store."""
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db, db:
+        assert db.execute("update chunk set data = zeroblob(length(data))").rowcount > 0
+
+
+def test_a_cancelled_call_is_no_reason_to_fail_over_and_is_in_both_or_in_none(url_of):
+    async def scenario():
+        urls = url_of("sqlite"), url_of("sqlite")
+        async with outlive.open_async(urls[0], secondary=urls[1], **QUICK) as store:
+            thread = store.thread("t")
+            for n in range(12):
+                task = asyncio.ensure_future(thread.save({"n": n}, id=f"{n}"))
+                await asyncio.sleep(0.0007 * (n % 6))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await thread.save("last", id="last")
+            while (await store.replication_status()).queued:
+                await asyncio.sleep(0.02)
+            assert (await store.replication_status()).failovers == 0
+        found = []
+        for url in urls:
+            async with outlive.open_async(url) as alone:
+                found.append([one.id async for one in alone.thread("t").history()])
+        assert found[0] == found[1]
+
+    asyncio.run(scenario())
+
+
+# What an unreachable or an empty primary must not lead to ------------------------------------------------------------
+
+
+def test_an_unreachable_store_is_an_error_and_never_an_absent_thread(valkey_server, url_of):
+    with FaultProxy(valkey_server.host, valkey_server.port) as network:
+        url = network.through(valkey_server.url)
+        with outlive.open(
+            url, secondary=url_of("sqlite"), **{**QUICK, "timeout_s": 0.3}, auto_failover=False
+        ) as store:
+            store.thread("t").save("precious")
+            with cut(network), pytest.raises(outlive.StoreUnavailable):
+                store.thread("t").load()
+
+
+def test_a_primary_that_lost_all_it_had_is_left_and_filled_again(valkey_server, url_of):
+    with outlive.open(valkey_server.url, secondary=url_of("sqlite"), **QUICK) as store:
+        for n in range(3):
+            store.thread("t").save({"n": n})
+        valkey_server.call("FLUSHALL")
+        assert (store.thread("t").load() or {}).get("n") == 2
+        store.thread("t").save({"n": 3})
+        wait(lambda: not store.replication_status().is_failed_over)
+    with outlive.open(valkey_server.url) as alone:
+        assert [alone.thread("t").load(one.id)["n"] for one in alone.thread("t").history()] == [3, 2, 1, 0]
+
+
+def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):
+    with FaultProxy(valkey_server.host, valkey_server.port) as network:
+        options = {"timeout_s": 0.3, "max_failover_attempts": 1, "health_check_interval_s": 0.1}
+        url = network.through(valkey_server.url)
+        with outlive.open(url, secondary=url_of("memory"), failback_delay_s=1.0, **options) as store:
+            store.thread("t").save(1)
+            with cut(network):
+                assert store.thread("t").load() == 1
+            store.failback()
+            with cut(network), pytest.raises(outlive.StoreUnavailable):
+                store.thread("t").load()
+            time.sleep(1.5)
+            with cut(network):
+                assert store.thread("t").load() == 1
+            wait(lambda: not store.replication_status().is_failed_over)
+
+
+@contextlib.contextmanager
+def cut(network):
+    network.mode = "refuse"
+    network.drop_connections()
+    yield
+    network.mode = "pass"
+
+
+# The queue -------------------------------------------------------------------------------------------------------------
+
+
+def save_for_ever(report, url, secondary, mode):
+    with outlive.open(url, secondary=secondary, replication=mode, timeout_s=5) as store:
+        for n in itertools.count():
+            store.thread(f"{n % 3}").save({"n": n}, id=f"{n}")
+            report(f"{n % 3}", f"{n}")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_was_acknowledged_and_queued_survives_kill_9(workers, postgres_store, mode):
+    with ram_folder() as folder:
+        url = f"sqlite:///{folder}/store.db"
+        worker = workers.spawn(save_for_ever, url, postgres_store, mode)
+        acknowledged = {tuple(worker.receive()) for _ in range(40)}
+        worker.kill()
+        with outlive.open(url, secondary=postgres_store, health_check_interval_s=0.05) as store:
+            wait(lambda: store.replication_status().queued == 0)
+        for place in (url, postgres_store):
+            with outlive.open(place) as alone:
+                found = {(id, one.id) for id in "012" for one in alone.thread(id).history()}
+                assert acknowledged <= found
+
+
+def test_what_is_queued_is_not_what_the_state_became_later(url_of):
+    urls = url_of("sqlite"), url_of("sqlite")
+    with outlive.open(urls[0], secondary=urls[1], replication="async") as store:
+        state = {"list": [1]}
+        for n in range(2, 6):
+            store.thread("t").save(state, id=f"{n}")
+            state["list"].append(n)
+    with outlive.open(urls[1]) as alone:
+        assert [alone.thread("t").load(f"{n}")["list"] for n in range(2, 6)] == [
+            list(range(1, n)) for n in range(2, 6)
+        ]
+
+
+def test_saves_of_one_thread_arrive_in_their_order_from_many_threads(url_of):
+    urls = url_of("sqlite"), url_of("sqlite")
+    with outlive.open(urls[0], secondary=urls[1], replication="async") as store:
+        running = [
+            threading.Thread(target=lambda: [store.thread("t").save(n) for n in range(10)]) for _ in range(4)
+        ]
+        for one in running:
+            one.start()
+        for one in running:
+            one.join()
+    lines = []
+    for url in urls:
+        with outlive.open(url) as alone:
+            lines.append([(one.seq, one.id, one.parent) for one in alone.thread("t").history()])
+    assert lines[0] == lines[1]
+    assert [seq for seq, _, _ in lines[0]] == list(range(40, 0, -1))
+
+
+def test_closing_says_what_is_left_and_the_next_one_carries_it_over(
+    postgres_server, postgres_store, tmp_path
+):
+    url = f"sqlite:///{tmp_path}/a.db"
+    with FaultProxy(postgres_server.host, postgres_server.port) as network:
+        store = outlive.open(
+            url, secondary=network.through(postgres_store), replication="async", timeout_s=0.3
+        )
+        store.thread("t").save(1)
+        wait(lambda: store.replication_status().queued == 0)
+        network.mode = "refuse"
+        network.drop_connections()
+        store.thread("t").save(2)
+        with pytest.warns(
+            UserWarning, match="what is queued for the secondary stays in the primary.*1 commits"
+        ):
+            store.close()
+        store.close()
+        with pytest.raises(outlive.StoreClosed):
+            store.thread("t").save(3)
+        network.mode = "pass"
+        with outlive.open(
+            url, secondary=network.through(postgres_store), health_check_interval_s=0.05
+        ) as store:
+            wait(lambda: store.replication_status().queued == 0)
+    with outlive.open(postgres_store) as alone:
+        assert alone.thread("t").load() == 2
+
+
+def test_a_forked_child_goes_on_with_the_pair(pair):
+    pair.thread("t").save("parent", id="1")
+    if (child := os.fork()) == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            pair.thread("t").save("child", id="2")
+            code = 0 if pair.replication_status().queued == 0 else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pair.thread("t").save("parent again", id="3")
+    pair.promote()
+    assert [one.id for one in pair.thread("t").history()] == ["3", "2", "1"]
+
+
+# Locks and names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_held_over_a_failover_and_given_back_by_its_owner_alone(pair):
+    lock = pair.lock("t", lease_s=20).acquire()
+    pair.promote()
+    with pytest.raises(outlive.ThreadBusy):
+        pair.lock("t", timeout_s=0.1).acquire()
+    pair.failback()
+    with pytest.raises(outlive.ThreadBusy):
+        pair.lock("t", timeout_s=0.1).acquire()
+    lock.release()
+    with pair.lock("t", timeout_s=0.1):
+        pass
+
+
+@pytest.mark.parametrize("id", ["queue", "pair", "tombstone", "lock:foo", "0:", "\0", "a\\b"])
+def test_no_name_of_a_thread_reaches_what_the_pair_keeps_for_itself(pair, id):
+    pair.thread(id).save("mine", id=id)
+    pair.thread(id, namespace=id).save("sub", id=id)
+    pair.thread(id).remove([id])
+    pair.promote()
+    assert pair.thread(id).load() is None
+    assert pair.thread(id, namespace=id).load() == "sub"
+    pair.thread(id).delete()
+    pair.failback()
+    assert list(pair.threads()) == []
+    with pytest.raises(outlive.BadArgument):
+        pair.thread("")
+
+
+def test_tenants_fail_over_apart_from_each_other(url_of):
+    urls = url_of("sqlite"), url_of("sqlite")
+    with (
+        outlive.open(urls[0], secondary=urls[1], tenant="a", **QUICK) as one,
+        outlive.open(urls[0], secondary=urls[1], tenant="b", **QUICK) as two,
+    ):
+        one.thread("t").save("of a")
+        two.thread("t").save("of b")
+        one.promote()
+        one.thread("t").save("of a, later")
+        assert (two.replication_status().active, two.thread("t").load()) == ("primary", "of b")
+        one.failback()
+        assert (one.thread("t").load(), two.thread("t").load()) == ("of a, later", "of b")
+
+
+def test_a_chunk_that_somebody_changed_in_the_secondary_is_not_carried_back(url_of, monkeypatch):
+    monkeypatch.setattr(
+        "outlive.layers.replicate._BEAT_S", 60
+    )  # nothing is carried over before it is damaged
+    urls = url_of("sqlite"), url_of("sqlite")
+    store = outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60)
+    store.promote()
+    store.thread("t").save({"text": "x" * 5000})
+    damage(urls[1])
+    with pytest.raises(outlive.Corrupt):
+        store.failback()
+    assert store.replication_status().active == "secondary"
+    with pytest.warns(UserWarning, match="what is queued for the primary stays in the secondary"):
+        store.close()
+
+
+def wait(condition, timeout_s=8.0):
+    for _ in range(int(timeout_s / 0.02)):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come to be so")

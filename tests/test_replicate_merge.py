@@ -1,0 +1,137 @@
+"""Whatever two stores did apart from each other: when each has got the other's news, both are the same.
+
+The news are carried in any order after the first exchange, and any number of times.
+"""
+
+import contextlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outlive
+from outlive.backend import Commit, Entry, ThreadKey
+from outlive.backends.local import Inline
+from outlive.backends.memory import MemoryBackend
+from outlive.cache import Cache
+from outlive.chunk import Namer
+from outlive.codec import Codec
+from outlive.engine import Engine
+from outlive.layers.note import NOTE
+from outlive.layers.replicate import Replicate
+from outlive.layers.status import Replication
+from outlive.runtime import SyncRuntime, run_now
+from outlive.store import AsyncStore, Settings
+from outlive.sync import Store
+
+THREADS, IDS = ("s", "t"), "abcdef"
+sides = st.sampled_from([0, 1])
+threads = st.sampled_from(THREADS)
+steps = st.one_of(
+    st.tuples(st.just("save"), sides, threads, st.sampled_from(IDS), st.integers(0, 3)),
+    st.tuples(st.just("replace"), sides, threads, st.sampled_from(IDS), st.integers(0, 3)),
+    st.tuples(st.just("write"), sides, threads, st.sampled_from(IDS), st.integers(0, 3)),
+    st.tuples(st.just("run"), sides, threads, st.sampled_from("pq"), st.integers(0, 3)),
+    st.tuples(st.just("remove"), sides, threads, st.sampled_from(IDS), st.just(0)),
+    st.tuples(st.just("prune"), sides, threads, st.just(""), st.integers(1, 2)),
+    st.tuples(st.just("delete"), sides, threads, st.just(""), st.just(0)),
+)
+
+
+class Apart:
+    """Two clients of one pair that do not know of each other: one works in epoch 0, one in epoch 1."""
+
+    def __init__(self):
+        runtime = SyncRuntime()
+        self.backends = [Inline(MemoryBackend()), Inline(MemoryBackend())]
+        options = Replication.of({"replication": "async", "health_check_interval_s": 1000})
+        self.pairs = [
+            Replicate(*self.backends, options, runtime=runtime, naming=lambda key: lambda *chunk: True)
+            for _ in range(2)
+        ]
+        self.stores = []
+        for pair in self.pairs:
+            pair._keep_beating = lambda: None  # nothing happens by itself
+            key = run_now(pair.identity(b"k" * 32))
+            engine = Engine(pair, Codec(), Namer(key), Cache(1 << 20), runtime)
+            self.stores.append(Store(AsyncStore(engine, Settings("testing:"), pair=pair)))
+
+    def begin(self):
+        for id in THREADS:
+            self.stores[0].thread(id).save({"base": id}, id="base")
+        self.stores[1].promote()
+
+    def do(self, name, side, thread, id, n):
+        handle = self.stores[side].thread(thread)
+        with contextlib.suppress(outlive.CallerError):
+            if name in ("save", "replace"):
+                handle.save({"n": n, "text": f"{side}" * n * 300}, id=id, replace=name == "replace")
+            elif name == "write":
+                handle.write(f"task {n}", [("c", n), ("__error__", f"{side} {n}")], checkpoint=id)
+            elif name == "run":
+                self.run(side, handle._thread._key, id, n)
+            elif name == "remove":
+                handle.remove([id])
+            elif name == "prune":
+                handle.prune(keep_last=n)
+            else:
+                handle.delete()
+
+    def run(self, side, key, id, n):
+        stored = run_now(self.pairs[side].entries(key.tenant, "run", thread=key))
+        rank = next((entry.rank for _, entry in stored if entry.key == id), (0, 0, 0))
+        entry = Entry("run", id, b"%d" % n, "running", epoch=rank[0], fence=-1, expect=rank)
+        run_now(self.pairs[side].commit_all([Commit(key, entries=(entry,))]))
+
+    def exchange(self, source):
+        run_now(self.pairs[1].stores.drain(source, None))
+
+    def dump(self, which):
+        backend, found = self.backends[which], {}
+        for id in THREADS:
+            key = ThreadKey.of("", id)
+            entries = run_now(backend.entries("", "run", thread=key))
+            found[id] = (
+                run_now(backend.history(key, None, limit=1000))[1],
+                run_now(backend.writes(key, None)),
+                [(entry.key, entry.rank, entry.body, entry.status) for _, entry in entries],
+            )
+        return found
+
+    def check(self):
+        assert self.dump(0) == self.dump(1)
+        for backend in self.backends:
+            assert run_now(backend.entries("", NOTE)) == []
+        for store in self.stores:
+            assert store.verify().problems == ()
+
+
+@settings(max_examples=settings().max_examples * 2)
+@given(done=st.lists(steps, max_size=25), again=st.lists(sides, max_size=4))
+def test_two_stores_that_went_apart_come_together(done, again):
+    apart = Apart()
+    apart.begin()
+    for step in done:
+        apart.do(*step)
+    for source in (1, 0, 1):  # the later epoch first, as a failback does it
+        apart.exchange(source)
+    before = apart.dump(0)
+    apart.check()
+    for source in again:
+        apart.exchange(source)
+    assert apart.dump(0) == before
+    apart.check()
+
+
+@given(done=st.lists(steps, min_size=1, max_size=25))
+def test_the_primary_takes_over_with_everything_and_the_head_of_the_later_epoch(done):
+    apart = Apart()
+    apart.begin()
+    for step in done:
+        apart.do(*step)
+    heads = {id: apart.stores[1].thread(id).checkpoint() for id in THREADS}
+    apart.stores[1].failback()
+    apart.check()
+    for id, head in heads.items():
+        found = apart.stores[1].thread(id).checkpoint()
+        if head is not None and head.epoch == 1 and found.id != head.id:
+            assert head.id not in {one.id for one in apart.stores[1].thread(id).history()} or found.epoch >= 1

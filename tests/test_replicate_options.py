@@ -1,0 +1,157 @@
+"""Opening a pair: wrong options are refused with the sentence that mends them, and so are stores that do not belong together."""
+
+import time
+
+import pytest
+
+import outlive
+
+WRONG = [
+    ({"replication": "both"}, "replication must be 'sync' or 'async'"),
+    ({"replication": None}, "replication must be 'sync' or 'async'"),
+    ({"on_secondary_down": "ignore"}, "on_secondary_down must be 'fail' or 'queue'"),
+    ({"replication": "async", "on_secondary_down": "fail"}, '"async" always queues'),
+    ({"enable_replication": "perhaps"}, "enable_replication must be True or False"),
+    ({"health_check_interval_s": 0}, "health_check_interval_s must be a number of seconds"),
+    ({"health_check_interval_s": "soon"}, "health_check_interval_s must be a number of seconds"),
+    ({"auto_failover": 1}, "auto_failover must be True or False"),
+    ({"max_failover_attempts": -1}, "max_failover_attempts must be a whole number, 0 or more"),
+    ({"max_failover_attempts": 1.5}, "max_failover_attempts must be a whole number"),
+    ({"failback_delay_s": -1}, "failback_delay_s must be a number of seconds, 0 or more"),
+    ({"failback_delay_s": float("nan")}, "failback_delay_s must be a number of seconds"),
+]
+
+
+@pytest.mark.parametrize("options, sentence", WRONG)
+def test_a_wrong_option_fails_at_open(options, sentence):
+    with pytest.raises(outlive.BadArgument, match=sentence):
+        outlive.open("memory:", secondary="memory:", **options)
+
+
+def test_the_options_of_a_pair_need_a_second_store():
+    with pytest.raises(outlive.BadURL, match="replication needs a second store; give secondary=url"):
+        outlive.open("memory:", replication="sync")
+
+
+@pytest.mark.parametrize("first, second", [("null:", "memory:"), ("memory:", "null:")])
+def test_a_store_that_keeps_nothing_is_none_of_two(first, second):
+    with pytest.raises(outlive.BadURL, match="null: keeps nothing"):
+        outlive.open(first, secondary=second)
+
+
+def test_a_store_is_not_its_own_secondary(tmp_path):
+    with pytest.raises(outlive.BadURL, match="the secondary is the primary"):
+        outlive.open(f"sqlite:///{tmp_path}/a.db", secondary=f"sqlite:///{tmp_path}/a.db")
+
+
+def test_what_expires_is_not_replicated():
+    with pytest.raises(outlive.BadURL, match="ttl_s and secondary= do not go together"):
+        outlive.open("redis://localhost?ttl_s=60", secondary="memory:")
+
+
+def test_options_of_both_stand_beside_the_first_url():
+    with pytest.raises(outlive.BadURL, match="option 'tenant' holds for both stores"):
+        outlive.open("memory:", secondary="memory:?tenant=a")
+
+
+def test_secrets_of_the_secondary_are_in_no_error():
+    with pytest.raises(outlive.OutliveError) as error:
+        outlive.open("memory:", secondary="postgresql://me:SECRET@127.0.0.1:1/x", timeout_s=0.1)
+    found = error.value
+    while found is not None:
+        assert "SECRET" not in f"{found!r} {found}"
+        found = found.__cause__ or found.__context__
+
+
+def wait_until_whole(store):
+    for _ in range(200):
+        if store.replication_status().is_whole:
+            return
+        time.sleep(0.02)
+    raise AssertionError(store.replication_status())
+
+
+def urls(folder, *names):
+    return [f"sqlite:///{folder}/{name}.db" for name in names]
+
+
+def test_stores_of_different_pairs_are_refused(tmp_path):
+    a, b, c, d = urls(tmp_path, "a", "b", "c", "d")
+    outlive.open(a, secondary=b).close()
+    outlive.open(c, secondary=d).close()
+    with pytest.raises(outlive.BadURL, match="another naming key"):
+        outlive.open(a, secondary=d)
+
+
+def test_exchanged_roles_are_refused(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    outlive.open(a, secondary=b).close()
+    with pytest.raises(outlive.BadURL, match="exchange the two URLs"):
+        outlive.open(b, secondary=a)
+
+
+def test_two_pairs_of_one_naming_key_are_told_apart(tmp_path):
+    a, b, c = urls(tmp_path, "a", "b", "c")
+    outlive.open(a, secondary=b).close()
+    with outlive.open(a) as store:
+        store.backup(c)
+    (tmp_path / "a.db").rename(tmp_path / "kept.db")
+    with pytest.raises(outlive.BadURL):
+        outlive.open(c, secondary=b)
+
+
+def test_a_store_without_a_secondary_says_how_to_get_one():
+    with outlive.open("memory:") as store:
+        for call in (store.promote, store.failback, store.replication_status):
+            with pytest.raises(outlive.BadArgument, match=r"open it with outlive\.open"):
+                call()
+
+
+def test_a_secondary_that_is_added_later_gets_everything(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a) as store:
+        for n in range(70):
+            store.thread(f"{n}").save({"n": n, "text": "x" * 3000})
+        with store.run("r", run_id="run") as run:
+            run.step("one", lambda: 1)
+    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+        store.thread("0").save("while it is copied")
+        wait_until_whole(store)
+    with outlive.open(b) as alone:
+        assert len(list(alone.threads())) == 71
+        assert alone.thread("69").load()["n"] == 69
+        assert alone.thread("0").load() == "while it is copied"
+        assert [run.status for run in alone.runs()] == ["completed"]
+        assert alone.verify().problems == ()
+
+
+def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, monkeypatch):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a) as store:
+        store.thread("t").save(1)
+    monkeypatch.setattr("outlive.layers.replicate._BEAT_S", 60)
+    with outlive.open(a, secondary=b, health_check_interval_s=60) as store:
+        assert not store.replication_status().is_whole
+        with pytest.raises(outlive.StoreUnavailable, match="does not have everything yet"):
+            store.promote()
+        with pytest.warns(UserWarning, match="does not have everything that it is to have"):
+            store.close()
+
+
+def test_while_replication_is_switched_off_nothing_is_and_afterwards_everything(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a, secondary=b) as store:
+        store.thread("kept").save(1)
+        store.thread("gone").save(1)
+    with outlive.open(a, secondary=b, enable_replication=False) as store:
+        store.thread("kept").save(2)
+        store.thread("new").save(3)
+        store.thread("gone").delete()
+        assert not store.replication_status().is_enabled
+    with outlive.open(b) as alone:
+        assert (alone.thread("kept").load(), alone.thread("new").load()) == (1, None)
+    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+        store.thread("kept").save(4)
+        wait_until_whole(store)
+    with outlive.open(b) as alone:
+        assert {info.id: alone.thread(info.id).load() for info in alone.threads()} == {"kept": 4, "new": 3}
