@@ -53,6 +53,7 @@ from .upkeep import Upkeep
 _READS = frozenset(
     ("history", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
 )
+_POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the timeout
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is to be carried over
 _SWITCHES = 4  # that one call may live through
@@ -170,6 +171,8 @@ class Replicate:
         """Ask the active store; when it cannot be reached, the one that is active then."""
         if self._is_closed:
             raise StoreClosed
+        if len(args) > _POSITIONS.get(name, len(args)):  # the timeout may stand among them
+            args, kwargs["timeout_s"] = args[:-1], args[-1]
         deadline = self._deadline(kwargs.get("timeout_s"))
         epoch = self.stores.epoch
         for _ in range(_SWITCHES):
