@@ -568,6 +568,24 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert store.sweep().max_age.checkpoints == 2
 
 
+def test_a_pair_is_swept_on_both_sides(tmp_path):
+    one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
+    with outlive.open(one, secondary=two, replication="sync") as store:
+        line = fill(store)
+        fill(store, "old", 3)
+        time.sleep(2.5)  # the pair clears up behind itself, once, which counts as a change
+        store.thread("t").save({"new": True})
+        swept = store.sweep(retain=outlive.Retain(keep_last=3, ttl_s=0.8))
+        assert (swept.ttl.threads, swept.keep_last.checkpoints, swept.problems) == (1, 8, [])
+        left = ids(store)
+        assert left[1:] == line[:-3:-1]
+    for url in (one, two):
+        with outlive.open(url) as store:
+            assert ids(store) == left
+            assert [info.id for info in store.threads()] == ["t"]
+            assert store.verify().ok
+
+
 # Space --------------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from .errors import BadArgument, StoreError
 from .heart import Heart
 from .layers.encrypt import Encrypted
 from .layers.replicate import Replicate
-from .layers.rotation import Rotated, Rotation
+from .layers.rotation import Rotated, rotate
 from .layers.status import ReplicationStatus, Switched
 from .lease import RUN, RunInfo, unpack_run
 from .listing import Threads
@@ -300,7 +300,7 @@ class AsyncStore:
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
         await self.flush()
-        return await Rotation(backend, self._settings.tenant).run(progress)
+        return await rotate(backend, self._settings.tenant, progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""
