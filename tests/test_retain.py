@@ -508,8 +508,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
     wait_for(lambda: len(ids(store, "0")) == 2)
     store.close()
-    time.sleep(0.1)
-    assert [thread.name for thread in threading.enumerate() if "ticker" in thread.name] == []
+    wait_for(lambda: not [thread for thread in threading.enumerate() if "ticker" in thread.name])
     with outlive.open(url) as store:
         assert store.verify().ok
 
