@@ -115,15 +115,16 @@ def test_a_thread_that_nobody_used_for_its_time_goes_with_everything():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path):
     url = url_for(backend, tmp_path)
-    retain = outlive.Retain(ttl_s=0.4, every_s=None, refresh_on_read=True)
+    retain = outlive.Retain(ttl_s=1000, every_s=None, refresh_on_read=True)
     with outlive.open(url, retain=retain) as store:
         for id in ("read", "left"):
             store.thread(id).save({"n": 1})
-        time.sleep(0.3)
+        saved_at = time.time()
+        time.sleep(1.0)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
-        time.sleep(0.25)
-        assert store.sweep().ttl.threads == 1
+        between = outlive.Retain(ttl_s=time.time() - saved_at - 0.05)  # older than this is what was only saved
+        assert store.sweep(retain=between).ttl.threads == 1
         assert [info.id for info in store.threads()] == ["read"]
 
 
