@@ -508,8 +508,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
     wait_for(lambda: len(ids(store, "0")) == 2)
     store.close()
-    time.sleep(0.1)
-    assert [thread.name for thread in threading.enumerate() if "ticker" in thread.name] == []
+    wait_for(lambda: not [thread for thread in threading.enumerate() if "ticker" in thread.name])
     with outlive.open(url) as store:
         assert store.verify().ok
 
@@ -566,6 +565,24 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert set(looked) == {"b"}
     store._store._sweeper._seen.clear()
     assert store.sweep().max_age.checkpoints == 2
+
+
+def test_a_pair_is_swept_on_both_sides(tmp_path):
+    one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
+    with outlive.open(one, secondary=two, replication="sync") as store:
+        line = fill(store)
+        fill(store, "old", 3)
+        time.sleep(2.5)  # the pair clears up behind itself, once, which counts as a change
+        store.thread("t").save({"new": True})
+        swept = store.sweep(retain=outlive.Retain(keep_last=3, ttl_s=0.8))
+        assert (swept.ttl.threads, swept.keep_last.checkpoints, swept.problems) == (1, 8, [])
+        left = ids(store)
+        assert left[1:] == line[:-3:-1]
+    for url in (one, two):
+        with outlive.open(url) as store:
+            assert ids(store) == left
+            assert [info.id for info in store.threads()] == ["t"]
+            assert store.verify().ok
 
 
 # Space --------------------------------------------------------------------------------------------------------------
