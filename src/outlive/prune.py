@@ -18,7 +18,7 @@ from . import chunk, manifest
 from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import Corrupt, StaleBase
+from .errors import UNOPENED, Corrupt, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -231,10 +231,9 @@ class _Live:
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool
     ) -> _Rewriting:
         """Write chunks with too many dead bytes again, and the checkpoints that read them."""
-        readable = [record for record in kept if _is_readable(record)]
-        self._held |= {name for record in kept if record not in readable for name in record.chunks}
+        self._held |= {name for record in kept if not _is_readable(record) for name in record.chunks}
         records = [record for record in records if _is_readable(record)]
-        kept = readable
+        kept = [record for record in kept if _is_readable(record)]
         wanted = await self._wasteful(self._ranges(records), self._ranges(kept), erase)
         moved: dict[bytes, tuple[bytes, list[tuple[int, int]]]] = {}
         chunks = {}
@@ -281,12 +280,8 @@ class _Live:
 
 
 def _is_readable(record: CheckpointRecord) -> bool:
-    """Tell whether a record says which bytes it reads. One that does not can go all the same."""
-    try:
-        manifest.layout_of(record.body)
-    except Corrupt:
-        return False
-    return True
+    """Tell whether a layer could open a record, which else does not say what bytes it reads. It can go all the same."""
+    return record.body[:1] != UNOPENED
 
 
 def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -300,7 +300,13 @@ class AsyncStore:
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
         await self.flush()
-        return await Rotation(backend, self._settings.tenant).run(progress)
+        if self._pair is None:
+            return await Rotation(backend, self._settings.tenant).run(progress)
+        # Each of two stores by itself: what is sealed is the same bytes in both.
+        stores, total = self._pair.stores, Rotated()
+        for one in (stores.active, stores.other):
+            total = await Rotation(Encrypted(one, backend.ring), self._settings.tenant).run(progress)
+        return total
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""

@@ -266,26 +266,23 @@ class _Visit:
     # Single checkpoints
 
     async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
-        records = await self._engine.records(key)
-        due = self._due(records)
-        if not any(due.values()):
-            if await self._has_orphans(key, records):
-                return True
-            self._remember(key, row, records)
-            return False
         look = await self._look(key)
         due = self._due(look.records)
+        if not any(due.values()):
+            if await self._has_orphans(key, look):
+                return True
+            self._remember(key, row, look.records)
+            return False
         needed = await self._needed(key, look.records)
         for reason, pairs in needed.items():
             self._swept.keep(reason, len(pairs & (due["max_age"] | due["keep_last"])))
         free = {
             name: pairs - needed["unfinished run"] - needed["open interrupt"] for name, pairs in due.items()
         }
-        if not any(free.values()):
-            return True
-        self._count(look, free)
-        if not self._swept.dry_run:
-            await self._prune(key, len(look.records))
+        if any(free.values()):
+            self._count(look, free)
+            if not self._swept.dry_run:
+                await self._prune(key, len(look.records))
         return True
 
     def _due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
@@ -343,14 +340,10 @@ class _Visit:
         while (await prune.remove_chosen(self._engine, key, choose)).checkpoints >= limit:
             pass
 
-    async def _has_orphans(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> bool:
+    async def _has_orphans(self, key: ThreadKey, look: _Thread) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
-        inventory = await self._engine.backend.inventory(key)
-        if not inventory.chunks.keys() - {name for record in records for name in record.chunks}:
-            return False
-        look = await self._look(key)
         size = look.cost(set())
-        if not size:  # they are of writes
+        if not size:
             return False
         if not self._swept.dry_run and await prune.sweep(self._engine, key) is None:
             return False

@@ -88,15 +88,15 @@ def check_left_out(old, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with outlive.open("memory:") as store:
         with pytest.raises(CannotMove) as caught:
-            import_langgraph(f"sqlite:///{old}", store, types=[Ticket])
+            import_langgraph(f"sqlite:///{old}", store, threads=["chat", "sending"])
         assert caught.value.problem.thread == "chat"
         assert said in str(caught.value)
-        moved = import_langgraph(f"sqlite:///{old}", store, types=[Ticket], on_problem="skip")
+        assert list(store.threads()) == []
+        moved = import_langgraph(f"sqlite:///{old}", store, threads=["chat", "sending"], on_problem="skip")
         assert [problem.thread for problem in moved.problems] == ["chat"]
-        others = [thread for thread in THREADS if thread != "chat"]
-        assert [info.id for info in store.threads()] == others
+        assert [info.id for info in store.threads()] == ["sending"]
         with sqlite_saver(old) as source:
-            assert_same(source, saver_on(store), others)
+            assert_same(source, saver_on(store), ["sending"])
     assert not (tmp_path / CANARY).exists()
 
 

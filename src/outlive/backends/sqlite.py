@@ -59,6 +59,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
 _BUSY_S = 30.0
 _VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
+_WORTH_PAGES = 256  # less than this waits until more has gathered, or the store is closed: giving back takes as long as a save
 
 
 class SQLiteBackend:
@@ -71,6 +72,7 @@ class SQLiteBackend:
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._connection: apsw.Connection | None = None
         self._is_closed = False
+        self._has_freed = False  # something was deleted, and its pages may not be given back yet
         self._known = KnownKeys()
         self.lock = threading.RLock()
         with _translated():
@@ -86,6 +88,9 @@ class SQLiteBackend:
         self._is_closed = True
         if self._connection is not None:
             with _translated():
+                if self._has_freed:
+                    with contextlib.suppress(apsw.Error):
+                        self._connection.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
                 self._connection.close()
             self._connection = None
 
@@ -163,9 +168,13 @@ class SQLiteBackend:
         if not any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
             return
         db = self._db()
+        self._has_freed = True
+        erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
         with contextlib.suppress(apsw.Error):
+            if not erases and one(db, "pragma freelist_count")[0] < _WORTH_PAGES:
+                return
             db.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
-            if any(commit.removal is not None and commit.removal.erase for commit in commits):
+            if erases:
                 db.execute("pragma wal_checkpoint(truncate)").fetchall()  # the log still had the erased bytes
             else:
                 db.execute("pragma wal_checkpoint(passive)").fetchall()

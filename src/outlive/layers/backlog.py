@@ -8,7 +8,7 @@ from ..backend import TOMBSTONE, Backend, Commit, Entry, ThreadKey
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier
-from .note import NOTE, Items, age_s, items_in
+from .note import NOTE, Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500
@@ -29,6 +29,7 @@ class Backlog:
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
+        self.carried: dict[ThreadKey, set[Pair]] = {}  # checkpoints that the other store has got
 
     async def notes(self) -> AsyncIterator[Noted]:
         """Iterate over what is queued, oldest first."""
@@ -57,19 +58,11 @@ class Backlog:
             items.add(items_in(entry))
         return items
 
-    async def count(
-        self, done: Collection[str] = (), mine: str | None = None, settling_s: float = 0.0
-    ) -> tuple[int, int, float]:
-        """Return how many commits are queued, their bytes, and the age of the oldest in seconds.
-
-        With `mine` those of other processes count only when they are older than `settling_s`: a younger note may be of a commit that
-        the other store has, and is taken off in a moment.
-        """
+    async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
+        """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
         keys, size = [], 0
-        before = f"{self._runtime.now() - int(settling_s * 1e6):016x}"
         async for _, entry in self.notes():
-            is_counted = mine in (None, entry.key[16:24]) or (settling_s and entry.key[:16] < before)
-            if entry.key not in done and is_counted:
+            if entry.key not in done and mine in (None, entry.key[16:24]):
                 keys.append(entry.key)
                 size += items_in(entry).size
         return len(keys), size, age_s(keys, self._runtime.now())
@@ -110,6 +103,8 @@ class Backlog:
             outcomes = list(zip(batch, results, strict=True))
             done = [(key, keys) for (key, (_, keys)), error in outcomes if error is None]
             await self.take_off(done)
+            for key, _ in done:
+                self.carried.setdefault(key, set()).update(threads[key][0].pairs)
             count += sum(len(keys) for _, keys in done)
             failure = failure or next((error for error in results if error is not None), None)
             if failure is not None and not isinstance(failure, Corrupt | CallerError):

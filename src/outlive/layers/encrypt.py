@@ -273,7 +273,7 @@ class Encrypted:
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
-        found = await self.inner.writes(thread, checkpoints, timeout_s)
+        found = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
         return [self._open_write(thread, write) for write in found]
 
     async def entries(
@@ -319,12 +319,12 @@ class Encrypted:
         return replace(row, info=info, head=head)
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        return await self.inner.inventory(thread, timeout_s)
+        return await self.inner.inventory(thread, timeout_s=timeout_s)
 
     async def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        return self._open_chunks(thread, await self.inner.fetch(thread, names, timeout_s))
+        return self._open_chunks(thread, await self.inner.fetch(thread, names, timeout_s=timeout_s))
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         return await self.inner.share(source, target, names)

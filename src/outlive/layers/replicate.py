@@ -43,10 +43,11 @@ from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
 from .committing import Committing
-from .pair import ROLES, read_side
+from .health import is_unreachable
+from .pair import PRIMARY, ROLES, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication, ReplicationStatus, Switched
-from .switching import Stores, is_unreachable
+from .switching import Stores
 from .upkeep import Upkeep
 
 _READS = frozenset(
@@ -262,7 +263,11 @@ class Replicate:
     async def failback(self) -> Switched:
         """Make the primary active again, after it got everything."""
         await self._upkeep.flush()
-        return await self.stores.failback(self._queue)
+        left = [self._queue.left_in(role) for role in (PRIMARY, SECONDARY)]
+        switched = await self.stores.failback(self._queue)
+        for role, keys in enumerate(left):
+            self._queue.has_carried(role, keys)
+        return switched
 
     async def status(self) -> ReplicationStatus:
         """Return how the pair is now."""
