@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
-from ..backend import TOMBSTONE, Backend, Commit, Entry, ThreadKey
+from ..backend import RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier
@@ -12,6 +12,7 @@ from .note import NOTE, Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500
+NAMING, _KEYS = "naming key", reserved("keys")  # of an encrypted store whose keys were rotated
 _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
@@ -38,15 +39,17 @@ class Backlog:
                 yield noted
 
     async def _pages(self, kind: str) -> AsyncIterator[list[Noted]]:
-        after: tuple[str, bytes] | None = None
-        while True:
-            page = await self._source.entries(
-                self._tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
-            )
-            yield page
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
+        """Iterate over entries of the tenant, and over those of the store itself."""
+        for tenant in (self._tenant, RESERVED):
+            after: tuple[str, bytes] | None = None
+            while True:
+                page = await self._source.entries(
+                    tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
+                )
+                yield page
+                if len(page) < _PAGE:
+                    break
+                after = (page[-1][1].key, page[-1][0].digest)
 
     async def items_of(self, thread: ThreadKey) -> Items:
         """Return all that is queued of one thread."""
@@ -138,3 +141,5 @@ class Backlog:
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.carry(key, Items(everything=True))
+        for key, entry in await self._source.entries(_KEYS.tenant, NAMING, timeout_s=self._timeout_s):
+            await self._carrier.carry(key, Items(entries={(NAMING, entry.key)}))

@@ -15,6 +15,7 @@ from ..backend import Backend, ThreadKey
 from ..errors import (
     BadURL,
     EntryHeld,
+    OutliveError,
     StoreBusy,
     StoreError,
     StoreUnavailable,
@@ -150,7 +151,7 @@ class Stores:
     async def _agree_on_key(self, offered: bytes) -> Errors:
         """Let both have one naming key; return why one of them did not answer. When none does, raise."""
         errors: list[StoreError | None] = [None, None]
-        for role in (PRIMARY, SECONDARY):
+        for role in (SECONDARY, PRIMARY) if await self._knows_pair(SECONDARY) else (PRIMARY, SECONDARY):
             try:
                 key = await self.both[role].identity(self._key or offered)
             except StoreError as error:
@@ -163,6 +164,13 @@ class Stores:
                 raise other_key()
             self._key, self._met[role] = key, True
         return errors
+
+    async def _knows_pair(self, role: int) -> bool:
+        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it."""
+        try:
+            return await read_side(self.both[role], self.tenant, self.patience_s) is not None
+        except OutliveError:  # a server without a schema, or none at all
+            return False
 
     async def _join(self, absent: Errors, queue: Queue, options: Replication) -> None:
         (primary, secondary), (no_primary, no_secondary) = await self._sides(absent=absent)
