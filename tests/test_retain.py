@@ -505,10 +505,12 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
     with outlive.open(url) as store:
         for n in range(30):
             fill(store, f"{n}", 8)
+    before = set(threading.enumerate())
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-ticker"]
     wait_for(lambda: len(ids(store, "0")) == 2)
     store.close()
-    wait_for(lambda: not [thread for thread in threading.enumerate() if "ticker" in thread.name])
+    wait_for(lambda: not set(threading.enumerate()) - before)
     with outlive.open(url) as store:
         assert store.verify().ok
 
