@@ -5,6 +5,7 @@ import time
 import pytest
 
 import outlive
+from outlive.backend import RESERVED
 
 WRONG = [
     ({"replication": "both"}, "replication must be 'sync' or 'async'"),
@@ -155,3 +156,30 @@ def test_while_replication_is_switched_off_nothing_is_and_afterwards_everything(
         wait_until_whole(store)
     with outlive.open(b) as alone:
         assert {info.id: alone.thread(info.id).load() for info in alone.threads()} == {"kept": 4, "new": 3}
+
+
+def test_a_secondary_that_is_added_after_a_rotation_can_be_opened_with_the_new_key_alone(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    keys = {name: outlive.KeyRing.new_key() for name in ("old", "new")}
+    ring = outlive.KeyRing({"new": keys["new"]})
+    with outlive.open(a, key=outlive.KeyRing({"old": keys["old"]})) as store:
+        store.thread("t").save("secret")
+    with outlive.open(a, key=outlive.KeyRing(keys)) as store:
+        store.rotate()
+    with outlive.open(a, secondary=b, key=ring, health_check_interval_s=0.05) as store:
+        wait_until_whole(store)
+    with outlive.open(b, key=ring) as alone:
+        assert alone.thread("t").load() == "secret"
+
+
+def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a, secondary=b, replication="async", retain=outlive.Retain(keep_last=1)) as store:
+        store.thread("t").save(1)
+        store.thread("t").save(2)
+        store.sweep()
+    for url in (a, b):
+        with outlive.open(url) as alone:
+            backend = alone._store._engine.backend
+            assert [one.seq for one in alone.thread("t").history()] == [2]
+            assert [backend.local.entries(tenant, "queue") for tenant in ("", RESERVED)] == [[], []]

@@ -27,7 +27,15 @@ from .backend import commit as commit_one
 from .cache import Base, Cache
 from .checkpoint import NOT_READ, Checkpoint, PendingWrite, moment
 from .codec import Codec
-from .errors import CheckpointExists, Corrupt, NewerFormat, OutliveError, StaleBase, refuse_unopened
+from .errors import (
+    BadArgument,
+    CheckpointExists,
+    Corrupt,
+    NewerFormat,
+    OutliveError,
+    StaleBase,
+    refuse_unopened,
+)
 from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
@@ -329,7 +337,12 @@ class Engine:
         """Return what a record says, as the user sees it."""
         with Located(key, record.id):
             check_format(record)
-            said = manifest.decode(self.codec, record.body, opaque=opaque)
+            try:
+                said = manifest.decode(self.codec, record.body, opaque=opaque)
+            except (
+                BadArgument
+            ):  # metadata of an adapter's, which it alone can build: that must not hide the rest
+                said = manifest.decode(self.codec, record.body, opaque=True)
         return replace(describe(key, record, said), _state=state, _writes=writes)
 
     # Pending writes

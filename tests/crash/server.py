@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-import outlive
+import outlive.public  # all of it: `import outlive` alone imports nothing yet, and each worker would do it anew
 
 PATIENCE_S = 40.0  # nothing here takes longer unless it hangs
 

@@ -161,6 +161,14 @@ def delta_schema(frequency):
     return Deltas
 
 
+def delta_graph(driver, frequency=4):
+    def work(state):
+        turn = state.get("turn", 0) + 1
+        return {"log": [f"work {turn}"], "turn": turn, **({"rare": [str(turn)]} if turn % 5 == 1 else {})}
+
+    return driver.compile(line(delta_schema(frequency), work=work, more=lambda state: {"log": ["more"]}))
+
+
 class Scripted(BaseChatModel):
     """A chat model that says what it was told to, depending on how many messages it has said before."""
 

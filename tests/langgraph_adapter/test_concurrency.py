@@ -5,6 +5,7 @@ So whoever sees a checkpoint sees the writes whose storing began before its own.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
@@ -13,12 +14,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.types import Command
 
 import outlive
 from conftest import SEED
 from crash import rounds
-from langgraph_adapter.graphs import Driver, Log, asks, fan, line, says, thread
+from langgraph_adapter.graphs import Chat, Driver, Log, asks, delta_graph, fan, line, says, thread
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
 from outlive.adapters.langgraph import OutliveSaver
 
@@ -255,6 +257,60 @@ def test_a_put_that_was_begun_is_finished_when_its_caller_is_cancelled(kind, url
             await store.close()
 
     asyncio.run(main())
+
+
+# Deletions meanwhile -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "file", "postgresql", "redis"])
+def test_a_graph_goes_on_while_its_thread_is_pruned(backend, url_for, folder, often):
+    """By one who shares nothing with the graph but the store: what a saver remembers of it may be gone any moment."""
+    url = "memory:" if backend == "memory" else url_for(backend, folder)
+    turns = rounds(12)
+    with outlive.open(url) as store, outlive.open(url) as other:
+        saver, sweeper = OutliveSaver(store), OutliveSaver(store if backend == "memory" else other)
+        done = threading.Event()
+
+        def reply(state):
+            return {
+                "messages": [AIMessage(f"answer {len(state['messages'])} " + "x" * 300)],
+                "turn": state.get("turn", 0) + 1,
+            }
+
+        graphs = [
+            Driver(saver).compile(
+                line(Chat, reply=reply, more=lambda state: {"messages": [AIMessage("more")]})
+            ),
+            delta_graph(Driver(saver), 5),
+        ]
+
+        def sweep():
+            while not done.is_set():
+                with contextlib.suppress(outlive.StaleBase):  # the graph was quicker, again and again
+                    sweeper.prune(["chat", "deltas"], keep_last=2)
+                sweeper.delete_for_runs(["nobody's"])
+
+        with ThreadPoolExecutor(1) as pool:
+            sweeping = pool.submit(sweep)
+            try:
+                for turn in range(turns):
+                    graphs[0].invoke(
+                        {"messages": [HumanMessage(f"question {turn} " + "y" * 300)]}, thread("chat")
+                    )
+                    graphs[1].invoke({"log": [f"in {turn}"]}, thread("deltas"))
+            finally:
+                done.set()
+            sweeping.result(SOON_S)
+        said = graphs[0].get_state(thread("chat")).values
+        assert (len(said["messages"]), said["turn"]) == (3 * turns, turns)
+        assert [message.content.split()[0] for message in said["messages"]] == [
+            "question",
+            "answer",
+            "more",
+        ] * turns
+        log = graphs[1].get_state(thread("deltas")).values["log"]
+        assert log == [word for turn in range(turns) for word in (f"in {turn}", f"work {turn + 1}", "more")]
+        assert store.verify().problems == ()
 
 
 # The guard of the head -----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from langgraph_adapter.graphs import (
     Scripted,
     asks,
     calls,
+    delta_graph,
     delta_schema,
     fan,
     line,
@@ -474,14 +475,6 @@ def functions_are_tasks_and_their_results_are_kept(driver):
 
 
 # DeltaChannels -----------------------------------------------------------------------------------------------------
-
-
-def delta_graph(driver, frequency=4):
-    def work(state):
-        turn = state.get("turn", 0) + 1
-        return {"log": [f"work {turn}"], "turn": turn, **({"rare": [str(turn)]} if turn % 5 == 1 else {})}
-
-    return driver.compile(line(delta_schema(frequency), work=work, more=lambda state: {"log": ["more"]}))
 
 
 @scenario

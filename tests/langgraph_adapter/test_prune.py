@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 import outlive
-from langgraph_adapter.graphs import Driver, Log, asks, fan, line, says, thread
+from langgraph_adapter.graphs import Driver, Log, asks, delta_graph, fan, line, says, thread
 from langgraph_adapter.making import at, ids, put
 from outlive.adapters.langgraph import OutliveSaver
 from outlive.runtime import run_now
@@ -176,6 +176,30 @@ def test_pruning_after_each_turn_keeps_a_thread_small(saver):
     assert seen[-1][1] < 12 * 3_000
 
 
+def test_a_checkpoint_that_is_put_again_keeps_what_pruning_wrote_into_it(both):
+    counters = {"counters_since_delta_snapshot": {"d": (1, 1)}}
+    for number in range(4):
+        put(
+            both,
+            str(number),
+            str(number - 1) if number else None,
+            {"n": number},
+            versions={"d": number, "n": 1},
+            **counters,
+        )
+        both.put_writes(at(id=str(number)), [("d", [number])], "task")
+    before = both.get_delta_channel_history(config=at(), channels=["d"])
+    assert len(before["d"]["writes"]) == 3
+    both.prune(["t"])
+    put(both, "3", "2", {"n": "again"}, versions={"d": 3, "n": 2}, **counters)
+    assert both.get_tuple(at()).checkpoint["channel_values"] == {"n": "again"}
+    assert both.get_delta_channel_history(config=at(), channels=["d"]) == before
+    put(both, "4", "3", versions={"d": 4}, **counters)
+    (*writes, last) = both.get_delta_channel_history(config=at(), channels=["d"])["d"]["writes"]
+    assert writes == before["d"]["writes"]
+    assert last == ("task", "d", [3])
+
+
 # Interrupts ---------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +283,6 @@ def test_a_graph_goes_on_after_its_last_run_was_deleted(saver):
 
 
 def test_deltas_of_a_sealed_thread_stay_whole(url):
-    from langgraph_adapter.test_graphs import delta_graph
     from langgraph_adapter.test_serializer import encrypted
 
     with OutliveSaver(url, serde=encrypted()) as saver:

@@ -464,6 +464,38 @@ def test_what_was_sealed_under_a_version_is_not_taken_for_another_thread_or_bran
         assert value_of(saver) == "four"
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_threads_whose_metadata_only_the_saver_can_read_are_listed_as_all_others(url, is_sealed):
+    with outlive.open(url) as store:
+        saver = OutliveSaver(store, serde=encrypted() if is_sealed else None)
+        store.thread("a state of its own").save({"n": 1})
+        for name in ("t", "u"):
+            put(
+                saver,
+                "1",
+                values={"a": "x"},
+                thread=name,
+                run_id="one",
+                said=lc.HumanMessage("in the metadata"),
+            )
+            put(
+                saver,
+                "2",
+                "1",
+                values={"a": "y"},
+                thread=name,
+                run_id="two",
+                said=lc.HumanMessage("in the metadata"),
+            )
+        assert [info.id for info in store.threads()] == ["a state of its own", "t", "u"]
+        assert [found.id for found in store.thread("t").history()] == ["2", "1"]
+        assert store.size().threads == 3
+        assert len(list(saver.list(None))) == 4
+        assert {found.metadata["said"].content for found in saver.list(None)} == {"in the metadata"}
+        saver.delete_for_runs(["two"])
+        assert ids(saver.list(at("u"))) == ids(saver.list(at("t"))) == ["1"]
+
+
 # Messages -----------------------------------------------------------------------------------------------------------
 
 text = st.text(max_size=20)
@@ -516,7 +548,7 @@ message = st.one_of(
 
 
 @given(st.lists(message, min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_messages_come_back_as_they_were_and_as_langgraph_gives_them_back(value):
     serde = JsonPlusSerializer()
     expected = serde.loads_typed(serde.dumps_typed(value))

@@ -234,8 +234,8 @@ def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, mon
     monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
     monkeypatch.setattr(cargo, "MOST", 4)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
-        move(old, store)
-        assert_same(source, saver_on(store), THREADS)
+        move(old, store, threads=["chat"])
+        assert_same(source, saver_on(store), ["chat"])
 
 
 # Again -----------------------------------------------------------------------------------------------------
@@ -260,21 +260,21 @@ def test_a_question_that_was_answered_in_the_source_is_answered_in_the_target(
 ):
     """The second question overwrites the first one, on a checkpoint that was moved already."""
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
-        move(old, store)
+        move(old, store, threads=["asked"])
         asking = graphs.asking().compile(checkpointer=source)
         asking.invoke(Command(resume="one"), on("asked"))
-        assert move(old, store).renewed == 1
-        assert_same(source, saver_on(store), THREADS)
+        assert move(old, store, threads=["asked"]).renewed == 1
+        assert_same(source, saver_on(store), ["asked"])
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
 def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(backend, old, tmp_path, url_for):
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
-        move(old, store)
+        move(old, store, threads=["delta"])
         some = list(source.list(on("delta")))[3]
         source.put(some.parent_config, some.checkpoint, {**some.metadata, "more": 1}, {})
-        assert move(old, store).renewed == 1
-        assert_same(source, saver_on(store), THREADS)
+        assert move(old, store, threads=["delta"]).renewed == 1
+        assert_same(source, saver_on(store), ["delta"])
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
@@ -284,18 +284,18 @@ def test_a_checkpoint_that_comes_late_stands_where_it_belongs(backend, old, tmp_
     with sqlite3.connect(early) as db:
         db.execute("delete from checkpoints where thread_id = 'chat' and (rowid % 3 = 0 or rowid % 5 = 0)")
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
-        move(early, store)
-        move(old, store)
-        assert_same(source, saver_on(store), THREADS)
+        move(early, store, threads=["chat"])
+        move(old, store, threads=["chat"])
+        assert_same(source, saver_on(store), ["chat"])
 
 
 def test_what_went_on_in_the_target_stays(old):
     with outlive.open("memory:") as store:
-        move(old, store)
+        move(old, store, threads=["asked"])
         saver = saver_on(store)
         graphs.asking().compile(checkpointer=saver).invoke(Command(resume="mine"), on("asked"))
         before = everything(saver, "asked")
-        again = move(old, store)
+        again = move(old, store, threads=["asked"])
         assert (again.checkpoints, again.writes, again.renewed, again.ahead) == (0, 0, 0, 1)
         assert everything(saver, "asked") == before
 
@@ -303,12 +303,12 @@ def test_what_went_on_in_the_target_stays(old):
 @pytest.mark.parametrize("backend", ["sqlite", "file", "postgresql", "redis"])
 def test_an_answer_in_the_source_does_not_mix_with_one_in_the_target(backend, old, tmp_path, url_for):
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
-        move(old, store)
+        move(old, store, threads=["asked"])
         saver = saver_on(store)
         for one, answer in ((saver, "mine"), (source, "theirs")):
             graphs.asking().compile(checkpointer=one).invoke(Command(resume=answer), on("asked"))
         before = everything(saver, "asked")
-        moved = move(old, store, on_problem="skip")
+        moved = move(old, store, threads=["asked"], on_problem="skip")
         assert everything(saver, "asked") == before
         assert moved.ahead + len(moved.problems) == 1
 
@@ -325,13 +325,13 @@ def test_without_comparing_it_brings_the_same(old):
 
 def test_a_thread_that_went_on_in_both_is_not_mixed(old):
     with sqlite_saver(old) as source, outlive.open("memory:") as store:
-        move(old, store)
+        move(old, store, threads=["delta"])
         saver = saver_on(store)
         for one in (source, saver):
             graphs.delta().compile(checkpointer=one).invoke({"log": ["own"]}, on("delta"))
         before = everything(saver, "delta")
         with pytest.raises(CannotMove, match="went on in the target, and in the source as well"):
-            move(old, store)
+            move(old, store, threads=["delta"])
         assert everything(saver, "delta") == before
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
-from ..backend import TOMBSTONE, Backend, Commit, Entry, ThreadKey
+from ..backend import RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier
-from .note import NOTE, Items, age_s, items_in
+from .note import NOTE, Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500
+NAMING, _KEYS = "naming key", reserved("keys")  # of an encrypted store whose keys were rotated
 _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
@@ -29,6 +30,7 @@ class Backlog:
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
+        self.carried: dict[ThreadKey, set[Pair]] = {}  # checkpoints that the other store has got
 
     async def notes(self) -> AsyncIterator[Noted]:
         """Iterate over what is queued, oldest first."""
@@ -37,15 +39,17 @@ class Backlog:
                 yield noted
 
     async def _pages(self, kind: str) -> AsyncIterator[list[Noted]]:
-        after: tuple[str, bytes] | None = None
-        while True:
-            page = await self._source.entries(
-                self._tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
-            )
-            yield page
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
+        """Iterate over entries of the tenant, and over those of the store itself."""
+        for tenant in (self._tenant, RESERVED):
+            after: tuple[str, bytes] | None = None
+            while True:
+                page = await self._source.entries(
+                    tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
+                )
+                yield page
+                if len(page) < _PAGE:
+                    break
+                after = (page[-1][1].key, page[-1][0].digest)
 
     async def items_of(self, thread: ThreadKey) -> Items:
         """Return all that is queued of one thread."""
@@ -57,19 +61,11 @@ class Backlog:
             items.add(items_in(entry))
         return items
 
-    async def count(
-        self, done: Collection[str] = (), mine: str | None = None, settling_s: float = 0.0
-    ) -> tuple[int, int, float]:
-        """Return how many commits are queued, their bytes, and the age of the oldest in seconds.
-
-        With `mine` those of other processes count only when they are older than `settling_s`: a younger note may be of a commit that
-        the other store has, and is taken off in a moment.
-        """
+    async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
+        """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
         keys, size = [], 0
-        before = f"{self._runtime.now() - int(settling_s * 1e6):016x}"
         async for _, entry in self.notes():
-            is_counted = mine in (None, entry.key[16:24]) or (settling_s and entry.key[:16] < before)
-            if entry.key not in done and is_counted:
+            if entry.key not in done and mine in (None, entry.key[16:24]):
                 keys.append(entry.key)
                 size += items_in(entry).size
         return len(keys), size, age_s(keys, self._runtime.now())
@@ -110,6 +106,8 @@ class Backlog:
             outcomes = list(zip(batch, results, strict=True))
             done = [(key, keys) for (key, (_, keys)), error in outcomes if error is None]
             await self.take_off(done)
+            for key, _ in done:
+                self.carried.setdefault(key, set()).update(threads[key][0].pairs)
             count += sum(len(keys) for _, keys in done)
             failure = failure or next((error for error in results if error is not None), None)
             if failure is not None and not isinstance(failure, Corrupt | CallerError):
@@ -143,3 +141,5 @@ class Backlog:
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.carry(key, Items(everything=True))
+        for key, entry in await self._source.entries(_KEYS.tenant, NAMING, timeout_s=self._timeout_s):
+            await self._carrier.carry(key, Items(entries={(NAMING, entry.key)}))

@@ -26,7 +26,13 @@ from ..backend import (
 from ..errors import Corrupt, OutliveError, StaleBase
 from .note import NOTE, Items, Pair, items_in
 
-KINDS = ("run", "lock", "step", "response")  # entries that a store makes; a layer's own stay where they are
+KINDS = (
+    "run",
+    "lock",
+    "step",
+    "response",
+    "moved",
+)  # entries beside checkpoints; those that belong to one store are not here
 _PAGE = 1000
 _BATCH_BYTES = 4 << 20
 _TRIES = 8

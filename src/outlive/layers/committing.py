@@ -144,7 +144,7 @@ class Committing:
         if is_direct and (self._options.is_strict or self._queue.in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
         else:
-            self._queue.leave(sent[at].key for at in stored)
+            self._queue.leave(epoch % 2, (sent[at].key for at in stored))
 
     async def _check_epoch(
         self, stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -217,7 +217,7 @@ class Committing:
 
     def _refused(self, sent: _Sent, error: OutliveError) -> OutliveError | None:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
-        self._queue.leave((sent.key,))
+        self._queue.leave(PRIMARY, (sent.key,))
         if isinstance(error, EpochPassed):
             return error
         self._stores.note_health(SECONDARY, error)

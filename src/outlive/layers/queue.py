@@ -24,7 +24,7 @@ class Queue:
         self.mine = os.urandom(4).hex()  # in the key of every note of this process
         self.in_flight: set[str] = set()  # their commits are under way: they are not to be taken off
         self.done: dict[ThreadKey, list[str]] = {}  # the other store has what they tell of
-        self.left: set[str] = set()  # the other store does not have it yet
+        self.left: tuple[set[str], set[str]] = (set(), set())  # by the store that has it, and alone
         self.is_dirty = True  # something may be queued
         self.in_step = True  # the other store answers, so that commits go there directly
 
@@ -67,17 +67,21 @@ class Queue:
                 del self.done[key]
         return idle
 
-    def leave(self, keys: Iterable[str]) -> None:
-        """They are to be carried over."""
+    def leave(self, role: int, keys: Iterable[str]) -> None:
+        """They are to be carried over from that store."""
         with self._lock:
-            self.left.update(keys)
+            self.left[role].update(keys)
         self.is_dirty = True
 
-    def is_carried(self, keys: Iterable[str]) -> None:
+    def has_carried(self, role: int, keys: Iterable[str]) -> None:
         with self._lock:
-            self.left.difference_update(keys)
+            self.left[role].difference_update(keys)
 
-    def snapshot(self) -> tuple[set[str], set[str]]:
-        """Return the keys of those that are done, and of those that are left."""
+    def left_in(self, role: int) -> set[str]:
+        """Return the keys of those that are to be carried over from a store."""
         with self._lock:
-            return {key for keys in self.done.values() for key in keys}, set(self.left)
+            return set(self.left[role])
+
+    def done_keys(self) -> set[str]:
+        with self._lock:
+            return {key for keys in self.done.values() for key in keys}

@@ -43,19 +43,22 @@ from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
 from .committing import Committing
-from .pair import ROLES, read_side
+from .health import is_unreachable
+from .pair import PRIMARY, ROLES, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication, ReplicationStatus, Switched
-from .switching import Stores, is_unreachable
+from .switching import Stores
 from .upkeep import Upkeep
 
 _READS = frozenset(
     ("history", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
 )
+_POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the timeout
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is to be carried over
 _SWITCHES = 4  # that one call may live through
 _CHANGING = "the two stores are just changing places"
+_LEAST_S = 0.05  # in which a call can be tried again
 _LAST_S = 5.0  # for what is still queued when the store is closed
 
 
@@ -169,21 +172,26 @@ class Replicate:
         """Ask the active store; when it cannot be reached, the one that is active then."""
         if self._is_closed:
             raise StoreClosed
+        if len(args) > _POSITIONS.get(name, len(args)):  # the timeout may stand among them
+            args, kwargs["timeout_s"] = args[:-1], args[-1]
         deadline = self._deadline(kwargs.get("timeout_s"))
-        epoch = self.stores.epoch
+        is_last = False
         for _ in range(_SWITCHES):
             epoch = self.stores.epoch
             if name not in _TIMELESS:
-                kwargs["timeout_s"] = self._share(deadline)
+                kwargs["timeout_s"] = deadline.remaining_s() if is_last else self._share(deadline)
             try:
                 found = await getattr(self.stores.both[epoch % 2], name)(*args, **kwargs)
                 if _is_absent(name, kwargs, found):
                     await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
-                if not await self._has_switched(error, epoch, deadline):
-                    if isinstance(error, EpochPassed):
-                        raise StoreUnavailable(_CHANGING) from None
+                if await self._has_switched(error, epoch, deadline):
+                    continue
+                if isinstance(error, EpochPassed):
+                    raise StoreUnavailable(_CHANGING) from None
+                if is_last or not self._has_time(error, deadline):
                     raise
+                is_last = True  # it is slow, and there: it gets the other half
             else:
                 return found
         raise StoreUnavailable(_CHANGING)
@@ -203,6 +211,16 @@ class Replicate:
         left_s = deadline.remaining_s()
         return left_s / 2 if left_s is not None and self._upkeep.may_fail_over() else left_s
 
+    def _has_time(self, error: object, deadline: Deadline) -> bool:
+        """Tell whether a store that did not answer in its share of the time can be asked again."""
+        left_s = deadline.remaining_s()
+        return (
+            is_unreachable(error)
+            and self._upkeep.may_fail_over()
+            and left_s is not None
+            and left_s > _LEAST_S
+        )
+
     # Committing
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
@@ -214,15 +232,20 @@ class Replicate:
         deadline = self._deadline(min(times, default=None))
         waiting = list(range(len(commits)))
         results: list[Receipt | OutliveError] = [StoreClosed()] * len(commits)
+        is_last = False
         for _ in range(_SWITCHES):
             epoch = self.stores.epoch
-            share_s = self._share(deadline)
+            share_s = deadline.remaining_s() if is_last else self._share(deadline)
             answers = await self._committing.commit([commits[at] for at in waiting], epoch, share_s, deadline)
             for at, answer in zip(waiting, answers, strict=True):
                 results[at] = answer
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
-            if not waiting or not await self._has_switched(results[waiting[0]], epoch, deadline):
+            if not waiting:
                 break
+            if not await self._has_switched(results[waiting[0]], epoch, deadline):
+                if is_last or not self._has_time(results[waiting[0]], deadline):
+                    break
+                is_last = True
         for at in waiting:
             if isinstance(results[at], EpochPassed):  # it may be in the store that was active before
                 results[at] = unknown(commits[at], _CHANGING)
@@ -262,7 +285,11 @@ class Replicate:
     async def failback(self) -> Switched:
         """Make the primary active again, after it got everything."""
         await self._upkeep.flush()
-        return await self.stores.failback(self._queue)
+        left = [self._queue.left_in(role) for role in (PRIMARY, SECONDARY)]
+        switched = await self.stores.failback(self._queue)
+        for role, keys in enumerate(left):
+            self._queue.has_carried(role, keys)
+        return switched
 
     async def status(self) -> ReplicationStatus:
         """Return how the pair is now."""

@@ -9,50 +9,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..backend import TOMBSTONE, Backend, CheckpointRecord, ThreadKey, tombstone_key
+from ..backend import Backend, ThreadKey
 from ..errors import (
     BadURL,
     EntryHeld,
-    NotReplicated,
-    OutcomeUnknown,
+    OutliveError,
     StoreBusy,
     StoreError,
-    StoreFull,
     StoreUnavailable,
 )
 from ..event import FAILBACK, FAILOVER, Event, Watched
 from ..runtime import Runtime
 from .backlog import Backlog
-from .carrying import Carrier, IsNamed
+from .carrying import Carrier, IsNamed, lineage
+from .health import Health, is_unreachable
+from .loss import has_lost
+from .note import Pair
 from .pair import PRIMARY, ROLES, SECONDARY, Side, check_match, new_pair, read_side, write_side
 from .queue import Queue
 from .status import Replication, Switched
 
 _RACES = 10
-_PAGE = 1000
 _PATIENCE_S = 5.0  # for one call that nobody asked for
 
 Errors = Sequence[StoreError | None]  # of the primary and the secondary
-
-
-def is_unreachable(error: object) -> bool:
-    """Tell whether an error says that a store cannot be reached, or that nobody knows what it did.
-
-    Nothing else is a reason to leave it: not what is missing or damaged, not a lock, not a full disk, not a wrong call.
-    """
-    if isinstance(error, StoreUnavailable):
-        return not isinstance(error, StoreBusy | StoreFull)
-    return isinstance(error, OutcomeUnknown) and not isinstance(error, NotReplicated)
-
-
-@dataclass(slots=True)
-class Health:
-    """What is known of one store."""
-
-    is_healthy: bool = True
-    since: int = 0  # microseconds
 
 
 class Stores:
@@ -78,6 +60,7 @@ class Stores:
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
         self.last_error: str | None = None
+        self.branched: set[str] = set()  # threads that both stores had gone on with
         self.patience_s = min(_PATIENCE_S, timeout_s or _PATIENCE_S)
         self._watched = watched
         self._key: bytes | None = None  # the naming key
@@ -168,7 +151,7 @@ class Stores:
     async def _agree_on_key(self, offered: bytes) -> Errors:
         """Let both have one naming key; return why one of them did not answer. When none does, raise."""
         errors: list[StoreError | None] = [None, None]
-        for role in (PRIMARY, SECONDARY):
+        for role in (SECONDARY, PRIMARY) if await self._knows_pair(SECONDARY) else (PRIMARY, SECONDARY):
             try:
                 key = await self.both[role].identity(self._key or offered)
             except StoreError as error:
@@ -181,6 +164,13 @@ class Stores:
                 raise other_key()
             self._key, self._met[role] = key, True
         return errors
+
+    async def _knows_pair(self, role: int) -> bool:
+        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it."""
+        try:
+            return await read_side(self.both[role], self.tenant, self.patience_s) is not None
+        except OutliveError:  # a server without a schema, or none at all
+            return False
 
     async def _join(self, absent: Errors, queue: Queue, options: Replication) -> None:
         (primary, secondary), (no_primary, no_secondary) = await self._sides(absent=absent)
@@ -291,30 +281,14 @@ class Stores:
             return True
 
     async def has_lost(self, key: ThreadKey) -> bool:
-        """Tell whether the primary has lost commits: then the secondary, which gets all from there, has what it has not.
-
-        It is left then, whatever was said about leaving it: what was acknowledged is in the secondary alone.
+        """Tell whether the primary has lost commits. It is left then, whatever was said about leaving it: what was acknowledged
+        is in the secondary alone.
         """
-        _, found = await self.both[SECONDARY].history(key, None, limit=_PAGE, timeout_s=self.patience_s)
-        for record in _evidence(found):
-            there = await self.both[PRIMARY].read(
-                key, record.namespace, record.id, chunks=False, timeout_s=self.patience_s
-            )
-            if there.record is None and not await self._is_buried(key, record):
-                async with self._switching:
-                    await self._leave_primary()
-                return True
-        return False
-
-    async def _is_buried(self, key: ThreadKey, record: CheckpointRecord) -> bool:
-        for name in ("", tombstone_key(record.namespace, record.id)):
-            graves = await self.both[PRIMARY].entries(
-                key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1, timeout_s=self.patience_s
-            )
-            for _, grave in graves:
-                if grave.key == name and (record.epoch, record.seq) <= (grave.epoch, grave.until):
-                    return True
-        return False
+        if not await has_lost(*self.both, key, self.patience_s):
+            return False
+        async with self._switching:
+            await self._leave_primary()
+        return True
 
     async def _leave_primary(self) -> None:
         (primary, secondary), _ = await self._sides()
@@ -397,7 +371,6 @@ class Stores:
         if primary is None or not primary.is_whole:
             await self.copy_all(SECONDARY)
             primary = await self.side(PRIMARY)
-        branched = await self._in_both()
         carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
         epoch = secondary.epoch + 1
         await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
@@ -405,7 +378,8 @@ class Stores:
         assert primary is not None
         carried += await self._finish_failback(primary, epoch)
         self._enter(epoch, is_whole=True)
-        return Switched(epoch, carried, branched)
+        branched, self.branched = self.branched, set()
+        return Switched(epoch, carried, tuple(sorted(branched)))
 
     async def _finish_failback(self, primary: Side, epoch: int) -> int:
         carried = await self.drain(SECONDARY, None)
@@ -413,22 +387,29 @@ class Stores:
             await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried
 
-    async def _in_both(self) -> tuple[str, ...]:
-        """Return the threads that both stores have news of."""
-        found = [{key.id async for key, _ in self.backlog(role).notes()} for role in (PRIMARY, SECONDARY)]
-        return tuple(sorted(found[0] & found[1]))
-
     # Catching up
 
     async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
         """Carry over what a store has queued; return how many commits. See `Backlog.drain`."""
         await self.meet(1 - source)
+        backlog = self.backlog(source)
         try:
-            return await self.backlog(source).drain(queue, mine)
+            return await backlog.drain(queue, mine)
         except StoreError as error:
             if is_unreachable(error):
                 self.note_health(1 - source, error)
             raise
+        finally:
+            if source != self.epoch % 2:  # news of a store that was left
+                await self._note_branches(backlog.carried)
+
+    async def _note_branches(self, carried: dict[ThreadKey, set[Pair]]) -> None:
+        """Remember the threads that both stores had gone on with."""
+        for key, pairs in carried.items():
+            for namespace in {namespace for namespace, _ in pairs}:
+                line = await lineage(self.active, key, namespace, self.patience_s)
+                if any(id not in line for other, id in pairs if other == namespace):
+                    self.branched.add(key.id)
 
     async def copy_all(self, source: int) -> None:
         """Carry over everything that a store has; then the other one is whole."""
@@ -446,16 +427,6 @@ class Stores:
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
         return Backlog(self.both[role], self.carrier(role), self.tenant, self.runtime, self.patience_s)
-
-
-def _evidence(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Return records of the secondary, newest first, that the primary must have, unless it has lost them.
-
-    Those that it made itself; and the oldest, however old it is. One that the secondary made last may be news to it: stored when
-    a failback had been announced, and so not acknowledged.
-    """
-    made_there = [record for record in records if record.epoch % 2 == PRIMARY]
-    return made_there[:1] + list(records[1:][-1:])
 
 
 def other_key() -> BadURL:

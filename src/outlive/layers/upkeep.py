@@ -53,18 +53,21 @@ class Upkeep:
         stores, queue = self._stores, self._queue
         source = stores.epoch % 2
         queue.is_dirty = False
-        _, queued = queue.snapshot()
         try:
             if not stores.is_whole:
                 await stores.copy_all(source)
-            await stores.drain(source, queue, mine=mine)
+            await self._drain(source, mine)
         except BaseException:
             queue.is_dirty = True
             raise
         queue.in_step = True
-        queue.is_carried(queued)
         if mine is None:
-            await stores.drain(1 - source, queue)  # what it had queued when it was left
+            await self._drain(1 - source, None)  # what it had queued when it was left
+
+    async def _drain(self, source: int, mine: str | None) -> None:
+        left = self._queue.left_in(source)
+        await self._stores.drain(source, self._queue, mine=mine)
+        self._queue.has_carried(source, left)
 
     async def flush(self, idle_s: float = 0.0) -> None:
         """Take off the queue of the primary what the secondary has."""
@@ -104,10 +107,9 @@ class Upkeep:
         stores, options = self._stores, self._options
         if options.is_enabled:
             await stores.refresh()
-        done, left = self._queue.snapshot()
+        done = self._queue.done_keys()
         healthy = [role for role in (PRIMARY, SECONDARY) if stores.health[role].is_healthy]
-        mine = self._queue.mine if options.mode == "sync" else None
-        counts = [await stores.backlog(role).count(done, mine, 2 * _IDLE_S) for role in healthy]
+        counts = [await stores.backlog(role).count(done) for role in healthy]
         return ReplicationStatus(
             mode=options.mode,
             on_secondary_down=options.on_secondary_down,
@@ -122,6 +124,8 @@ class Upkeep:
             queued=sum(one[0] for one in counts),
             queued_bytes=sum(one[1] for one in counts),
             lag_s=max((one[2] for one in counts), default=0.0),
-            unreachable=len(left) if len(healthy) < len(stores.both) else 0,
+            unreachable=sum(
+                len(self._queue.left_in(role)) for role in (PRIMARY, SECONDARY) if role not in healthy
+            ),
             last_error=stores.last_error,
         )

@@ -94,8 +94,14 @@ class Keeper:
             await self.engine.save(key, state, draft)
         except CheckpointExists:
             draft.replace, draft.expect = True, None
-            await self.engine.save(key, state, draft)
+            await self.engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
         return Place(place.thread, place.namespace, id)
+
+    async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
+        """Return what was written into a checkpoint when those above it were deleted: nobody else has it any more."""
+        found = await self.engine.load(key, namespace, id, None, self.store._timeout(None))
+        state = None if found is None else self.codec.unpack(found[1], opaque=True)
+        return {"deltas": state["deltas"]} if isinstance(state, dict) and "deltas" in state else {}
 
     def _kept(
         self, key: ThreadKey, place: Place, checkpoint: Checkpoint, new_versions: ChannelVersions

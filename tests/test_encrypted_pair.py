@@ -1,0 +1,61 @@
+"""An encrypted store made of two: both hold the same sealed bytes, also after a rotation, and each can be opened alone."""
+
+import sqlite3
+
+import pytest
+
+import outlive
+
+MODES = [{"replication": "sync", "on_secondary_down": "fail"}, {"replication": "async"}]
+TABLES = {"chunk": "name, data", "checkpoint": "id, body", "write": "task, body", "thread": "digest, info"}
+
+
+def rows(path, table):
+    with sqlite3.connect(path) as db:
+        found = sorted(db.execute(f"select {TABLES[table]} from {table}").fetchall())
+    db.close()
+    return found
+
+
+def fill(store):
+    thread = store.thread("t")
+    for n in range(6):
+        thread.save({"n": n, "messages": ["secret " * 500] * n})
+    thread.write("task", [("channel", "secret " * 50)])
+    thread.update({"title": "secret"})
+    with store.run("t2", agent="x", prompt="secret prompt") as run:
+        run.step("ask", lambda: "secret answer")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["replication"])
+def test_both_stores_hold_the_same_sealed_bytes_before_and_after_a_rotation(mode, tmp_path):
+    old, new = outlive.KeyRing.new_key(), outlive.KeyRing.new_key()
+    a, b = tmp_path / "a.db", tmp_path / "b.db"
+    options = {"secondary": f"sqlite:///{b}", **mode}
+    with outlive.open(f"sqlite:///{a}", key=outlive.KeyRing({"old": old}), **options) as store:
+        fill(store)
+    assert all(rows(a, table) == rows(b, table) for table in TABLES)
+    with outlive.open(f"sqlite:///{a}", key=outlive.KeyRing({"old": old, "new": new}), **options) as store:
+        assert store.rotate().chunks > 0
+        assert store.rotate().total == 0
+        store.thread("t").save({"after": 1})
+        assert store.verify().ok
+    for path in (a, b):
+        assert b"secret" not in path.read_bytes()
+        with outlive.open(f"sqlite:///{path}", key=outlive.KeyRing({"new": new})) as store:
+            assert store.thread("t").load() == {"after": 1}
+            assert store.verify().ok
+    assert all(rows(a, table) == rows(b, table) for table in TABLES)
+
+
+def test_a_failover_leaves_an_encrypted_store_readable(tmp_path):
+    ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
+    options = {"secondary": f"sqlite:///{tmp_path / 'b.db'}", "replication": "sync"}
+    with outlive.open(f"sqlite:///{tmp_path / 'a.db'}", key=ring, **options) as store:
+        fill(store)
+        store.promote()
+        assert store.thread("t").load()["n"] == 5
+        store.thread("t").save({"n": 6})
+        store.failback()
+        assert store.thread("t").load() == {"n": 6}
+        assert store.verify().ok
