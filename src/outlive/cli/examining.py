@@ -14,7 +14,7 @@ from ..errors import NewerFormat, OutliveError
 from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
-from .find import engine_of
+from .find import innermost
 from .measure import size
 
 if TYPE_CHECKING:
@@ -133,13 +133,8 @@ def _reach(url: str) -> str:
     return "check the path and its permissions; outlive demo makes a store to look at"
 
 
-def _backend(store: Store) -> Any:
-    backend: Any = engine_of(store).backend
-    return getattr(backend, "local", backend)
-
-
 def _schema(store: Store, url: str) -> Iterator[Finding]:
-    backend = _backend(store)
+    backend = innermost(store)
     if backend.name == "sqlite":
         from ..backends.sqlite import SCHEMA_VERSION
 
@@ -184,7 +179,7 @@ def skew_finding(skew_s: float) -> Finding:
 
 
 def _durability(store: Store, url: str) -> Iterator[Finding]:
-    backend = _backend(store)
+    backend = innermost(store)
     look = {
         "sqlite": _sqlite_durability,
         "file": _file_durability,
@@ -320,7 +315,7 @@ def _sizes(store: Store, url: str) -> Iterator[Finding]:
     threads = checkpoints = stored = 0
     for info in store.threads():
         threads, checkpoints, stored = threads + 1, checkpoints + info.checkpoints, stored + info.stored_bytes
-    backend = _backend(store)
+    backend = innermost(store)
     said = f"{threads:,} threads, {checkpoints:,} checkpoints, {size(stored)}"
     if backend.name == "sqlite":
         pages, unused, page = (

@@ -29,6 +29,14 @@ def engine_of(store: Store) -> Engine:
     return store._store._engine
 
 
+def innermost(store: Store) -> Any:
+    """Return what keeps the records, below all layers."""
+    backend: Any = engine_of(store).backend
+    while hasattr(backend, "inner"):
+        backend = backend.inner
+    return getattr(backend, "local", backend)
+
+
 def key_of(store: Store, thread: str) -> ThreadKey:
     return store._store._key(thread)
 

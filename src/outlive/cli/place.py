@@ -79,7 +79,7 @@ def opened(
     from ..sync import Store
     from .opaque import OpaqueCodec
 
-    target = opening._parse(url, {} if tenant is None else {"tenant": tenant})
+    target = opening._parse(url, {**({} if tenant is None else {"tenant": tenant}), **key_option()})
     if not creates:
         _check_path(url, target)
     backend = target.served.sync(target.settings.timeout_s)
@@ -90,6 +90,16 @@ def opened(
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
+
+
+def key_option() -> dict[str, Any]:
+    """Return the keys of an encrypted store. They come from the environment: others can see a command line."""
+    said = os.environ.get("OUTLIVE_KEYS")
+    if not said:
+        return {}
+    from ..layers.keyring import KeyRing
+
+    return {"key": KeyRing.parse(said)}
 
 
 def _check_path(url: str, target: Any) -> None:

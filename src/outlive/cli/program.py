@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..errors import CallerError, StoreError
-from . import care, checkpoints, completion, demo, doctor, runs, threads
+from . import care, checkpoints, completion, demo, doctor, langgraph, runs, threads, upkeep
 from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined
 from .command import Command, shared_options
 from .harmless import shown_lines
@@ -27,7 +27,8 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         threads.fork, threads.copy_thread, threads.rm, threads.prune,
     ),
     "Runs": (runs.runs, runs.run, runs.recover, runs.retry, runs.park, runs.cancel),
-    "Care": (care.verify, doctor.doctor, care.stats, care.copy, care.backup),
+    "Care": (care.verify, doctor.doctor, care.stats, upkeep.sweep, upkeep.rotate),
+    "Moving": (care.copy, care.backup, upkeep.export, upkeep.import_thread, langgraph.import_langgraph),
     "More": (demo.demo, completion.completion),
 }  # fmt: skip
 

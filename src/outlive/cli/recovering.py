@@ -16,6 +16,7 @@ from .clock import LeaseClock
 from .find import find_run
 from .harmless import as_argument, shown
 from .items import run_item
+from .place import key_option
 
 if TYPE_CHECKING:
     from ..lease import RunInfo
@@ -81,7 +82,7 @@ async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recove
 
     with call.open() as store:  # says which store, and that it is there
         url, tenant = call.url, store._store._settings.tenant
-    async with outlive.open_async(url, tenant=tenant) as opened:
+    async with outlive.open_async(url, tenant=tenant, **key_option()) as opened:
         return await opened.recover(handlers, **options)
 
 
@@ -173,7 +174,7 @@ def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
 async def _retry_async(url: str, tenant: str, id: str, handler: Callable[[Any], Any]) -> RunInfo:
     import outlive
 
-    async with outlive.open_async(url, tenant=tenant) as store:
+    async with outlive.open_async(url, tenant=tenant, **key_option()) as store:
         async with await store.retry(id) as run:
             _keep(run, await handler(run))
         return run.info
