@@ -21,7 +21,7 @@ from .measure import size
 if TYPE_CHECKING:
     from ..sync import Store
 
-_PACKAGES = ("ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis")
+_PACKAGES = ("ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography")
 _REMOTE = frozenset(
     (
         "nfs",

@@ -34,7 +34,12 @@ def mended(error: OutliveError) -> str:
     """Return what an error says, with what mends it here rather than in a program."""
     said = str(error)
     if isinstance(error, KeyMissing):
-        return f"{said.partition(';')[0]}; {_GIVE}"
+        which = (
+            "a key is needed"
+            if error.id is None
+            else f"this is sealed under key {error.id!r}, which was not given"
+        )
+        return f"{which}; {_GIVE}"
     if isinstance(error, WrongKey):
         return f"{said}; {_GIVE}"
     if isinstance(error, NotSealed) and "this store is not encrypted" in said:

@@ -97,7 +97,7 @@ def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) ->
     for one in seen:
         if one.is_absent and not (takes_over and one is primary and secondary.side is not None):
             reason = one.error or f"{one.url} is a store, but the {ROLES[one.role]} of no pair"
-            raise Absent(f"{reason}; {_JOIN}")
+            raise Absent(f"{reason}; {_mend(seen, [state_of(seen, each) for each in seen])}")
     if primary.is_out_of_reach and active_of(seen) == PRIMARY and not takes_over:
         raise StoreUnavailable(
             f"the primary cannot be reached ({primary.error}); outlive promote makes the secondary active"
@@ -108,6 +108,20 @@ def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) ->
 def _is_paused(seen: Pair) -> bool:
     side = seen[PRIMARY].side
     return side is not None and side.is_paused
+
+
+def seed_primary(url: str, options: dict[str, Any]) -> None:
+    """Give a new and empty primary the naming key of the secondary: with a key of its own it would be refused as another store."""
+    target = opening()._parse(url, options)
+    timeout_s = target.settings.timeout_s
+    backends: list[Any] = [target.secondary.sync(timeout_s), target.served.sync(timeout_s)]
+    try:
+        key = b""
+        for backend in backends:
+            key = run_now(backend.identity(key))
+    finally:
+        for backend in backends:
+            run_now(backend.close())
 
 
 # What is said of it -------------------------------------------------------------------------------------------
@@ -163,12 +177,13 @@ def told(seen: Pair) -> tuple[str, str]:
 def _mend(seen: Pair, states: list[str]) -> str:
     active = active_of(seen)
     if active is None or states[SECONDARY] in ("absent", "not joined"):
-        return (
-            f"check both URLs; {_JOIN}" if not any(one.is_out_of_reach for one in seen) else "check both URLs"
-        )
+        can_join = not any(one.is_out_of_reach for one in seen) and states[PRIMARY] != "absent"
+        return f"check both URLs; {_JOIN}" if can_join else "check both URLs"
     if active == SECONDARY:
         return "outlive failback brings the primary up to date and makes it active again"
-    if states[PRIMARY] != "active":
+    if states[PRIMARY] in ("absent", "not joined"):
+        return "check the URL of the primary; if it has lost everything, outlive promote makes the secondary active"
+    if states[PRIMARY] == "out of reach":
         return "outlive promote makes the secondary active"
     if states[SECONDARY] == "out of reach":
         return f"start the secondary again: what is saved meanwhile is refused or queued ({seen[SECONDARY].error})"

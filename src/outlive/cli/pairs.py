@@ -95,7 +95,7 @@ def promote(call: Call) -> None:
 
     What the primary has queued is carried over first, if it can be reached.
     """
-    from .pairing import active_of
+    from .pairing import active_of, seed_primary
 
     seen = _look(call)
     if active_of(seen) == 1:
@@ -110,6 +110,8 @@ def promote(call: Call) -> None:
     elif primary.is_absent:
         what += f"; the primary, {primary.url}, holds nothing"
     call.confirm(shown(what))
+    if primary.is_absent and primary.error is not None:
+        seed_primary(call.url, call.options())
     with call.open(takes_over=True) as store:
         done = store.promote()
         _tell(call, "secondary", done)
@@ -121,7 +123,7 @@ def failback(call: Call) -> None:
     from .pairing import active_of
 
     seen = _look(call)
-    if active_of(seen) == 0:
+    if active_of(seen) == 0 and seen[0].side is not None:
         call.did("the primary is active already", active="primary", carried=0, branched=[])
         return
     call.confirm(shown(f"bring the primary, {seen[0].url}, up to date and make it the active store again"))
