@@ -29,12 +29,15 @@ def engine_of(store: Store) -> Engine:
     return store._store._engine
 
 
-def innermost(store: Store) -> Any:
-    """Return what keeps the records, below all layers."""
+def backend_of(store: Store) -> Any:
+    """Return the backend below all layers: of a pair, the active one."""
+    from ..layers.encrypt import Encrypted
+    from ..layers.replicate import Replicate
+
     backend: Any = engine_of(store).backend
-    while hasattr(backend, "inner"):
+    if isinstance(backend, Encrypted):
         backend = backend.inner
-    return getattr(backend, "local", backend)
+    return backend.stores.active if isinstance(backend, Replicate) else backend
 
 
 def key_of(store: Store, thread: str) -> ThreadKey:
