@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlive
-from crash import ram_folder, rounds
+from crash import LONG, ram_folder, rounds
 from outlive.backend import KINDS, Commit, Removal, ThreadKey
 from outlive.backends.local import Inline, Threaded
 from outlive.backends.memory import MemoryBackend
@@ -27,6 +27,9 @@ from outlive.layers.encrypt import Encrypted, place_of_chunk
 from outlive.layers.keyring import KeyRing, key_of
 from outlive.runtime import run_now
 from outlive.testing import MachineContract, Opener, StoreContract
+from outlive.testing.store.copies import CopyContract
+from outlive.testing.store.damage import DamageContract
+from outlive.testing.store.pruning import PruningContract
 from outlive.testing.waist.entries import EntryContract
 from outlive.testing.waist.expectations import ExpectationContract
 from outlive.testing.waist.ids import IdContract
@@ -59,7 +62,11 @@ class TestEncryptedMemory(_Promises):
         return Opener(lambda: Encrypted(Inline(inner), RING), asynchronous, survives=False)
 
 
-class TestEncryptedSQLite(StoreContract):
+class _OnFile(DamageContract, CopyContract, PruningContract):
+    """What looks at stored rows most closely: a file refers to chunks in a way of its own."""
+
+
+class TestEncryptedSQLite(StoreContract if LONG else _OnFile):
     @pytest.fixture
     def backend(self):
         with ram_folder() as folder:

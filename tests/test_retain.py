@@ -123,7 +123,9 @@ def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path)
         time.sleep(1.0)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
-        between = outlive.Retain(ttl_s=time.time() - saved_at - 0.05)  # older than this is what was only saved
+        between = outlive.Retain(
+            ttl_s=time.time() - saved_at - 0.05
+        )  # older than this is what was only saved
         assert store.sweep(retain=between).ttl.threads == 1
         assert [info.id for info in store.threads()] == ["read"]
 
