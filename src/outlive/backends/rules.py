@@ -331,7 +331,8 @@ class _Placing:
         Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
         """
         if draft.version == old.version:
-            return self._commit.merge and (draft.order, draft.body) > (old.order, old.body)
+            mine, theirs = ((one.order, one.body, one.size, one.chunks) for one in (draft, old))
+            return self._commit.merge and mine > theirs
         return draft.version > old.version
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
