@@ -6,11 +6,11 @@ checkpoint needs no skeleton: the order of dict keys, nesting and types are all 
 
 Splitting yields *parts*, stretches of the stream:
 - a run: neighbouring elements of one container, with the offsets at which it may be cut;
-- a large leaf: a str or bytes of 64 KiB and more, which stands alone;
+- a large leaf: a str or bytes of 64 KiB and more, which stands alone; so does what an adapter has sealed, from 1 KiB on;
 - glue: what is between them (headers, keys).
 
 A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
-elements, a big one beside others, or something inside that is itself split. Elements of long containers stay
+elements, several big ones, or something inside that is itself split. Elements of long containers stay
 whole up to 32 KiB, so an ordinary message is one piece.
 
 The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
@@ -29,14 +29,14 @@ from typing import Any
 from .alignment import Alignment, Odd
 from .codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from .errors import Unencodable
-from .extension import MAP
+from .extension import MAP, Raw
 from .part import Part
 
 LARGE = 64 * 1024  # a str or bytes from here on stands alone
 SPLIT = 2 * 1024  # a container below this stays whole
 HEAVY = 32 * 1024  # an element of a long container below this stays whole
 LONG = 8  # elements from which a container is long
-BIG = 1024  # an element from here on makes even a short container worth splitting
+BIG = 1024  # two elements from here on make even a short container worth splitting
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
 SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
@@ -116,6 +116,8 @@ class _Splitter:
         kind = type(value)
         if kind is str or kind is bytes:
             return self._leaf(value, old) if len(value) >= LARGE else self._codec.pack(value)
+        if kind is Raw and len(value.payload) >= BIG:
+            return self._sealed(value, old)
         if isinstance(old, Branch):
             wraps, inner = self._open(value)
             if wraps == old.wraps and type(inner) is (dict if old.is_dict else list):
@@ -166,6 +168,13 @@ class _Splitter:
         if part.leaf is not None:
             self._leaves[id(part.leaf)] = part
         return Leaf(part)
+
+    def _sealed(self, value: Raw, old: Node | None) -> Leaf:
+        """Nothing inside can be shared, so all of it should be."""
+        data = self._codec.pack(value)
+        if isinstance(old, Leaf) and old.part.size == len(data) and old.part.starts(data, 0):
+            return old
+        return Leaf(Part(data, [len(data)]))
 
     # The warm road: position by position along the old branch
 
@@ -324,9 +333,7 @@ def _worth(branch: Branch) -> bool:
     if any(isinstance(item, Child) for item in branch.items):
         return True
     cuts = [run.part.ends for run in branch.items if isinstance(run, Run)]
-    return branch.count > 1 and any(
-        end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)
-    )
+    return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
 
 
 def _run(pieces: list[bytes], holds_bytes: bool) -> Run:
