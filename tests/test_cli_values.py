@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.cli.harmless import as_argument, meant, shown, shown_lines
+from outlive.cli.harmless import as_argument, meant, shown, shown_json, shown_lines
 from outlive.cli.measure import age, size, span
 from outlive.cli.path import pick
 from outlive.cli.value import lines, one_line, to_json
@@ -45,6 +45,14 @@ def test_text_is_shown_on_one_harmless_line_and_read_back(text):
         assert meant(shown(text)) == text
     assert all(is_harmless(line.replace("\t", "")) for line in shown_lines(text).split("\n"))
     assert is_harmless(as_argument(text))
+
+
+@given(TEXT, st.booleans())
+def test_json_says_the_same_without_what_would_harm(text, is_ascii):
+    safe = shown_json(json.dumps([text], ensure_ascii=False, indent=1), is_ascii=is_ascii)
+    assert json.loads(safe) == [text]
+    assert is_harmless(safe.replace("\n", ""))
+    assert safe.isascii() or not is_ascii
 
 
 @given(VALUES, st.integers(10, 200))

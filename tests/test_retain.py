@@ -115,15 +115,18 @@ def test_a_thread_that_nobody_used_for_its_time_goes_with_everything():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path):
     url = url_for(backend, tmp_path)
-    retain = outlive.Retain(ttl_s=0.4, every_s=None, refresh_on_read=True)
+    retain = outlive.Retain(ttl_s=1000, every_s=None, refresh_on_read=True)
     with outlive.open(url, retain=retain) as store:
         for id in ("read", "left"):
             store.thread(id).save({"n": 1})
-        time.sleep(0.3)
+        saved_at = time.time()
+        time.sleep(1.0)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
-        time.sleep(0.25)
-        assert store.sweep().ttl.threads == 1
+        between = outlive.Retain(
+            ttl_s=time.time() - saved_at - 0.05
+        )  # older than this is what was only saved
+        assert store.sweep(retain=between).ttl.threads == 1
         assert [info.id for info in store.threads()] == ["read"]
 
 
@@ -505,11 +508,12 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
     with outlive.open(url) as store:
         for n in range(30):
             fill(store, f"{n}", 8)
+    before = set(threading.enumerate())
     store = outlive.open(url, retain=outlive.Retain(keep_last=2, every_s=0.05))
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["outlive-ticker"]
     wait_for(lambda: len(ids(store, "0")) == 2)
     store.close()
-    time.sleep(0.1)
-    assert [thread.name for thread in threading.enumerate() if "ticker" in thread.name] == []
+    wait_for(lambda: not set(threading.enumerate()) - before)
     with outlive.open(url) as store:
         assert store.verify().ok
 
@@ -566,6 +570,24 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert set(looked) == {"b"}
     store._store._sweeper._seen.clear()
     assert store.sweep().max_age.checkpoints == 2
+
+
+def test_a_pair_is_swept_on_both_sides(tmp_path):
+    one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
+    with outlive.open(one, secondary=two, replication="sync") as store:
+        line = fill(store)
+        fill(store, "old", 3)
+        time.sleep(2.5)  # the pair clears up behind itself, once, which counts as a change
+        store.thread("t").save({"new": True})
+        swept = store.sweep(retain=outlive.Retain(keep_last=3, ttl_s=0.8))
+        assert (swept.ttl.threads, swept.keep_last.checkpoints, swept.problems) == (1, 8, [])
+        left = ids(store)
+        assert left[1:] == line[:-3:-1]
+    for url in (one, two):
+        with outlive.open(url) as store:
+            assert ids(store) == left
+            assert [info.id for info in store.threads()] == ["t"]
+            assert store.verify().ok
 
 
 # Space --------------------------------------------------------------------------------------------------------------

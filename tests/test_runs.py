@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import outlive
 from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds
+from outlive import lease
+from outlive.backend import NEXT, Commit
 from outlive.errors import (
     AmbiguousStep,
     LeaseLost,
@@ -776,3 +779,15 @@ def quietly(worker):
         return worker.receive()
     except AssertionError:  # it says that it ended by SystemExit
         return None
+
+
+def test_a_store_that_is_closed_gives_up_its_runs_though_one_was_lost(tmp_path):
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with outlive.open(url) as mine, outlive.open(url) as other:
+        lost = mine.run("t-1", run_id="r-1").start()
+        mine.run("t-2", run_id="r-2").start()
+        entry = run_now(lease.find(other._store._engine, lost._run.key, lease.RUN, "r-1"))
+        taken = replace(entry, fence=NEXT, expect=entry.rank, status=lease.CANCELLED, lease_s=None)
+        run_now(other._store._engine.commit(Commit(lost._run.key, entries=(taken,))))
+        mine.close()
+        assert {one.id: one.status for one in other.runs()} == {"r-1": "cancelled", "r-2": "interrupted"}

@@ -60,10 +60,10 @@ class Unencodable(CallerError, TypeError):
 class UnknownTag(CallerError):
     """A stored value has a tag that nobody registered in this process."""
 
-    def __init__(self, tag: str, version: int) -> None:
+    def __init__(self, tag: str, version: int, advice: str | None = None) -> None:
+        advice = advice or f"call outlive.register(YourType, tag={tag!r}, version={version}) before loading"
         super().__init__(
-            f"the state holds a value with tag {tag!r} (version {version}), which is not registered here; "
-            f"call outlive.register(YourType, tag={tag!r}, version={version}) before loading"
+            f"the state holds a value with tag {tag!r} (version {version}), which is not registered here; {advice}"
         )
         self.tag = tag
         self.version = version

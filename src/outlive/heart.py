@@ -80,7 +80,10 @@ class Heart:
                 self._engine.runtime.spawn(run.give_up)
 
     async def close(self) -> None:
-        """Give up all live runs: their owner is closing the store under them."""
+        """Give up all live runs: their owner is closing the store under them. One that was lost is no reason to keep the others."""
         self._stop()
         for run in list(self._runs.values()):
-            await run.give_up()
+            try:
+                await run.give_up()
+            except LeaseLost:
+                pass  # another process has it: nothing is left to give up

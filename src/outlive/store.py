@@ -19,7 +19,7 @@ from .errors import BadArgument, StoreError
 from .heart import Heart
 from .layers.encrypt import Encrypted
 from .layers.replicate import Replicate
-from .layers.rotation import Rotated, Rotation
+from .layers.rotation import Rotated, rotate
 from .layers.status import ReplicationStatus, Switched
 from .lease import RUN, RunInfo, unpack_run
 from .listing import Threads
@@ -300,13 +300,7 @@ class AsyncStore:
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
         await self.flush()
-        if self._pair is None:
-            return await Rotation(backend, self._settings.tenant).run(progress)
-        # Each of two stores by itself: what is sealed is the same bytes in both.
-        stores, total = self._pair.stores, Rotated()
-        for one in (stores.active, stores.other):
-            total = await Rotation(Encrypted(one, backend.ring), self._settings.tenant).run(progress)
-        return total
+        return await rotate(backend, self._settings.tenant, progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""

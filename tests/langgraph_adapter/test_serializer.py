@@ -548,7 +548,7 @@ message = st.one_of(
 
 
 @given(st.lists(message, min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_messages_come_back_as_they_were_and_as_langgraph_gives_them_back(value):
     serde = JsonPlusSerializer()
     expected = serde.loads_typed(serde.dumps_typed(value))

@@ -1,60 +1,45 @@
-"""The command `outlive import-langgraph`."""
+"""`outlive import-langgraph`: the real program on a database that LangGraph wrote."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-import outlive
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, saver_on, sqlite_saver
-from langgraph_moving.graphs import THREADS, Ticket
-from outlive.cli.langgraph import import_langgraph
+from langgraph_moving.graphs import THREADS
 
-TYPE = f"{Ticket.__module__}.Ticket"
+TICKET = "langgraph_moving.graphs.Ticket"
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """A function that runs the command beside a database old.db; returns (exit code, output, what it said beside)."""
-    monkeypatch.chdir(tmp_path)
-    with sqlite_saver("old.db") as saver:
-        graphs.fill(saver, turns=1)
-
-    def start(*arguments):
-        code = import_langgraph.main(list(arguments), standalone_mode=False)
-        return code, *capsys.readouterr()
-
-    return start
+def old(program):
+    with sqlite_saver(program.folder / "old.db") as saver:
+        graphs.fill(saver)
+    return program.folder / "old.db"
 
 
-def test_it_moves_a_database(run):
-    code, out, said = run("sqlite:///old.db", "sqlite:///new.db", "--type", TYPE)
-    assert (code, out.split(",")[0]) == (0, "moved 6 threads")
-    assert "outlive: " in said.splitlines()[-1]
-    assert said.endswith(" checkpoints\n")
-    with sqlite_saver("old.db") as source, outlive.open("sqlite:///new.db") as store:
-        assert_same(source, saver_on(store), THREADS)
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_database_is_moved_and_can_be_moved_again(backend, program, old, request):
+    target = f"sqlite:///{program.folder}/new.db"
+    if backend == "postgresql":
+        target = request.getfixturevalue("postgres_store")
+    call = ("import-langgraph", f"sqlite:///{old}", target, "--type", TICKET)
+    planned = program(*call, "--dry-run")
+    assert (planned.code, planned.out.startswith("would move ")) == (0, True), planned.err
+    moved = program(*call, "--json")
+    assert moved.code == 0, moved.err
+    (item,) = moved.items
+    assert (item["threads"], item["problems"], item["unknown_types"]) == (len(THREADS), [], [])
+    assert item["verified"] == item["checkpoints"] > 0
+    assert program("ls", "-q", "--store", target).out.split() == list(THREADS)
+    with sqlite_saver(old) as source:
+        assert_same(source, saver_on(target), THREADS)
+    assert program(*call, "--json").items[0]["present"] == item["checkpoints"]
 
 
-def test_it_says_what_it_left_out(run):
-    code, out, _ = run("sqlite:///old.db", "sqlite:///new.db", "--skip")
-    assert code == 1
-    assert out.splitlines()[-2].startswith("moved 5 threads")
-    assert out.splitlines()[-1] == f"name the classes: --type {TYPE}"
-    code, out, said = run("sqlite:///old.db", "--store", "sqlite:///new.db", "--dry-run", "--json")
-    item = json.loads(out)["items"][0]
-    assert (code, said) == (1, "")
-    assert (item["unknown_types"], item["problems"][0]["thread"], item["ahead"]) == ([TYPE], "ticket", 0)
-
-
-def test_a_mistake_leaves_no_store_behind(run, tmp_path):
-    with pytest.raises(outlive.StoreUnavailable, match="there is no file"):
-        run("sqlite:///older.db", "sqlite:///new.db")
-    with pytest.raises(outlive.BadArgument, match="there is no such module"):
-        run("sqlite:///old.db", "sqlite:///new.db", "--type", "nowhere.Ticket")
-    with pytest.raises(outlive.BadArgument, match="name the target once"):
-        run("sqlite:///old.db", "sqlite:///new.db", "--store", "sqlite:///new.db")
-    assert run("sqlite:///old.db", "sqlite:///new.db", "--dry-run", "--thread", "chat")[0] == 0
-    assert not (tmp_path / "new.db").exists()
+def test_mistakes_are_told_and_make_no_store(program, old):
+    wrong = program("import-langgraph", "sqlite:///nope.db", "sqlite:///new.db")
+    assert wrong.code in (2, 3)
+    assert not (program.folder / "new.db").exists()
+    twice = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "--store", "sqlite:///new.db")
+    assert (twice.code, "name the target once" in twice.err) == (2, True)

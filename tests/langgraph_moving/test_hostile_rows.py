@@ -300,7 +300,6 @@ PG_ROWS = {
     "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "no checkpoint of LangGraph's",
     "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_values}', '[1]')": "not as LangGraph writes it",
     "checkpoints set metadata = '[1]'": "list instead of an object",
-    "checkpoints set metadata = '{\"source\": [1]}'": "not as LangGraph writes it",
     "checkpoint_blobs set type = 'pickle'": "stored as a pickle",
     "checkpoint_blobs set blob = null": "no value of LangGraph",
     "checkpoint_writes set blob = '\\xc1'": "no value of LangGraph",

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ class Call:
     is_quiet: bool = False
     is_debug: bool = False
     is_yes: bool = False
+    secondary_url: str | None = None
+    key_file: str | None = None
+    found_url: str | None = None
     shown_store: str | None = None
     code: int = OK
 
@@ -45,22 +49,41 @@ class Call:
     @property
     def url(self) -> str:
         """The URL of the store that is meant; says which one was found when none was named."""
-        named = self.store_url or os.environ.get("OUTLIVE_STORE")
+        named = self.store_url or os.environ.get("OUTLIVE_STORE") or self.found_url
         if named:
             return named
         from .place import find_store
 
-        self.store_url = found = find_store()
+        self.found_url = found = find_store()
         if not self.is_json:
             self.note(f"using {found}, found in this folder")
         return found
 
+    @property
+    def secondary(self) -> str | None:
+        """The URL of the second store of a pair. OUTLIVE_SECONDARY belongs to OUTLIVE_STORE, not to another that --store names."""
+        return self.secondary_url or (None if self.store_url else os.environ.get("OUTLIVE_SECONDARY")) or None
+
+    def options(self) -> dict[str, Any]:
+        """Return what the store is opened with beside its URL."""
+        from .keys import read_ring
+
+        found = {"tenant": self.tenant, "key": read_ring(self.key_file), "secondary": self.secondary}
+        return {name: value for name, value in found.items() if value is not None}
+
     @contextlib.contextmanager
-    def open(self, *, knows_types: bool = False) -> Iterator[Store]:
-        """Open the store for this command."""
+    def open(
+        self, *, knows_types: bool = False, needs_key: bool = True, takes_over: bool = False
+    ) -> Iterator[Store]:
+        """Open the store for this command. `takes_over` says that a primary which cannot be reached, or is empty, may be left."""
         from .place import opened
 
-        with opened(self.url, self.tenant, knows_types=knows_types) as store:
+        warnings.showwarning = lambda message, *_, **__: self.note(
+            str(message)
+        )  # of a pair: what is still queued
+        with opened(
+            self.url, self.options(), knows_types=knows_types, needs_key=needs_key, takes_over=takes_over
+        ) as store:
             settings = store._store._settings
             self.shown_store, self.tenant = settings.url, settings.tenant
             yield store

@@ -1,12 +1,13 @@
-"""Commands about the store as a whole: checking, measuring, copying."""
+"""Commands about the store as a whole: checking, measuring, sealing."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadArgument
 from .call import Call
-from .command import argument, command, flag, limit_option
+from .command import argument, command, limit_option
 from .harmless import shown
 
 if TYPE_CHECKING:
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 @command("verify", "Check every stored byte.", argument("THREAD", nargs=-1))
 def verify(call: Call, thread: tuple[str, ...]) -> None:
     """Check every stored byte of the store, or of some threads. Exits with 1 when something is broken."""
-    with call.open() as store:
+    with call.open(needs_key=False) as store:
         from .find import find_thread
         from .table import progress
 
         names = [find_thread(store, one) for one in thread]
-        total = len(names) if names else _count(store)
+        total = len(names) if names else count_threads(store)
         with progress("verifying", total, is_quiet=call.is_quiet or call.is_json) as tell:
             found = _verify_threads(store, names, tell) if names else store.verify(progress=tell)
         item = {
@@ -34,7 +35,7 @@ def verify(call: Call, thread: tuple[str, ...]) -> None:
         call.answer([item], lambda: _show_verified(found), brief=map(shown, found.problems), is_ok=found.ok)
 
 
-def _count(store: Store) -> int | None:
+def count_threads(store: Store) -> int | None:
     """Count threads for the progress bar; a damaged list is for `verify` to tell."""
     from ..errors import StoreError
 
@@ -126,58 +127,25 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
     print_table(columns, shown_rows)
 
 
-@command(
-    "copy",
-    "Copy a store into another.",
-    argument("SOURCE_URL"),
-    argument("TARGET_URL"),
-    flag("--verify", help="Check the target afterwards."),
-)
-def copy(call: Call, source_url: str, target_url: str, verify: bool) -> None:
-    """Copy every thread from one store into another, of any kind. Can be repeated: what is there stays."""
-    if call.store_url:
-        raise BadArgument("copy names both of its stores: outlive copy SOURCE_URL TARGET_URL")
-    call.store_url = source_url
-    _copy(call, target_url, verify)
+@command("rotate", "Seal everything under the newest key.")
+def rotate(call: Call) -> None:
+    """Seal everything of the tenant anew under the newest key, which is the last one of the key file.
 
-
-@command(
-    "backup",
-    "Copy the store while it is in use.",
-    argument("TARGET_URL"),
-    flag("--verify", help="Check the target afterwards."),
-)
-def backup(call: Call, target_url: str, verify: bool) -> None:
-    """Copy every thread of the store into another, while others go on saving."""
-    _copy(call, target_url, verify)
-
-
-def _copy(call: Call, target_url: str, verify: bool) -> None:
+    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when.
+    """
     with call.open() as store:
-        from .place import opened
+        from .keys import read_ring
         from .table import progress
 
-        is_quiet = call.is_quiet or call.is_json
-        with opened(target_url, call.tenant, creates=True) as target:
-            with progress("copying", _count(store), is_quiet=is_quiet) as tell:
-                count = store.copy_to(target, progress=tell)
-            checked = target.verify() if verify else None
-            shown_target = target._store._settings.url
-        problems = [] if checked is None else list(checked.problems)
-        item = {
-            "threads": count,
-            "target": shown_target,
-            "verified": checked is not None,
-            "problems": problems,
-        }
-        sentence = f"copied {count:,} thread{'' if count == 1 else 's'} to {shown_target}"
+        ring = read_ring(call.key_file)
+        if ring is None:
+            raise BadArgument(
+                "this store is not encrypted; outlive copy SOURCE_URL TARGET_URL --target-key-file PATH makes a copy that is"
+            )
+        with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
+            done = store.rotate(progress=tell)
+        item = {**asdict(done), "total": done.total, "key": ring.newest}
+        what = f"{done.total:,} record{'' if done.total == 1 else 's'}" if done.total else "nothing"
         call.answer(
-            [item],
-            lambda: print(sentence + _checked(problems) if verify else sentence),
-            brief=map(shown, problems),
-            is_ok=not problems,
-        )
-
-
-def _checked(problems: list[str]) -> str:
-    return "; the target is whole" if not problems else "".join(f"\n{shown(problem)}" for problem in problems)
+            [item], lambda: print(f"sealed {what} anew; all of {done.threads:,} threads is under key {shown(str(ring.newest))}")
+        )  # fmt: skip

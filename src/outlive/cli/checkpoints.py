@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING
 
 from ..errors import BadArgument
@@ -57,6 +56,7 @@ def show(
         raise BadArgument("give either a checkpoint or --at, not both")
     with call.open() as store:
         from .find import find_checkpoint, find_thread
+        from .measure import moment
         from .showing import Shown
 
         place = store.thread(find_thread(store, thread), namespace=namespace)
@@ -64,19 +64,12 @@ def show(
         if at is None:
             found = place.checkpoint(find_checkpoint(store, place, checkpoint).id)
         else:
-            found = place.checkpoint(at=_moment(at))
+            found = place.checkpoint(at=moment("--at", at))
         if found is None:
             raise BadArgument(f"thread {shown(place.id)!r} had no checkpoint at that moment")
         answer = Shown(store, found, path, is_head=found.id == head.id, is_full=full)
         items = answer.part_items() if parts else [answer.item()]
         call.answer(items, answer.show_parts if parts else answer.show, brief=answer.brief)
-
-
-def _moment(text: str) -> dt.datetime:
-    try:
-        return dt.datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise BadArgument(f"--at takes a moment such as 2026-05-01T12:00, not {text!r}") from None
 
 
 # history, heads ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..runtime import run_now
-from .find import engine_of
+from .find import backend_of
 
 if TYPE_CHECKING:
     from ..lease import RunInfo
@@ -25,7 +25,7 @@ class LeaseClock:
 
     @classmethod
     def of(cls, store: Store) -> LeaseClock:
-        backend: Any = engine_of(store).backend
+        backend = backend_of(store)
         if backend.name in ("postgresql", "redis"):
             return cls._of_server(backend)
         from ..backends.memory import clock

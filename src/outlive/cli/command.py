@@ -10,7 +10,7 @@ import click
 from ..errors import BadArgument
 from .call import Call
 
-_SHARED = ("store", "tenant", "json", "quiet", "debug")
+_SHARED = ("store", "secondary", "key_file", "tenant", "json", "quiet", "debug")
 
 
 def shared_options() -> list[click.Parameter]:
@@ -19,6 +19,8 @@ def shared_options() -> list[click.Parameter]:
         click.Option(
             ["--store"], metavar="URL", help="The store; else OUTLIVE_STORE, else the SQLite file of outlive's in this folder."
         ),
+        click.Option(["--secondary"], metavar="URL", help="The second store, if there are two; else OUTLIVE_SECONDARY."),
+        click.Option(["--key-file"], metavar="PATH", help="The keys of an encrypted store; else OUTLIVE_KEYS."),
         click.Option(["--tenant"], metavar="NAME", help="Whose threads; default: the tenant without a name."),
         click.Option(["--json"], is_flag=True, help="Print JSON: one object, whose items are listed in docs/cli.md."),
         click.Option(["--quiet", "-q"], is_flag=True, help="Print only ids, or what was found; no notes, no headings."),
@@ -46,6 +48,8 @@ class Command(click.Command):
             bool(said["quiet"]),
             bool(said["debug"]),
             bool(ctx.params.pop("yes", False)),
+            said["secondary"],
+            said["key_file"],
         )
         assert self.callback is not None
         ctx.invoke(self.callback, call, **ctx.params)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,22 +16,21 @@ _MANY = 100
 _SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
-def _store_of(ctx: click.Context) -> tuple[str | None, str | None]:
-    """Return the store and tenant of a command line that is still being written."""
+def _call_of(ctx: click.Context) -> Call:
+    """Return the call of a command line that is still being written."""
     before = ctx.parent.params if ctx.parent is not None else {}
-    store = ctx.params.get("store") or before.get("store") or os.environ.get("OUTLIVE_STORE")
-    return store, ctx.params.get("tenant") or before.get("tenant")
+    store, tenant, secondary, key_file = (
+        ctx.params.get(name) or before.get(name) for name in ("store", "tenant", "secondary", "key_file")
+    )
+    return Call("completion", store, tenant, is_quiet=True, secondary_url=secondary, key_file=key_file)
 
 
 def _completing(look: Callable[[Any, click.Context, str], Iterable[str]]) -> Any:
     """Make a completer; whatever is in the way, there is nothing to complete then."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .place import find_store, opened
-
         try:
-            url, tenant = _store_of(ctx)
-            with opened(url or find_store(), tenant) as store:
+            with _call_of(ctx).open() as store:
                 return [CompletionItem(shown(id)) for id in look(store, ctx, incomplete)]
         except Exception:  # noqa: BLE001  # a half-written line is no place for errors
             return []

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NewerFormat, OutliveError
+from ..errors import KeyMissing, NewerFormat, OutliveError, WrongKey
 from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
-from .find import engine_of
+from .find import backend_of
+from .keys import mended
 from .measure import size
 
 if TYPE_CHECKING:
     from ..sync import Store
 
-_PACKAGES = ("ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis")
+_PACKAGES = ("ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography")
 _REMOTE = frozenset(
     (
         "nfs",
@@ -107,17 +108,50 @@ def sqlite_finding(version: str) -> Finding:
 def examine_store(call: Call, url: str) -> list[Finding]:
     """Look at a store; one that cannot be opened is the finding."""
     began = time.monotonic()
+    found = list(_pair(call, url))
     try:
         with call.open() as store:
             took_ms = (time.monotonic() - began) * 1000
-            found = [Finding("store", "ok", f"{call.shown_store} opened in {took_ms:.0f} ms")]
+            found.append(Finding("store", "ok", f"{call.shown_store} opened in {took_ms:.0f} ms"))
+            if call.secondary is None:
+                found += _guarded(_alone, store, url)
             for look in (_schema, _clock, _durability, _disk, _sizes, _runs):
                 found += _guarded(look, store, url)
             return found
     except NewerFormat as error:
-        return [Finding("store", "problem", str(error), "pip install -U outlive")]
+        return [*found, Finding("store", "problem", str(error), "pip install -U outlive")]
+    except (KeyMissing, WrongKey) as error:
+        said, _, mend = mended(error).rpartition("; ")
+        return [*found, Finding("keys", "problem", said, mend)]
     except OutliveError as error:
-        return [Finding("store", "problem", str(error), _reach(url))]
+        return [*found, Finding("store", "problem", mended(error), _reach(url))]
+
+
+def _pair(call: Call, url: str) -> Iterator[Finding]:
+    if call.secondary is None:
+        return
+    from .pairing import is_well, look, told
+
+    try:
+        seen = look(url, call.options())
+    except OutliveError as error:
+        yield Finding("pair", "problem", mended(error), "check both URLs")
+        return
+    said, mend = told(seen)
+    yield Finding("pair", "ok" if is_well(seen) else "warning", said, mend)
+
+
+def _alone(store: Store, url: str) -> Iterator[Finding]:
+    """A store of a pair that is looked at by itself."""
+    from ..layers.pair import ROLES, read_side
+
+    settings = store._store._settings
+    side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
+    if side is not None:
+        said = f"this store is the {ROLES[side.role]} of a pair, in epoch {side.epoch}, and was opened alone"
+        yield Finding(
+            "pair", "note", said, "outlive doctor --store PRIMARY --secondary SECONDARY looks at both"
+        )
 
 
 def _guarded(look: Any, store: Store, url: str) -> Iterable[Finding]:
@@ -134,7 +168,7 @@ def _reach(url: str) -> str:
 
 
 def _backend(store: Store) -> Any:
-    backend: Any = engine_of(store).backend
+    backend = backend_of(store)
     return getattr(backend, "local", backend)
 
 

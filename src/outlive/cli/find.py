@@ -29,6 +29,17 @@ def engine_of(store: Store) -> Engine:
     return store._store._engine
 
 
+def backend_of(store: Store) -> Any:
+    """Return the backend below all layers: of a pair, the active one."""
+    from ..layers.encrypt import Encrypted
+    from ..layers.replicate import Replicate
+
+    backend: Any = engine_of(store).backend
+    if isinstance(backend, Encrypted):
+        backend = backend.inner
+    return backend.stores.active if isinstance(backend, Replicate) else backend
+
+
 def key_of(store: Store, thread: str) -> ThreadKey:
     return store._store._key(thread)
 

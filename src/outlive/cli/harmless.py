@@ -28,6 +28,21 @@ def shown_lines(text: str) -> str:
     return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in text.split("\n"))
 
 
+def shown_json(text: str, *, is_ascii: bool = False) -> str:
+    """Return JSON that says the same without characters that a terminal would obey; with `is_ascii` with none that needs UTF-8."""
+    return "".join(
+        char
+        if char == "\n" or not (_is_harmful(char) or (is_ascii and not char.isascii()))
+        else _json_escape(char)
+        for char in text
+    )
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
 def meant(text: str) -> str:
     """Undo `shown`."""
     return _ESCAPE.sub(lambda found: _BACK.get(found[0]) or _char(found[0]), text)

@@ -43,6 +43,7 @@ def import_langgraph(
     from .. import opening
     from ..adapters.langgraph import moving
     from ..adapters.langgraph.source import open_source
+    from .place import checked
     from .table import progress
 
     if target_url is not None and call.store_url:
@@ -50,9 +51,11 @@ def import_langgraph(
     types_named = moving.named_types(types)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
-    options = {} if call.tenant is None else {"tenant": call.tenant}
+    options = checked(call.store_url, call.options())
     is_quiet = call.is_quiet or call.is_json
-    where = "memory:" if dry_run and moving.is_absent(call.store_url) else call.store_url
+    where = call.store_url
+    if dry_run and moving.is_absent(where):
+        where, options = "memory:", {}
     with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
         call.shown_store = store._store._settings.url
         moved = moving.import_langgraph(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
+
+from ..errors import BadArgument
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _SPANS = ((86_400 * 365, "y"), (86_400, "d"), (3_600, "h"), (60, "min"))
+_SECONDS = {unit: length for length, unit in (*_SPANS, (86_400 * 7, "w"), (1, "s"), (1, ""))}
 
 
 def size(count: int) -> str:
@@ -24,6 +28,24 @@ def span(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{int(seconds)} s" if seconds >= 1 else f"{max(seconds, 0.0):.1f} s"
+
+
+def seconds(option: str, text: str) -> float:
+    """Read a length of time: 90, 90s, 5min, 12h, 30d, 8w, 1y."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.strip())
+    if found is None or found[2] not in _SECONDS:
+        raise BadArgument(
+            f"{option} takes a length of time such as 90s, 5min, 12h, 30d, 8w or 1y, not {text!r}"
+        )
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def moment(option: str, text: str) -> dt.datetime:
+    """Read a moment, local unless it has a zone."""
+    try:
+        return dt.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise BadArgument(f"{option} takes a moment such as 2026-05-01T12:00, not {text!r}") from None
 
 
 def age(when: dt.datetime | None, now: dt.datetime | None = None) -> str:

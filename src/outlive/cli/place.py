@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, StoreUnavailable
+from ..errors import BadArgument, KeyMissing, StoreUnavailable
 
 if TYPE_CHECKING:
+    from ..backends.server import Served
+    from ..store import AsyncStore
     from ..sync import Store
 
 _MAGIC = b"SQLite format 3\0"
@@ -23,6 +26,10 @@ _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 class NoStore(BadArgument):
     """There is no way to tell which store is meant."""
+
+
+class Absent(StoreUnavailable):
+    """There is no store where one was looked for."""
 
 
 def find_store() -> str:
@@ -68,41 +75,81 @@ def _asked(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def opened(
-    url: str, tenant: str | None, *, creates: bool = False, knows_types: bool = False
+    url: str,
+    options: dict[str, Any],
+    *,
+    creates: bool = False,
+    knows_types: bool = False,
+    needs_key: bool = True,
+    takes_over: bool = False,
 ) -> Iterator[Store]:
     """Open a store to work on it. Values of types that are not known here come as they are stored.
 
-    With `knows_types` values are built, as a program would: its types must be registered.
+    With `knows_types` values are built, as a program would: its types must be registered. Without `needs_key` a store whose keys
+    are not given is opened for what can be done without them.
     """
-    from .. import opening
-    from ..runtime import SyncRuntime, run_now
     from ..sync import Store
     from .opaque import OpaqueCodec
 
-    target = opening._parse(url, {} if tenant is None else {"tenant": tenant})
     if not creates:
-        _check_path(url, target)
-    backend = target.served.sync(target.settings.timeout_s)
-    if not creates:
-        _check_served(backend, target)
-    opener: Any = None  # of further stores: this program opens them itself
-    with Store(run_now(opening._build(backend, None, target, SyncRuntime(), opener))) as store:
+        options = checked(url, options, takes_over=takes_over)
+    target = opening()._parse(url, options)
+    if not creates and target.secondary is None:
+        check_path(url, target.served)
+    with Store(_built(target, creates, needs_key)) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
 
 
-def _check_path(url: str, target: Any) -> None:
+def checked(url: str, options: dict[str, Any], *, takes_over: bool = False) -> dict[str, Any]:
+    """Return options with which a pair can be opened without changing it."""
+    if "secondary" not in options:
+        return options
+    from .pairing import look, options_of_pair
+
+    return options_of_pair(look(url, options), options, takes_over=takes_over)
+
+
+def opening() -> Any:
+    """Return the module that opens stores: it takes its time to import."""
+    from .. import opening
+
+    return opening
+
+
+def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
+    from ..runtime import SyncRuntime, run_now
+
+    timeout_s = target.settings.timeout_s
+    backend = target.served.sync(timeout_s)
+    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
+    if not creates and secondary is None:
+        check_served(backend, target.served)
+    opener: Any = None  # of further stores: this program opens them itself
+    try:
+        store: AsyncStore = run_now(opening()._build(backend, secondary, target, SyncRuntime(), opener))
+        return store
+    except KeyMissing:
+        if needs_key or target.ring is not None:
+            raise
+    from ..layers.keyring import KeyRing
+
+    return _built(replace(target, ring=KeyRing()), creates, needs_key)
+
+
+def check_path(url: str, served: Served) -> None:
+    """Refuse a store of this machine that is not there, which opening would make."""
     path = local_path(url)
     if path is None:
         return
     if not os.path.exists(path if url.startswith("sqlite") else os.path.join(path, "store")):
-        raise StoreUnavailable(
-            f"there is no store at {target.served.shown} ({path}); check the path, or save something there first"
+        raise Absent(
+            f"there is no store at {served.shown} ({path}); check the path, or save something there first"
         )
 
 
-def _check_served(backend: Any, target: Any) -> None:
+def check_served(backend: Any, served: Served) -> None:
     """Ask a server for the identity of the store, which opening would otherwise give it."""
     from ..runtime import run_now
 
@@ -110,8 +157,8 @@ def _check_served(backend: Any, target: Any) -> None:
         return
     try:
         if not run_now(_has_identity(backend)):
-            raise StoreUnavailable(
-                f"{target.served.shown} answers, but there is no store in it; check database, schema or prefix, "
+            raise Absent(
+                f"{served.shown} answers, but there is no store in it; check database, schema or prefix, "
                 "or save something there first"
             )
     except BaseException:
@@ -132,11 +179,9 @@ async def _has_identity(backend: Any) -> bool:
 
 def local_path(url: str) -> str | None:
     """Return where a store of this machine is kept; None for servers and memory."""
-    from .. import opening
-
     scheme = url.partition(":")[0]
     if scheme not in ("sqlite", "file"):
         return None
-    _, rest, _ = opening._parts(url, {}, ("fsync", *opening._COMMON))
-    path = opening._path(scheme, rest, "")
+    _, rest, _ = opening()._parts(url, {}, ("fsync", *opening()._COMMON))
+    path = opening()._path(scheme, rest, "")
     return None if path == ":memory:" else os.path.abspath(path)

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from ..errors import CallerError, StoreError
-from . import care, checkpoints, completion, demo, doctor, runs, threads
+from ..errors import CallerError, OutliveError
+from . import care, checkpoints, completion, demo, doctor, langgraph, pairs, runs, sweeping, threads, transfer
 from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined
 from .command import Command, shared_options
 from .harmless import shown_lines
@@ -24,10 +24,13 @@ from .harmless import shown_lines
 SECTIONS: dict[str, tuple[Command, ...]] = {
     "Threads": (
         threads.ls, checkpoints.show, checkpoints.history, checkpoints.heads, checkpoints.diff, checkpoints.writes,
-        threads.fork, threads.copy_thread, threads.rm, threads.prune,
+        threads.fork, threads.copy_thread, transfer.export, transfer.import_, threads.rm, threads.prune,
     ),
     "Runs": (runs.runs, runs.run, runs.recover, runs.retry, runs.park, runs.cancel),
-    "Care": (care.verify, doctor.doctor, care.stats, care.copy, care.backup),
+    "Care": (
+        care.verify, doctor.doctor, care.stats, sweeping.sweep, transfer.copy, transfer.backup, care.rotate, langgraph.import_langgraph,
+    ),
+    "Two stores": (pairs.replication, pairs.promote, pairs.failback),
     "More": (demo.demo, completion.completion),
 }  # fmt: skip
 
@@ -136,10 +139,10 @@ def _weigh(error: Exception) -> tuple[int, str]:
     if isinstance(error, click.ClickException):
         return USAGE, _usage(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    if isinstance(error, CallerError):
-        return USAGE, f"{error}{notes}"
-    if isinstance(error, StoreError):
-        return STORE, f"{error}{notes}"
+    if isinstance(error, OutliveError):
+        from .keys import mended
+
+        return USAGE if isinstance(error, CallerError) else STORE, f"{mended(error)}{notes}"
     return STORE, f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 

@@ -16,6 +16,7 @@ from .clock import LeaseClock
 from .find import find_run
 from .harmless import as_argument, shown
 from .items import run_item
+from .place import checked
 
 if TYPE_CHECKING:
     from ..lease import RunInfo
@@ -64,10 +65,9 @@ def list_dead(call: Call, store: Store) -> None:
     )
 
 
-def recover_all(call: Call, said: str, policy: str, code_version: str | None) -> None:
+def recover_all(call: Call, said: str, **options: Any) -> None:
     """Recover with the handlers, sync or async, and tell what came of it."""
     handlers = load_handlers(said)
-    options: Any = {"policy": policy, "code_version": code_version}
     if _are_async(handlers):
         report = asyncio.run(_recover_async(call, handlers, options))
     else:
@@ -79,9 +79,9 @@ def recover_all(call: Call, said: str, policy: str, code_version: str | None) ->
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
     import outlive
 
-    with call.open() as store:  # says which store, and that it is there
-        url, tenant = call.url, store._store._settings.tenant
-    async with outlive.open_async(url, tenant=tenant) as opened:
+    with call.open():  # says which store, and that it is there
+        pass
+    async with outlive.open_async(call.url, **checked(call.url, call.options())) as opened:
         return await opened.recover(handlers, **options)
 
 
@@ -146,12 +146,11 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
     handlers = load_handlers(handlers_said)
     with call.open() as store:
         found = find_run(store, said)
-        tenant = store._store._settings.tenant
     handler = handlers.get(found.agent) or handlers.get("*")
     if handler is None:
         raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
     if inspect.iscoroutinefunction(handler):
-        ended = asyncio.run(_retry_async(call.url, tenant, found.id, handler))
+        ended = asyncio.run(_retry_async(call, found.id, handler))
     else:
         ended = _retry(call, found.id, handler)
     call.did(
@@ -170,10 +169,10 @@ def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
         return run.info
 
 
-async def _retry_async(url: str, tenant: str, id: str, handler: Callable[[Any], Any]) -> RunInfo:
+async def _retry_async(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
     import outlive
 
-    async with outlive.open_async(url, tenant=tenant) as store:
+    async with outlive.open_async(call.url, **checked(call.url, call.options())) as store:
         async with await store.retry(id) as run:
             _keep(run, await handler(run))
         return run.info

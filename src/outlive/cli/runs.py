@@ -65,9 +65,17 @@ def run(call: Call, run: str, full: bool) -> None:
     option("--policy", type=click.Choice(["resume", "hold"]), default="resume", show_default=True,
            help="hold: leave runs of another code version alone."),
     option("--code-version", metavar="VERSION", help="The version of the handlers' code."),
+    flag("--after-failover", help="Also while a pair has failed over, when a run may still be at work with the primary."),
     flag("--dry-run", help="Only list what would be recovered."),
 )  # fmt: skip
-def recover(call: Call, handlers: str | None, policy: str, code_version: str | None, dry_run: bool) -> None:
+def recover(
+    call: Call,
+    handlers: str | None,
+    policy: str,
+    code_version: str | None,
+    after_failover: bool,
+    dry_run: bool,
+) -> None:
     """Go on with every dead run: claim it, and call the handler of its agent.
 
     Of many processes that try, one gets each run. Exits with 1 when a run failed again or was refused.
@@ -80,7 +88,7 @@ def recover(call: Call, handlers: str | None, policy: str, code_version: str | N
         return
     if handlers is None:
         raise BadArgument("give --handlers MODULE:NAME, or --dry-run to see what would be recovered")
-    recover_all(call, handlers, policy, code_version)
+    recover_all(call, handlers, policy=policy, code_version=code_version, after_failover=after_failover)
 
 
 @command("retry", "Go on with a run that has ended.", argument("RUN"), handlers_option(required=False))

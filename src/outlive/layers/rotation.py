@@ -37,6 +37,7 @@ from .encrypt import (
     place_of_info,
     place_of_write,
 )
+from .replicate import Replicate
 
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]  # (threads done, how many there are if known)
@@ -62,8 +63,24 @@ class Rotated:
         return self.checkpoints + self.chunks + self.writes + self.entries + self.infos
 
 
+async def rotate(layer: Encrypted, tenant: str, progress: Progress | None) -> Rotated:
+    """Seal everything of a tenant anew; return what was done.
+
+    Of a pair each store by itself: sealing gives the same bytes in both. Until neither has anything left to do, for what is
+    queued between them may bring back what one of them had before.
+    """
+    sides = layer.inner.stores.both if isinstance(layer.inner, Replicate) else (layer.inner,)
+    rotations = [Rotation(Encrypted(side, layer.ring), tenant) for side in sides]
+    before = -1
+    while (total := sum(rotation.done.total for rotation in rotations)) > before:
+        before = total
+        for rotation in rotations:
+            await rotation.run(progress)
+    return rotations[0].done
+
+
 class Rotation:
-    """One rotation of one tenant."""
+    """One rotation of one tenant in one store."""
 
     def __init__(self, layer: Encrypted, tenant: str) -> None:
         self._layer = layer
@@ -73,18 +90,15 @@ class Rotation:
         self.done = Rotated()
 
     async def run(self, progress: Progress | None) -> Rotated:
-        """Seal everything anew; the naming key first, for without it nothing can be read.
+        """Look at everything once, and seal anew what needs it; the naming key first, for without it nothing can be read.
 
-        The last pass finds nothing to do: a chunk that was stored again, or a fork that was made, behind the back of one
-        pass is found by the next.
+        A chunk that was stored again, or a fork that was made, behind its back is left to the next time.
         """
         if not self._layer.has_key:
             raise KeyMissing(None)
         await self._seal_naming_key()
-        before = -1
-        while self.done.total > before:
-            before, self.done.threads = self.done.total, 0
-            await self._pass(progress)
+        self.done.threads = 0
+        await self._pass(progress)
         return self.done
 
     async def _pass(self, progress: Progress | None) -> None:

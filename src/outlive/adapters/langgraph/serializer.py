@@ -79,6 +79,8 @@ class StrictSerializer(JsonPlusSerializer):
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """Return the value; raise UnknownTag for a class that nobody named, TypeChanged for one that does not fit."""
+        if data[0] == "json":  # as LangGraph wrote long ago; outlive never did
+            raise UnknownTag("json", 1, "the mover reads it: outlive import-langgraph")
         if data[0] != "msgpack":
             return super().loads_typed(data)
         return self._unpack(data[1], [])
@@ -112,9 +114,11 @@ class StrictSerializer(JsonPlusSerializer):
         module, name, value, *rest = inside
         if code == METHOD:
             if (module, name, *rest) not in SAFE_MSGPACK_METHODS:
-                raise UnknownTag(f"{module}.{name}.{'.'.join(map(str, rest))}", 1)
+                raise UnknownTag(
+                    f"{module}.{name}.{'.'.join(map(str, rest))}", 1, "nothing calls a method by name"
+                )
         elif not self.knows((module, name)):
-            raise UnknownTag(f"{module}.{name}", 1)
+            raise UnknownTag(f"{module}.{name}", 1, f"give OutliveSaver(..., types=[{name}]) if it is yours")
         try:
             return _build(code, _find(module, name), value, rest)
         except Exception as error:

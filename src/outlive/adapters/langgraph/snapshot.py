@@ -127,7 +127,7 @@ def is_snapshot(state: object) -> bool:
 def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any]) -> None:
     """Put metadata into a draft: what a record has a field for goes there, and is not stored twice."""
     rest = dict(metadata)
-    if metadata.get("source") in SOURCES:
+    if isinstance(source := metadata.get("source"), str) and source in SOURCES:
         draft.source = rest.pop("source")
     step, run = metadata.get("step"), metadata.get("run_id")
     if type(step) is int and abs(step) < 1 << 62:

@@ -1,0 +1,191 @@
+"""A pair as each of its two stores tells it. Looking joins nothing, fills nothing and moves no role: opening the pair might."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..backends.server import Served
+from ..errors import OutliveError, StoreError, StoreUnavailable
+from ..layers.backlog import Backlog
+from ..layers.pair import PRIMARY, ROLES, SECONDARY, Side, check_match, read_side
+from ..runtime import SyncRuntime, run_now
+from .measure import size, span
+from .place import Absent, check_path, check_served, opening
+
+_PATIENCE_S = 5.0
+_JOIN = "outlive replication --join makes the secondary a copy of the primary"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one of the two stores says, or why it says nothing."""
+
+    role: int
+    url: str
+    side: Side | None = None
+    error: OutliveError | None = None
+    queued: int = 0
+    queued_bytes: int = 0
+    lag_s: float = 0.0
+
+    @property
+    def is_absent(self) -> bool:
+        """Tell whether it answers, and is no store of a pair."""
+        return self.side is None and (self.error is None or isinstance(self.error, Absent))
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        return self.error is not None and not self.is_absent
+
+
+Pair = Sequence[Seen]  # the primary and the secondary
+
+
+def look(url: str, options: dict[str, Any]) -> Pair:
+    """Ask both stores of a pair, each by itself."""
+    target = opening()._parse(url, options)
+    tenant, timeout_s = target.settings.tenant, min(_PATIENCE_S, target.settings.timeout_s or _PATIENCE_S)
+    seen = [
+        _look(PRIMARY, url, target.served, tenant, timeout_s),
+        _look(SECONDARY, options["secondary"], target.secondary, tenant, timeout_s),
+    ]
+    if seen[0].side is not None and seen[1].side is not None:
+        check_match(seen[0].side, seen[1].side)
+    return seen
+
+
+def _look(role: int, url: str, served: Served, tenant: str, timeout_s: float) -> Seen:
+    try:
+        check_path(url, served)
+        backend: Any = served.sync(timeout_s)
+        check_served(backend, served)
+        try:
+            return run_now(_ask(role, served.shown, backend, tenant, timeout_s))
+        finally:
+            run_now(backend.close())
+    except StoreError as error:
+        return Seen(role, served.shown, error=error)
+
+
+async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: float) -> Seen:
+    side = await read_side(backend, tenant, timeout_s)
+    carrier: Any = None  # for counting nothing is carried
+    backlog = Backlog(backend, carrier, tenant, SyncRuntime(), timeout_s)
+    return Seen(role, shown, side, None, *await backlog.count())
+
+
+def epoch_of(seen: Pair) -> int | None:
+    """Return the epoch that the pair is in, as far as it can be seen."""
+    return max((one.side.epoch for one in seen if one.side is not None), default=None)
+
+
+def active_of(seen: Pair) -> int | None:
+    """Return which store is active."""
+    epoch = epoch_of(seen)
+    return None if epoch is None else epoch % 2
+
+
+def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) -> dict[str, Any]:
+    """Return options with which the pair is opened as it is; refuse what opening would change without being asked.
+
+    An empty secondary would be filled, and an empty primary left: a mistake in a URL must do neither. `takes_over` means the latter.
+    """
+    primary, secondary = seen
+    for one in seen:
+        if one.is_absent and not (takes_over and one is primary and secondary.side is not None):
+            reason = one.error or f"{one.url} is a store, but the {ROLES[one.role]} of no pair"
+            raise Absent(f"{reason}; {_mend(seen, [state_of(seen, each) for each in seen])}")
+    if primary.is_out_of_reach and active_of(seen) == PRIMARY and not takes_over:
+        raise StoreUnavailable(
+            f"the primary cannot be reached ({primary.error}); outlive promote makes the secondary active"
+        )
+    return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
+
+
+def _is_paused(seen: Pair) -> bool:
+    side = seen[PRIMARY].side
+    return side is not None and side.is_paused
+
+
+def seed_primary(url: str, options: dict[str, Any]) -> None:
+    """Give a new and empty primary the naming key of the secondary: with a key of its own it would be refused as another store."""
+    target = opening()._parse(url, options)
+    timeout_s = target.settings.timeout_s
+    backends: list[Any] = [target.secondary.sync(timeout_s), target.served.sync(timeout_s)]
+    try:
+        key = b""
+        for backend in backends:
+            key = run_now(backend.identity(key))
+    finally:
+        for backend in backends:
+            run_now(backend.close())
+
+
+# What is said of it -------------------------------------------------------------------------------------------
+
+
+def item_of(seen: Pair, one: Seen) -> dict[str, Any]:
+    """Return what --json says of one store."""
+    side = one.side
+    return {
+        "role": ROLES[one.role],
+        "url": one.url,
+        "state": state_of(seen, one),
+        "is_active": one.role == active_of(seen),
+        "epoch": None if side is None else side.epoch,
+        "queued": one.queued,
+        "queued_bytes": one.queued_bytes,
+        "lag_s": round(one.lag_s, 3),
+        "error": None if one.error is None else str(one.error),
+    }
+
+
+def state_of(seen: Pair, one: Seen) -> str:
+    """Return how one store is, in a word or two."""
+    if one.is_out_of_reach:
+        return "out of reach"
+    if one.side is None:
+        return "absent" if one.error is not None else "not joined"
+    if one.role == active_of(seen):
+        return "active"
+    if _is_paused(seen):
+        return "paused"
+    return "standby" if one.side.is_whole else "being filled"
+
+
+def is_well(seen: Pair) -> bool:
+    """Tell whether the primary is active and the secondary could take over."""
+    return [state_of(seen, one) for one in seen] == ["active", "standby"]
+
+
+def told(seen: Pair) -> tuple[str, str]:
+    """Return how a pair is, and what mends it."""
+    states = [state_of(seen, one) for one in seen]
+    epoch = epoch_of(seen)
+    said = ", ".join(f"{ROLES[one.role]} {state}" for one, state in zip(seen, states, strict=True))
+    said += f"; epoch {epoch}" if epoch is not None else ""
+    queued = sum(one.queued for one in seen)
+    if queued:
+        behind = f"{size(sum(one.queued_bytes for one in seen))}, the oldest {span(max(one.lag_s for one in seen))} old"
+        said += f"; {queued:,} commit{'' if queued == 1 else 's'} queued ({behind})"
+    return said, _mend(seen, states)
+
+
+def _mend(seen: Pair, states: list[str]) -> str:
+    active = active_of(seen)
+    if active is None or states[SECONDARY] in ("absent", "not joined"):
+        can_join = not any(one.is_out_of_reach for one in seen) and states[PRIMARY] != "absent"
+        return f"check both URLs; {_JOIN}" if can_join else "check both URLs"
+    if active == SECONDARY:
+        return "outlive failback brings the primary up to date and makes it active again"
+    if states[PRIMARY] in ("absent", "not joined"):
+        return "check the URL of the primary; if it has lost everything, outlive promote makes the secondary active"
+    if states[PRIMARY] == "out of reach":
+        return "outlive promote makes the secondary active"
+    if states[SECONDARY] == "out of reach":
+        return f"start the secondary again: what is saved meanwhile is refused or queued ({seen[SECONDARY].error})"
+    if states[SECONDARY] == "paused":
+        return "open the pair without enable_replication=False: the secondary gets everything then"
+    return "" if states[SECONDARY] == "standby" else "wait: the program that has opened the pair fills it"

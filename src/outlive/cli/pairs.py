@@ -1,0 +1,141 @@
+"""Commands about two stores: how they are, and changing places."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BadArgument, StoreUnavailable
+from .call import Call
+from .command import command, flag, yes_option
+from .harmless import shown
+
+if TYPE_CHECKING:
+    from ..layers.status import Switched
+    from .pairing import Pair
+
+
+def _look(call: Call) -> Pair:
+    from .pairing import look
+
+    if call.secondary is None:
+        raise BadArgument(
+            "name the second store: --secondary URL, or set OUTLIVE_SECONDARY beside OUTLIVE_STORE"
+        )
+    return look(call.url, call.options())
+
+
+@command(
+    "replication",
+    "Show how two stores are.",
+    flag("--join", help="Make the secondary, which is new, a copy of the primary."),
+)
+def replication(call: Call, join: bool) -> None:
+    """Show how two stores are: which is active, what is queued for the other. Changes nothing.
+
+    Exits with 1 unless the primary is active and the secondary could take over.
+    """
+    from .pairing import is_well, item_of
+
+    seen = _look(call)
+    if join:
+        _join(call, seen)
+        seen = _look(call)
+    call.shown_store = seen[0].url
+    items = [item_of(seen, one) for one in seen]
+    brief = [] if is_well(seen) else [f"{item['role']} {item['state']}" for item in items]
+    call.answer(items, lambda: _show(seen, items), brief=brief, is_ok=is_well(seen))
+
+
+def _show(seen: Pair, items: list[dict[str, Any]]) -> None:
+    from .measure import size, span
+    from .pairing import told
+    from .table import Column, print_table
+
+    columns = (
+        Column("STORE", keeps=True), Column("STATE", keeps=True), Column("EPOCH", right=True, keeps=True), Column("QUEUED", right=True, keeps=True),
+        Column("BYTES", right=True, drops=2), Column("OLDEST", right=True, drops=1), Column("URL"),
+    )  # fmt: skip
+    rows = []
+    for item in items:
+        count = item["queued"]
+        behind = (size(item["queued_bytes"]), span(item["lag_s"])) if count else ("", "")
+        epoch = "" if item["epoch"] is None else str(item["epoch"])
+        rows.append((item["role"], item["state"], epoch, f"{count:,}", *behind, item["url"]))
+    print_table(columns, rows)
+    for item in items:
+        if item["error"]:
+            print(f"{item['role']}: {shown(item['error'])}")
+    if mend := told(seen)[1]:
+        print(f"→ {shown(mend)}")
+
+
+def _join(call: Call, seen: Pair) -> None:
+    """Open the pair, which makes it one, and wait until the secondary has everything."""
+    from .place import opened
+    from .table import progress
+
+    for one in seen:
+        if one.error is not None and not (one.role == 1 and one.is_absent):
+            raise one.error
+    options = {**call.options(), "auto_failover": False}
+    with (
+        opened(call.url, options, creates=True) as store,
+        progress("filling", is_quiet=call.is_quiet or call.is_json),
+    ):
+        while not (status := store.replication_status()).is_whole:
+            if status.last_error is not None:
+                raise StoreUnavailable(f"the secondary could not be filled: {status.last_error}")
+            time.sleep(0.05)
+
+
+@command("promote", "Make the secondary the active store.", yes_option())
+def promote(call: Call) -> None:
+    """Make the secondary the active store, for every process that has opened the pair.
+
+    What the primary has queued is carried over first, if it can be reached.
+    """
+    from .pairing import active_of, seed_primary
+
+    seen = _look(call)
+    if active_of(seen) == 1:
+        call.did("the secondary is active already", active="secondary", carried=0, branched=[])
+        return
+    primary, secondary = seen
+    what = (
+        f"make the secondary, {secondary.url}, the active store for every process that has opened this pair"
+    )
+    if primary.is_out_of_reach:
+        what += f"; the primary cannot be reached ({primary.error}), and what only it has is missing until it is back"
+    elif primary.is_absent:
+        what += f"; the primary, {primary.url}, holds nothing"
+    call.confirm(shown(what))
+    if primary.is_absent and primary.error is not None:
+        seed_primary(call.url, call.options())
+    with call.open(takes_over=True) as store:
+        done = store.promote()
+        _tell(call, "secondary", done)
+
+
+@command("failback", "Make the primary the active store again.", yes_option())
+def failback(call: Call) -> None:
+    """Bring the primary up to date, and make it the active store again for every process that has opened the pair."""
+    from .pairing import active_of
+
+    seen = _look(call)
+    if active_of(seen) == 0 and seen[0].side is not None:
+        call.did("the primary is active already", active="primary", carried=0, branched=[])
+        return
+    call.confirm(shown(f"bring the primary, {seen[0].url}, up to date and make it the active store again"))
+    with call.open() as store:
+        done = store.failback()
+        _tell(call, "primary", done)
+
+
+def _tell(call: Call, active: str, done: Switched) -> None:
+    carried = f"{done.carried:,} queued commit{'' if done.carried == 1 else 's'} carried over"
+    sentence = f"the {active} is active now, in epoch {done.epoch}; {carried}"
+    if done.branched:
+        names = ", ".join(shown(name) for name in done.branched)
+        sentence += f"\nboth stores had gone on with {names}: outlive heads THREAD shows both ends"
+    call.did(sentence, active=active, epoch=done.epoch, carried=done.carried, branched=list(done.branched))

@@ -1,0 +1,114 @@
+"""`sweep`: let old states go, by the rules that are given."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import BadArgument
+from .call import Call
+from .command import command, flag, option, yes_option
+from .harmless import shown
+
+if TYPE_CHECKING:
+    from ..retain import Retain, Swept, Taken
+
+
+@command(
+    "sweep",
+    "Let old states of all threads go.",
+    option("--keep-last", type=click.IntRange(min=1), metavar="COUNT", help="Keep so many checkpoints of each namespace."),
+    option("--max-age", metavar="TIME", help="Delete checkpoints that are older: 12h, 30d, 8w, 1y."),
+    option("--ttl", metavar="TIME", help="Delete threads to which nothing was saved for so long."),
+    flag("--dry-run", help="Say what would go, and delete nothing."),
+    yes_option(),
+)  # fmt: skip
+def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | None, dry_run: bool) -> None:
+    """Let old states of all threads go, and give the space back. A checkpoint goes when any of the rules says so.
+
+    Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. Exits with 1
+    when there are threads that could not be swept.
+    """
+    retain = _retain(keep_last, max_age, ttl)
+    with call.open() as store:
+        planned = store.sweep(dry_run=True, retain=retain)
+        if dry_run or not _is_any(planned):
+            _tell(call, planned, "would delete" if _is_any(planned) else "nothing to delete")
+            return
+        call.confirm(f"delete {_counted(planned)}")
+        done = store.sweep(retain=retain)
+        _tell(call, done, "deleted" if _is_any(done) else "nothing to delete")
+
+
+def _retain(keep_last: int | None, max_age: str | None, ttl: str | None) -> Retain:
+    from ..retain import Retain
+    from .measure import seconds
+
+    if keep_last is None and max_age is None and ttl is None:
+        raise BadArgument("say what to keep: --keep-last COUNT, --max-age TIME or --ttl TIME")
+    return Retain(
+        keep_last=keep_last,
+        max_age_s=None if max_age is None else seconds("--max-age", max_age),
+        ttl_s=None if ttl is None else seconds("--ttl", ttl),
+        every_s=None,
+    )
+
+
+def _reasons(swept: Swept) -> list[tuple[str, Taken]]:
+    return [
+        ("unused for --ttl", swept.ttl),
+        ("older than --max-age", swept.max_age),
+        ("beyond --keep-last", swept.keep_last),
+        ("left by a crash", swept.orphans),
+    ]
+
+
+def _is_any(swept: Swept) -> bool:
+    return any(taken.threads or taken.checkpoints or taken.bytes for _, taken in _reasons(swept))
+
+
+def _counted(swept: Swept) -> str:
+    from .measure import size
+
+    threads = swept.ttl.threads
+    said = f"{swept.checkpoints:,} checkpoint{'' if swept.checkpoints == 1 else 's'} ({size(swept.bytes)})"
+    return said + (
+        f", and {threads:,} whole thread{'' if threads == 1 else 's'} with them" if threads else ""
+    )
+
+
+def _tell(call: Call, swept: Swept, word: str) -> None:
+    item = {**asdict(swept), "checkpoints": swept.checkpoints, "bytes": swept.bytes}
+    is_ok = swept.is_complete and not swept.problems
+    call.answer([item], lambda: _show(swept, word), brief=map(shown, swept.problems), is_ok=is_ok)
+
+
+def _show(swept: Swept, word: str) -> None:
+    from .measure import size
+    from .table import Column, print_table
+
+    if not _is_any(swept):
+        print(f"{word} in {swept.threads:,} thread{'' if swept.threads == 1 else 's'}")
+    else:
+        print(f"{word} {_counted(swept)}")
+        columns = (
+            Column("REASON", keeps=True), Column("THREADS", right=True, keeps=True),
+            Column("CHECKPOINTS", right=True, keeps=True), Column("SIZE", right=True, keeps=True),
+        )  # fmt: skip
+        rows = [
+            (reason, f"{one.threads:,}", f"{one.checkpoints:,}", size(one.bytes))
+            for reason, one in _reasons(swept)
+            if one.threads or one.checkpoints or one.bytes
+        ]
+        print_table(columns, rows)
+    if swept.kept:
+        print(
+            "kept, though due: "
+            + ", ".join(f"{count:,} {reason}" for reason, count in sorted(swept.kept.items()))
+        )
+    for problem in swept.problems:
+        print(shown(problem))
+    if not swept.is_complete:
+        print("it was stopped before the end; repeat it")

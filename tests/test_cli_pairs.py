@@ -1,0 +1,244 @@
+"""The command line on two stores: how they are, changing places, and a mistake in a URL that must move nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+
+import pytest
+
+import outlive
+from outlive.testing.proxy import FaultProxy
+from world import build
+
+QUICK = "timeout_s=1"
+
+
+class Two:
+    """The program on a primary and a secondary, which the environment names."""
+
+    def __init__(self, program, primary, secondary):
+        self.program = program
+        self.folder = program.folder
+        self.env = {"OUTLIVE_STORE": primary, "OUTLIVE_SECONDARY": secondary}
+
+    def __call__(self, *arguments, **options):
+        return self.program(*arguments, **self.env, **options)
+
+    def states(self):
+        return [row.split("  ")[1:2] for row in self("replication").out.splitlines()[1:3]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def two(request, program):
+    """A store with something in it, and a secondary of either kind that is not there yet."""
+    primary, secondary = (f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far"))
+    if request.param == "postgresql":
+        secondary = request.getfixturevalue("postgres_store")
+    build(primary)
+    return Two(program, primary, secondary)
+
+
+@pytest.fixture
+def joined(two):
+    assert two("replication", "--join", "-q").code == 0
+    return two
+
+
+def items(ended):
+    import json
+
+    return json.loads(ended.out)["items"]
+
+
+def states(two, **options):
+    return [item["state"] for item in items(two("replication", "--json", **options))]
+
+
+def test_a_pair_is_made_by_being_told_and_then_shown(two):
+    before = two("replication")
+    assert before.code == 1
+    assert states(two) in (["not joined", "absent"], ["not joined", "not joined"])
+    assert before.out.splitlines()[-1].endswith(
+        "outlive replication --join makes the secondary a copy of the primary"
+    )
+    made = two("replication", "--join")
+    assert (made.code, made.err) == (0, "")
+    heading, primary, secondary = made.out.splitlines()
+    assert heading.split() == ["STORE", "STATE", "EPOCH", "QUEUED", "URL"]
+    assert primary.split()[:4] == ["primary", "active", "0", "0"]
+    assert secondary.split()[:4] == ["secondary", "standby", "0", "0"]
+    assert two("ls", "-q").out == two.program("ls", "-q", "--store", two.env["OUTLIVE_SECONDARY"]).out
+    assert two("replication", "-q").out == ""
+
+
+def test_looking_joins_nothing(two):
+    for arguments in (["ls"], ["verify"], ["promote", "--yes"], ["rm", "trip-42", "--yes"]):
+        ended = two(*arguments)
+        assert ended.code == 3
+        assert "outlive replication --join" in ended.err
+    assert not (two.folder / "far.db").exists()
+    with outlive.open(two.env["OUTLIVE_STORE"]) as store:
+        assert len(list(store.threads())) == 5
+
+
+def test_what_is_done_is_done_in_both(joined):
+    assert joined("fork", "trip-42", "forked").code == 0
+    assert joined("rm", "trip-7", "--yes").code == 0
+    for url in joined.env.values():
+        assert joined.program("ls", "-q", "--store", url).out.count("\n") == 5
+        assert "forked" in joined.program("ls", "-q", "--store", url).out
+
+
+def test_the_stores_change_places_when_they_are_told(joined):
+    asked = joined("promote")
+    assert (asked.code, asked.out) == (2, "")
+    assert "this would make the secondary" in asked.err
+    assert states(joined) == ["active", "standby"]
+    assert joined("failback", "--yes").out == "the primary is active already\n"
+    assert joined("promote", "--yes", "--json").items == [{"active": "secondary", "epoch": 1, "carried": 0, "branched": []}]  # fmt: skip
+    assert joined("promote").out == "the secondary is active already\n"
+    assert joined("replication").code == 1
+    assert states(joined) == ["standby", "active"]
+    assert joined("fork", "trip-42", "forked").code == 0
+    assert joined("failback").code == 2
+    assert joined("failback", "--yes").out.startswith("the primary is active now, in epoch 2;")
+    assert joined("replication").code == 0
+    assert "forked" in joined.program("ls", "-q", "--store", joined.env["OUTLIVE_STORE"]).out
+
+
+def test_a_person_is_asked_before_the_stores_change_places(joined):
+    with joined.program.on_terminal("promote", **joined.env) as terminal:
+        terminal.wait_for("This will make the secondary").wait_for("Go on?").type("n\n")
+        assert terminal.end() == 1
+    assert states(joined) == ["active", "standby"]
+    with joined.program.on_terminal("promote", **joined.env) as terminal:
+        terminal.wait_for("Go on?").type("y\n")
+        assert terminal.end() == 0
+    assert states(joined) == ["standby", "active"]
+
+
+def test_doctor_tells_how_a_pair_is(joined):
+    def pair(*arguments, **options):
+        found = items(joined("doctor", "--json", *arguments, **options))
+        return next((item["level"], item["said"]) for item in found if item["check"] == "pair")
+
+    assert pair() == ("ok", "primary active, secondary standby; epoch 0")
+    alone = pair("--store", joined.env["OUTLIVE_STORE"])
+    assert alone == ("note", "this store is the primary of a pair, in epoch 0, and was opened alone")
+    joined("promote", "--yes")
+    assert pair() == ("warning", "primary standby, secondary active; epoch 1")
+
+
+@pytest.mark.parametrize("which", ["primary", "secondary", "exchanged", "same"])
+def test_a_mistake_in_a_url_moves_nothing(joined, which):
+    primary, secondary = joined.env.values()
+    typo = f"sqlite:///{joined.folder}/typo.db"
+    urls = {
+        "primary": (typo, secondary),
+        "secondary": (primary, typo),
+        "exchanged": (secondary, primary),
+        "same": (primary, primary),
+    }[which]
+    for command in (["ls"], ["rm", "trip-42", "--yes"], ["failback", "--yes"]):
+        assert (
+            joined.program(*command, "--store", urls[0], "--secondary", urls[1]).code in (2, 3)
+            or command[0] == "failback"
+        )
+    assert not (joined.folder / "typo.db").exists()
+    assert states(joined) == ["active", "standby"]
+    assert "trip-42" in joined("ls", "-q").out
+
+
+def test_a_primary_that_has_lost_everything_is_left_and_filled_again(joined):
+    for name in os.listdir(joined.folder):
+        if name.startswith("near.db"):
+            os.unlink(joined.folder / name)
+    gone = joined("ls")
+    assert (gone.code, "if it has lost everything, outlive promote" in gone.err) == (3, True)
+    assert joined("promote", "--yes").code == 0
+    assert len(joined("ls", "-q").out.splitlines()) == 5
+    assert joined("failback", "--yes").code == 0
+    assert states(joined) == ["active", "standby"]
+    assert joined.program("verify", "--store", joined.env["OUTLIVE_STORE"]).out.startswith("ok: 5 threads")
+
+
+@pytest.fixture
+def distant(program, postgres_store, postgres_server):
+    """A pair whose primary is behind a network that fails on demand."""
+    with FaultProxy(postgres_server.host, postgres_server.port) as network:
+        through = network.through(postgres_store)
+        primary = f"{through}{'&' if '?' in through else '?'}{QUICK}"
+        build(primary)
+        two = Two(program, primary, f"sqlite:///{program.folder}/far.db")
+        two.network = network
+        assert two("replication", "--join", "-q").code == 0
+        yield two
+
+
+@contextlib.contextmanager
+def cut(network):
+    network.mode = "refuse"
+    network.drop_connections()
+    yield
+    network.mode = "pass"
+
+
+def test_looking_never_fails_over_but_promote_does(distant):
+    with cut(distant.network):
+        looked = distant("ls")
+        assert (looked.code, "outlive promote makes the secondary active" in looked.err) == (3, True)
+        assert states(distant) == ["out of reach", "standby"]
+        assert items(distant("doctor", "--json"))[3]["mend"] == "outlive promote makes the secondary active"
+        asked = distant("promote")
+        assert "the primary cannot be reached" in asked.err
+        assert distant("promote", "--yes").code == 0
+        assert states(distant) == ["out of reach", "active"]
+        assert distant("fork", "trip-42", "forked", "-q").code == 0
+        assert len(distant("ls", "-q").out.splitlines()) == 6
+        refused = distant("failback", "--yes")
+        assert (refused.code, refused.out) == (3, "")
+    assert distant("failback", "--yes").code == 0
+    assert states(distant) == ["active", "standby"]
+    assert "forked" in distant.program("ls", "-q", "--store", distant.env["OUTLIVE_STORE"]).out
+
+
+def test_a_secondary_that_is_down_is_told(program):
+    primary, secondary = f"sqlite:///{program.folder}/near.db", "postgresql://localhost:1/none?timeout_s=0.3"
+    build(primary)
+    two = Two(program, primary, secondary)
+    assert states(two) == ["not joined", "out of reach"]
+    assert two("replication", "--join").code == 3
+
+
+def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
+    import base64
+
+    key = random.Random(3).randbytes(32)
+    two = Two(program, *(f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")))
+    with outlive.open(
+        two.env["OUTLIVE_STORE"], secondary=two.env["OUTLIVE_SECONDARY"], key=outlive.KeyRing({"k": key})
+    ) as store:
+        store.thread("t").save({"n": 1})
+    assert two("replication").code == 0
+    assert two("verify").out.startswith("ok: 1 threads")
+    keys = "k:" + base64.b64encode(key).decode()
+    assert two("promote", "--yes", OUTLIVE_KEYS=keys).code == 0
+    assert two("show", "t", "--path", "n", OUTLIVE_KEYS=keys).out == "1\n"
+
+
+def test_a_pair_that_is_paused_stays_so(joined):
+    primary, secondary = joined.env.values()
+    with outlive.open(primary, secondary=secondary, enable_replication=False) as store:
+        store.thread("alone").save({"n": 1})
+    assert "alone" in joined("ls", "-q").out
+    assert states(joined) == ["active", "paused"]
+    with outlive.open(primary, secondary=secondary):
+        pass
+
+
+def test_replication_without_a_second_store_says_how_to_name_one(program):
+    build(f"sqlite:///{program.folder}/agent.db")
+    ended = program("replication")
+    assert (ended.code, "--secondary URL" in ended.err) == (2, True)
