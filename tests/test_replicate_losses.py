@@ -213,6 +213,14 @@ def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(va
             wait(lambda: not store.replication_status().is_failed_over)
 
 
+def test_a_promotion_by_hand_is_ended_by_hand(pair):
+    pair.promote()
+    time.sleep(0.4)  # some beats
+    assert pair.replication_status().is_failed_over
+    pair.failback()
+    assert not pair.replication_status().is_failed_over
+
+
 @contextlib.contextmanager
 def cut(network):
     network.mode = "refuse"

@@ -5,7 +5,7 @@ The news are carried in any order after the first exchange, and any number of ti
 
 import contextlib
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
@@ -105,7 +105,6 @@ class Apart:
             assert store.verify().problems == ()
 
 
-@settings(max_examples=settings().max_examples * 2)
 @given(done=st.lists(steps, max_size=25), again=st.lists(sides, max_size=4))
 def test_two_stores_that_went_apart_come_together(done, again):
     apart = Apart()

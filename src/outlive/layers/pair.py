@@ -31,6 +31,7 @@ class Side:
     epoch: int = 0
     is_whole: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the primary: replication is switched off
+    is_by_hand: bool = False  # of the secondary: it was promoted by somebody, who will also end that
     revision: int = 0
     is_stored: bool = False
 
@@ -55,16 +56,16 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
         return None
     entry = found[0][1]
     try:
-        name, role, is_whole, is_paused = ormsgpack.unpackb(entry.body or b"")
+        name, role, is_whole, is_paused, is_by_hand = ormsgpack.unpackb(entry.body or b"")
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    return Side(name, role, entry.epoch, is_whole, is_paused, entry.revision, is_stored=True)
+    return Side(name, role, entry.epoch, is_whole, is_paused, is_by_hand, entry.revision, is_stored=True)
 
 
 async def write_side(backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float) -> Side:
     """Replace what a store says; raise EntryHeld when it says something else by now."""
     revision = old.revision + 1 if old is not None else 1
-    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused])
+    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused, new.is_by_hand])
     expect = old.rank if old is not None else ABSENT
     entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
     await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))

@@ -57,6 +57,7 @@ class Stores:
         self.epoch = 0
         self.is_whole = True  # the store that is not active
         self.failovers = 0
+        self.is_by_hand = False  # the secondary was promoted by somebody
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
         self.last_error: str | None = None
@@ -227,7 +228,9 @@ class Stores:
         """An empty primary does not serve: the secondary has everything."""
         epoch = secondary.epoch + 1 - secondary.epoch % 2
         if epoch != secondary.epoch:
-            await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+            await self._write(
+                SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False)
+            )
         await self._write(PRIMARY, None, Side(secondary.pair, PRIMARY, epoch, is_whole=False))
         self._enter(epoch, is_whole=False)
 
@@ -261,6 +264,7 @@ class Stores:
             raise StoreUnavailable(
                 "the secondary is behind the epoch in which it is active: it has lost commits"
             )
+        self.is_by_hand = secondary.is_by_hand
         self._enter(epoch, is_whole=(secondary if epoch % 2 == PRIMARY else primary).is_whole)
 
     async def rise(self, least: int) -> bool:
@@ -296,7 +300,9 @@ class Stores:
             return  # somebody else has done it
         epoch = max(primary.epoch, secondary.epoch) + 1
         self.last_error = "the primary has lost commits: the secondary has them"
-        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+        await self._write(
+            SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False)
+        )
         await self._write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=False))
         self._enter(epoch, is_whole=False)
 
@@ -337,8 +343,10 @@ class Stores:
             )
         epoch = max(self.epoch, secondary.epoch) + 1
         epoch += epoch % 2 == PRIMARY
-        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch))
+        promoted = replace(secondary, epoch=epoch, is_by_hand=not automatic)
+        await self._write(SECONDARY, secondary, promoted)
         self.automatic += automatic
+        self.is_by_hand = not automatic
         self._enter(epoch, is_whole=True)
         await self._tell_primary(epoch)
         return Switched(epoch, carried)
@@ -373,7 +381,9 @@ class Stores:
             primary = await self.side(PRIMARY)
         carried = await self.drain(SECONDARY, queue) + await self.drain(PRIMARY, queue)
         epoch = secondary.epoch + 1
-        await self._write(SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True))
+        await self._write(
+            SECONDARY, secondary, replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False)
+        )
         # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
         assert primary is not None
         carried += await self._finish_failback(primary, epoch)
