@@ -63,6 +63,7 @@ class Draft:
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
+    leans: bool = False
     timeout_s: float | None = None
     before_plan: Callable[[], Awaitable[None]] | None = (
         None  # awaited when the state is split, before anything is stored
@@ -205,7 +206,12 @@ class Engine:
     def record(self, draft: Draft, plan: chunk.Plan) -> CheckpointRecord:
         """Describe a planned save for the backend."""
         said = manifest.Manifest(
-            plan.layout, draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts
+            plan.layout,
+            draft.metadata,
+            draft.next_nodes,
+            draft.completed_tasks,
+            draft.interrupts,
+            draft.leans,
         )
         return CheckpointRecord(
             namespace=draft.namespace,

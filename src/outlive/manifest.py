@@ -31,6 +31,7 @@ class Manifest:
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Interrupt, ...] = ()
+    leans: bool = False  # a framework needs the parent to make use of it
 
 
 def encode(codec: Codec, manifest: Manifest) -> bytes:
@@ -45,6 +46,8 @@ def encode(codec: Codec, manifest: Manifest) -> bytes:
     if manifest.interrupts:
         rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
         said["interrupts"] = codec.pack(rows, "interrupts")
+    if manifest.leans:
+        said["leans"] = codec.pack(True)
     return ormsgpack.packb(
         [FORMAT, _flat(manifest.layout), said] if said else [FORMAT, _flat(manifest.layout)]
     )
@@ -67,9 +70,15 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
             tuple(part("next", list, [])),
             tuple(part("done", list, [])),
             tuple(Interrupt(*row) for row in part("interrupts", list, [])),
+            "leans" in said,
         )
     except TypeError as error:
         raise Corrupt(f"the manifest cannot be read ({error})") from error
+
+
+def leans(body: bytes) -> bool:
+    """Tell whether a checkpoint is of no use without its parent."""
+    return "leans" in _open(body)[1]
 
 
 def layout_of(body: bytes) -> Layout:

@@ -18,7 +18,7 @@ from . import chunk, manifest
 from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import UNOPENED, Corrupt, StaleBase
+from .errors import UNOPENED, Corrupt, OutliveError, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -40,8 +40,7 @@ async def prune(
     async def choose(records: list[CheckpointRecord]) -> set[Pair]:
         pool = [record for record in records if namespace is None or record.namespace == namespace]
         kept = _newest(pool, keep_last) | await open_interrupts(engine, key, pool)
-        if keep_lineage:
-            kept |= _ancestors(pool, kept)
+        kept |= _ancestors(pool, kept) if keep_lineage else leaned_on(pool, kept)
         return {(record.namespace, record.id) for record in pool} - kept
 
     return await remove_chosen(engine, key, choose, erase=erase, dry_run=dry_run)
@@ -176,6 +175,26 @@ def _ancestors(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair
             found.add((namespace, parent))
             parent = parents[namespace, parent]
     return found
+
+
+def leaned_on(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair]:
+    """Return the ancestors without which what is kept is of no use: a framework stored only the difference to them."""
+    by_pair = {(record.namespace, record.id): record for record in records}
+    found: set[Pair] = set()
+    for pair in kept:
+        record = by_pair.get(pair)
+        while record is not None and record.parent is not None and _leans(record):
+            pair = (record.namespace, record.parent)
+            record = by_pair.get(pair) if pair not in found else None
+            found |= {pair} & by_pair.keys()
+    return found
+
+
+def _leans(record: CheckpointRecord) -> bool:
+    try:
+        return manifest.leans(record.body)
+    except OutliveError:  # damaged, sealed, or of a newer outlive
+        return True  # nobody can tell
 
 
 async def _is_erased(engine: Engine, key: ThreadKey) -> bool:

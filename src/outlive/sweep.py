@@ -276,9 +276,7 @@ class _Visit:
         needed = await self._needed(key, look.records)
         for reason, pairs in needed.items():
             self._swept.keep(reason, len(pairs & (due["max_age"] | due["keep_last"])))
-        free = {
-            name: pairs - needed["unfinished run"] - needed["open interrupt"] for name, pairs in due.items()
-        }
+        free = {name: pairs - set().union(*needed.values()) for name, pairs in due.items()}
         if any(free.values()):
             self._count(look, free)
             if not self._swept.dry_run:
@@ -309,10 +307,15 @@ class _Visit:
             if record.run in runs:
                 runs.discard(record.run)
                 newest.add((record.namespace, record.id))
-        return {
+        needed = {
             "unfinished run": newest,
             "open interrupt": await prune.open_interrupts(self._engine, key, records),
         }
+        kept = {(record.namespace, record.id) for record in records} - set().union(
+            *self._due(records).values()
+        )
+        needed["ancestor"] = prune.leaned_on(records, kept.union(*needed.values()))
+        return needed
 
     def _count(self, look: _Thread, due: dict[str, set[Pair]]) -> None:
         old = due["max_age"]
@@ -333,7 +336,7 @@ class _Visit:
         async def choose(records: list[CheckpointRecord]) -> set[Pair]:
             due = self._due(records)
             needed = await self._needed(key, records)
-            free = (due["max_age"] | due["keep_last"]) - needed["unfinished run"] - needed["open interrupt"]
+            free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
             oldest = [pair for record in reversed(records) if (pair := (record.namespace, record.id)) in free]
             return set(oldest[:limit])
 

@@ -296,3 +296,22 @@ def test_deltas_of_a_sealed_thread_stay_whole(url):
             assert found == expected
             saver.prune(["t"], keep_last=2)
             assert ours.state(graphs[0], thread()).values == twin.state(graphs[1], thread()).values
+
+
+@pytest.mark.parametrize("how", ["prune", "sweep"])
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["open", "sealed"])
+def test_what_the_store_itself_deletes_leaves_deltas_whole_too(how, is_sealed):
+    from langgraph_adapter.test_serializer import encrypted
+
+    with outlive.open("memory:", retain=outlive.Retain(keep_last=2)) as store:
+        saver = OutliveSaver(store, serde=encrypted() if is_sealed else None)
+        driver, twin = Driver(saver), Driver(InMemorySaver())
+        graphs = delta_graph(driver, 3), delta_graph(twin, 3)
+        for turn in range(5):
+            for one, graph in ((driver, graphs[0]), (twin, graphs[1])):
+                one.invoke(graph, {"log": [f"in {turn}"]}, thread())
+            store.thread("t").prune(keep_last=2) if how == "prune" else store.sweep()
+            assert driver.state(graphs[0], thread()).values == twin.state(graphs[1], thread()).values
+        saver.prune(["t"])
+        assert sizes(saver)[0] == 1
+        assert driver.state(graphs[0], thread()).values == twin.state(graphs[1], thread()).values

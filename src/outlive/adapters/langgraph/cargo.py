@@ -56,7 +56,7 @@ class Cargo:
     async def add(self, found: Found, place: tuple[int, int] | None = None) -> None:
         """Take a checkpoint along. `place` is its (epoch, seq), when it belongs before others that are there already."""
         draft = Draft(found.namespace, found.id, parent=found.parent, follows=False)
-        describe(self._keeper.codec, draft, found.metadata)
+        describe(self._keeper.codec, draft, found.metadata, found.checkpoint.get("channel_values", {}))
         state = pack_state(self._keeper.codec, cast(Checkpoint, found.checkpoint), self._kept(found))
         cache = self._cache if found.namespace in self._namespaces else None
         prepared = await self._keeper.engine.prepare(self._key, state, draft, cache)

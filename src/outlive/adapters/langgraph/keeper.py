@@ -88,7 +88,7 @@ class Keeper:
             before_plan=turn.wait,
             timeout_s=self.store._timeout(None),
         )
-        describe(self.codec, draft, metadata)
+        describe(self.codec, draft, metadata, checkpoint["channel_values"])
         state = pack_state(self.codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
         try:
             await self.engine.save(key, state, draft)
