@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import time
 
 import pytest
 
@@ -116,6 +117,23 @@ def test_a_person_is_asked_before_the_stores_change_places(joined):
     assert states(joined) == ["standby", "active"]
 
 
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
+    (joined.folder / "agents.py").write_text(f"{kind}def go_on(run):\n    return 'done'\n")
+    primary, secondary = joined.env.values()
+    with outlive.open(primary, secondary=secondary) as store:
+        store.run("t", run_id="r-1", agent="planner").start().interrupt()
+    joined("promote", "--yes")
+    assert joined("runs", "--json").items[0]["standing"] == "interrupted"
+    call = ("recover", "--handlers", "agents:go_on", "--json")
+    refused = joined(*call)
+    assert refused.code == 1
+    assert [(item["outcome"], item["reason"]) for item in refused.items] == [
+        ("refused", "primary_unreachable")
+    ]
+    assert [item["outcome"] for item in joined(*call, "--after-failover").items] == ["resumed"]
+
+
 def test_doctor_tells_how_a_pair_is(joined):
     def pair(*arguments, **options):
         found = items(joined("doctor", "--json", *arguments, **options))
@@ -189,8 +207,15 @@ def test_looking_never_fails_over_but_promote_does(distant):
         assert "the primary cannot be reached" in asked.err
         assert distant("promote", "--yes").code == 0
         assert states(distant) == ["out of reach", "active"]
-        assert distant("fork", "trip-42", "forked", "-q").code == 0
+        forked = distant("fork", "trip-42", "forked")
+        assert (
+            forked.code,
+            "outlive: what is queued for the primary stays in the secondary" in forked.err,
+        ) == (0, True)
         assert len(distant("ls", "-q").out.splitlines()) == 6
+        time.sleep(2.1)  # a younger note might be on its way
+        secondary = items(distant("replication", "--json"))[1]
+        assert (secondary["queued"] > 0, secondary["queued_bytes"] > 0, secondary["lag_s"] > 2) == (True,) * 3
         refused = distant("failback", "--yes")
         assert (refused.code, refused.out) == (3, "")
     assert distant("failback", "--yes").code == 0
