@@ -5,7 +5,9 @@ When that has changed on purpose: `OUTLIVE_RENEW_DOCS=1 ./dev test tests/test_cl
 
 from __future__ import annotations
 
+import base64
 import os
+import random
 import re
 import shlex
 from pathlib import Path
@@ -76,6 +78,9 @@ def test_the_examples_of_the_docs_are_real(program):
             shown.append(f"{line}\n{ended.out}")
         return "```text\n" + "\n".join(shown) + "```"
 
+    keys = {id: base64.b64encode(random.Random(id).randbytes(32)).decode() for id in ("old", "new")}
+    (program.folder / "old.keys").write_text(f"old:{keys['old']}\n")
+    (program.folder / "both.keys").write_text(f"old:{keys['old']}\nnew:{keys['new']}\n")
     text = page()
     renewed = EXAMPLE.sub(run, text)
     if RENEWS:
@@ -87,10 +92,18 @@ def test_the_examples_of_the_docs_are_real(program):
 def test_every_field_of_an_item_is_in_the_docs(program):
     assert program("demo", "-q").code == 0
     env = {"OUTLIVE_STORE": "sqlite:///outlive-demo/agent.db"}
+    (program.folder / "agent.keys").write_text(
+        "k:" + base64.b64encode(random.Random(1).randbytes(32)).decode()
+    )
     listed = page().split("| command | an item is |")[1].split("\n\n")[0]
     for arguments in (
         ["ls"], ["history", "trip"], ["show", "trip"], ["show", "trip", "--parts"], ["diff", "trip"], ["runs", "--all"],
-        ["run", "plan"], ["verify"], ["doctor"], ["stats"],
+        ["run", "plan"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
+        ["replication", "--join", "--secondary", "sqlite:///far.db"], ["copy", env["OUTLIVE_STORE"], "sqlite:///new.db"],
+        ["copy", env["OUTLIVE_STORE"], "sqlite:///sealed.db", "--target-key-file", "agent.keys"],
+        ["rotate", "--store", "sqlite:///sealed.db", "--key-file", "agent.keys"],
+        ["export", "trip", "trip.json"], ["import", "trip.json", "--as", "again"],
+        ["promote", "--secondary", "sqlite:///far.db", "--yes"],
     ):  # fmt: skip
         items = program(*arguments, "--json", **env).items
         assert items, arguments

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import random
+import time
 
 import pytest
 
@@ -26,9 +29,6 @@ class Two:
     def __call__(self, *arguments, **options):
         return self.program(*arguments, **self.env, **options)
 
-    def states(self):
-        return [row.split("  ")[1:2] for row in self("replication").out.splitlines()[1:3]]
-
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def two(request, program):
@@ -47,8 +47,6 @@ def joined(two):
 
 
 def items(ended):
-    import json
-
     return json.loads(ended.out)["items"]
 
 
@@ -119,6 +117,23 @@ def test_a_person_is_asked_before_the_stores_change_places(joined):
     assert states(joined) == ["standby", "active"]
 
 
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
+    (joined.folder / "agents.py").write_text(f"{kind}def go_on(run):\n    return 'done'\n")
+    primary, secondary = joined.env.values()
+    with outlive.open(primary, secondary=secondary) as store:
+        store.run("t", run_id="r-1", agent="planner").start().interrupt()
+    joined("promote", "--yes")
+    assert joined("runs", "--json").items[0]["standing"] == "interrupted"
+    call = ("recover", "--handlers", "agents:go_on", "--json")
+    refused = joined(*call)
+    assert refused.code == 1
+    assert [(item["outcome"], item["reason"]) for item in refused.items] == [
+        ("refused", "primary_unreachable")
+    ]
+    assert [item["outcome"] for item in joined(*call, "--after-failover").items] == ["resumed"]
+
+
 def test_doctor_tells_how_a_pair_is(joined):
     def pair(*arguments, **options):
         found = items(joined("doctor", "--json", *arguments, **options))
@@ -141,11 +156,8 @@ def test_a_mistake_in_a_url_moves_nothing(joined, which):
         "exchanged": (secondary, primary),
         "same": (primary, primary),
     }[which]
-    for command in (["ls"], ["rm", "trip-42", "--yes"], ["failback", "--yes"]):
-        assert (
-            joined.program(*command, "--store", urls[0], "--secondary", urls[1]).code in (2, 3)
-            or command[0] == "failback"
-        )
+    for command in (["ls"], ["rm", "trip-42", "--yes"]):
+        assert joined.program(*command, "--store", urls[0], "--secondary", urls[1]).code in (2, 3)
     assert not (joined.folder / "typo.db").exists()
     assert states(joined) == ["active", "standby"]
     assert "trip-42" in joined("ls", "-q").out
@@ -195,8 +207,15 @@ def test_looking_never_fails_over_but_promote_does(distant):
         assert "the primary cannot be reached" in asked.err
         assert distant("promote", "--yes").code == 0
         assert states(distant) == ["out of reach", "active"]
-        assert distant("fork", "trip-42", "forked", "-q").code == 0
+        forked = distant("fork", "trip-42", "forked")
+        assert (
+            forked.code,
+            "outlive: what is queued for the primary stays in the secondary" in forked.err,
+        ) == (0, True)
         assert len(distant("ls", "-q").out.splitlines()) == 6
+        time.sleep(2.1)  # a younger note might be on its way
+        secondary = items(distant("replication", "--json"))[1]
+        assert (secondary["queued"] > 0, secondary["queued_bytes"] > 0, secondary["lag_s"] > 2) == (True,) * 3
         refused = distant("failback", "--yes")
         assert (refused.code, refused.out) == (3, "")
     assert distant("failback", "--yes").code == 0
@@ -205,16 +224,14 @@ def test_looking_never_fails_over_but_promote_does(distant):
 
 
 def test_a_secondary_that_is_down_is_told(program):
-    primary, secondary = f"sqlite:///{program.folder}/near.db", "postgresql://localhost:1/none?timeout_s=0.3"
+    primary = f"sqlite:///{program.folder}/near.db"
     build(primary)
-    two = Two(program, primary, secondary)
+    two = Two(program, f"{primary}?timeout_s=0.3", "postgresql://localhost:1/none")
     assert states(two) == ["not joined", "out of reach"]
     assert two("replication", "--join").code == 3
 
 
 def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
-    import base64
-
     key = random.Random(3).randbytes(32)
     two = Two(program, *(f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")))
     with outlive.open(
@@ -222,7 +239,9 @@ def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
     ) as store:
         store.thread("t").save({"n": 1})
     assert two("replication").code == 0
-    assert two("verify").out.startswith("ok: 1 threads")
+    assert "sealed under key 'k', which was not given" in two("ls").err
+    for url in two.env.values():
+        assert program("verify", "--store", url).out.startswith("ok: 1 threads")
     keys = "k:" + base64.b64encode(key).decode()
     assert two("promote", "--yes", OUTLIVE_KEYS=keys).code == 0
     assert two("show", "t", "--path", "n", OUTLIVE_KEYS=keys).out == "1\n"
@@ -234,8 +253,9 @@ def test_a_pair_that_is_paused_stays_so(joined):
         store.thread("alone").save({"n": 1})
     assert "alone" in joined("ls", "-q").out
     assert states(joined) == ["active", "paused"]
-    with outlive.open(primary, secondary=secondary):
-        pass
+    assert joined("replication", "--join").code == 0  # switches it on again
+    assert states(joined) == ["active", "standby"]
+    assert "alone" in joined.program("ls", "-q", "--store", secondary).out
 
 
 def test_replication_without_a_second_store_says_how_to_name_one(program):

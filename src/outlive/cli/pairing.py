@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends.server import Served
-from ..errors import OutliveError, StoreError, StoreUnavailable
+from ..errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from ..layers.backlog import Backlog
+from ..layers.keyring import is_sealed, key_of
 from ..layers.pair import PRIMARY, ROLES, SECONDARY, Side, check_match, read_side
 from ..runtime import SyncRuntime, run_now
 from .measure import size, span
@@ -29,6 +30,7 @@ class Seen:
     queued: int = 0
     queued_bytes: int = 0
     lag_s: float = 0.0
+    key: str | None = None  # the id of the one that it is sealed under
 
     @property
     def is_absent(self) -> bool:
@@ -73,7 +75,11 @@ async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: floa
     side = await read_side(backend, tenant, timeout_s)
     carrier: Any = None  # for counting nothing is carried
     backlog = Backlog(backend, carrier, tenant, SyncRuntime(), timeout_s)
-    return Seen(role, shown, side, None, *await backlog.count())
+    counts = await backlog.count()
+    naming = (
+        b"" if side is None else await backend.identity(b"")
+    )  # one that is not of a pair may have none yet
+    return Seen(role, shown, side, None, *counts, key_of(naming) if is_sealed(naming) else None)
 
 
 def epoch_of(seen: Pair) -> int | None:
@@ -101,6 +107,9 @@ def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) ->
         raise StoreUnavailable(
             f"the primary cannot be reached ({primary.error}); outlive promote makes the secondary active"
         )
+    keys = [one.key for one in seen if one.key is not None]
+    if keys and "key" not in options:
+        raise KeyMissing(keys[0])
     return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
 
 
@@ -187,5 +196,5 @@ def _mend(seen: Pair, states: list[str]) -> str:
     if states[SECONDARY] == "out of reach":
         return f"start the secondary again: what is saved meanwhile is refused or queued ({seen[SECONDARY].error})"
     if states[SECONDARY] == "paused":
-        return "open the pair without enable_replication=False: the secondary gets everything then"
+        return "outlive replication --join switches it on again: the secondary gets everything then"
     return "" if states[SECONDARY] == "standby" else "wait: the program that has opened the pair fills it"

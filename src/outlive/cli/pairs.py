@@ -28,7 +28,7 @@ def _look(call: Call) -> Pair:
 @command(
     "replication",
     "Show how two stores are.",
-    flag("--join", help="Make the secondary, which is new, a copy of the primary."),
+    flag("--join", help="Make a new secondary a copy of the primary, or switch replication on again."),
 )
 def replication(call: Call, join: bool) -> None:
     """Show how two stores are: which is active, what is queued for the other. Changes nothing.
