@@ -170,7 +170,9 @@ def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: 
     assert target.replication is not None
 
     def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
-        if target.ring is not None or is_sealed(key):  # whoever opens it sees whether it is what it was named for
+        if target.ring is not None or is_sealed(
+            key
+        ):  # whoever opens it sees whether it is what it was named for
             return lambda name, data: True
         namer = Namer(key)
         return lambda name, data: namer.name(data) == name
