@@ -11,7 +11,7 @@ from outlive.backends.memory import MemoryBackend
 from outlive.layers.replicate import Replicate
 from outlive.layers.status import Replication
 from outlive.runtime import AsyncRuntime, SyncRuntime
-from outlive.testing import BackendContract, Opener, StoreContract
+from outlive.testing import BackendContract, Opener, StoreContract, WaistContract
 from outlive.testing.store.pending import PendingContract
 from outlive.testing.store.pruning import PruningContract
 from outlive.testing.store.races import RaceContract
@@ -79,7 +79,15 @@ class _InShort(SavingContract, PendingContract, PruningContract, RaceContract, R
     """What is most likely to differ when the other store is behind, or when the secondary is active."""
 
 
-class TestSync(BackendContract):
+class _Behind(SavingContract, PruningContract, RunContract):
+    """The same, where the other store is behind."""
+
+
+class _SyncInShort(WaistContract, _InShort):
+    """The rules themselves, and what a user sees of them."""
+
+
+class TestSync(BackendContract if LONG else _SyncInShort):
     @pytest.fixture
     def backend(self, monkeypatch):
         monkeypatch.setattr(
@@ -88,13 +96,13 @@ class TestSync(BackendContract):
         return opener()
 
 
-class TestAsync(StoreContract if LONG else _InShort):
+class TestAsync(StoreContract if LONG else _Behind):
     @pytest.fixture
     def backend(self):
         return opener(replication="async")
 
 
-class TestFailedOver(StoreContract if LONG else _InShort):
+class TestFailedOver(StoreContract if LONG else _Behind):
     @pytest.fixture
     def backend(self, monkeypatch):
         monkeypatch.setattr(f"{__name__}.Replicate", _Promoted)
