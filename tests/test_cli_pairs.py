@@ -197,6 +197,7 @@ def cut(network):
     network.mode = "pass"
 
 
+@pytest.mark.long
 def test_looking_never_fails_over_but_promote_does(distant):
     with cut(distant.network):
         looked = distant("ls")
