@@ -105,7 +105,7 @@ def test_a_cancelled_save_is_stored_whole_or_not_at_all_and_holds_nothing(backen
         async with outlive.open_async(url) as store:
             thread, stored = store.thread("t"), 0
             await thread.save(state("t", 1))
-            for seed in range(rounds(200)):
+            for seed in range(rounds(100)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(_anything(thread, seed, rng))
                 await asyncio.sleep(rng.choice((0, 0, rng.uniform(0, 0.002))))
@@ -152,7 +152,7 @@ def test_a_task_that_saves_for_ever_ends_when_it_is_cancelled(backend, folder):
 
     async def main():
         async with outlive.open_async(url) as store:
-            for seed in range(rounds(300 if backend == "memory" else 50)):
+            for seed in range(rounds(150 if backend == "memory" else 25)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(save_for_ever(store.thread("t")))
                 for _ in range(rng.randint(1, 60)):
@@ -416,7 +416,7 @@ def interrupt_saves(report, url):
     """Interrupt a save at many places, each in a store of its own; report what is wrong afterwards."""
     places = interrupt_one(url, 0)
     problems = []
-    for place in range(1, places + 1, 1 if LONG else 1 + places // 150):
+    for place in range(1, places + 1, 1 if LONG else 1 + places // 80):
         try:
             interrupt_one(f"{url}{place}", place)
         except (AssertionError, outlive.OutliveError) as error:

@@ -432,7 +432,7 @@ def test_every_row_of_sqlite_is_missed_when_it_is_gone(sqlite_store, capsys):
     rows = Rows(damage.sound)
     rows.close()
     for table, found in rows.tables.items():
-        for row in found if LONG else random.Random(table).sample(found, min(4, len(found))):
+        for row in found if LONG else random.Random(table).sample(found, min(2, len(found))):
             copy = Rows(damage.fresh_copy())
             copy.delete(table, row)
             copy.close()
@@ -540,7 +540,7 @@ def test_every_byte_of_a_log_is_guarded(file_store, capsys):
     damage = file_store()
     for path in sorted(path for path in damage.sound.rglob("*") if path.is_file()):
         raw = path.read_bytes()
-        step = max(1, len(raw) // (400 if LONG else 6))
+        step = max(1, len(raw) // (400 if LONG else 4))
         places = {*range(0, min(len(raw), 100), 1 if LONG else 24), *range(0, len(raw), step)}
         for at in sorted(places):
             target = damage.fresh_copy() / path.relative_to(damage.sound)
@@ -576,7 +576,7 @@ def test_a_log_that_is_cut_anywhere_is_damage_and_not_an_older_head(file_store, 
     damage = file_store()
     for log in sorted((damage.sound / "threads").glob("*.log")):
         raw = log.read_bytes()
-        for size in range(96, len(raw), max(1, len(raw) // (600 if LONG else 10))):
+        for size in range(96, len(raw), max(1, len(raw) // (600 if LONG else 6))):
             (damage.fresh_copy() / "threads" / log.name).write_bytes(raw[:size])
             damage.judge(f"{log.name} cut to {size} of {len(raw)}", matters=True)
     damage.conclude(capsys, "file, lost ends")

@@ -30,7 +30,7 @@ from outlive.backends.memory import MemoryBackend
 from outlive.errors import HeadMoved
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
-SUBSETS = 60 if os.environ.get("OUTLIVE_LONG") else 3
+SUBSETS = 60 if os.environ.get("OUTLIVE_LONG") else 2
 A, B, C = (ThreadKey.of("", name) for name in ("a", "b", "ç\ud800"))
 
 
