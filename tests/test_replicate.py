@@ -58,6 +58,7 @@ def test_when_the_secondary_is_down_a_save_is_queued_and_comes_over_later(rig, m
         rig.cut(rig.secondary)
         for n in range(1, 6):
             await store.thread("t").save({"n": n})
+
         async def is_told():  # a store that is slow for a moment is not asked
             status = await store.replication_status()
             return (status.queued, status.secondary_healthy) == (5, False)
