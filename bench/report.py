@@ -27,6 +27,7 @@ class Report:
     rows: list[Row]
     where: str  # the machine
     versions: str
+    is_whole: bool = True  # else the rows of other figures stay as they were published
 
     def write(self, project: Path) -> None:
         readme, page = project / "README.md", project / "docs" / "benchmarks.md"
@@ -34,8 +35,13 @@ class Report:
         if not page.exists():
             page.parent.mkdir(exist_ok=True)
             page.write_text(_NEW_PAGE, encoding="utf-8")
-        _replace(readme, self.short())
-        _replace(page, self.full())
+        if self.is_whole:
+            _replace(readme, self.short())
+            _replace(page, self.full())
+        else:
+            _renew(readme, short_table(self.rows, peer.NAME))
+            _renew(page, full_table(self.rows))
+            _replace_explanations(page)
 
     def short(self) -> str:
         return "\n\n".join(
@@ -45,7 +51,7 @@ class Report:
     def full(self) -> str:
         return "\n\n".join(
             [
-                f"Measured on {date.today().isoformat()} by `python bench/run.py --write`.",
+                f"Measured on {date.today().isoformat()} by `python bench/run.py --write`; rows may have been renewed since, figure by figure.",
                 f"- Machine: {self.where}\n- Versions: {self.versions}",
                 _FAIRNESS + " A bar that was missed stays in the table.",
                 full_table(self.rows),
@@ -66,6 +72,29 @@ def _require_markers(page: Path) -> None:
         raise SystemExit(
             f"{page.name} has no place for the results: put {START} and {END} on two lines of it"
         )
+
+
+def _renew(page: Path, table: str) -> None:
+    """Put the rows of a table into the one that is published, in place of those of the same name."""
+    _require_markers(page)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    at = {line.split("|")[1].strip(): number for number, line in enumerate(lines) if line.startswith("|")}
+    last = max(at.values())
+    for row in table.splitlines()[2:]:
+        name = row.split("|")[1].strip()
+        if name in at:
+            lines[at[name]] = row
+        else:
+            last += 1
+            lines.insert(last, row)
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _replace_explanations(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    head, title, rest = text.partition("## How each is measured\n")
+    end = rest[rest.index(END) :]
+    page.write_text(f"{head}{title}\n" + "\n\n".join(_explanations()) + f"\n{end}", encoding="utf-8")
 
 
 def _replace(page: Path, block: str) -> None:

@@ -4,6 +4,7 @@
     python bench/run.py --quick              smaller sizes, under a minute
     python bench/run.py --only disk,save     some figures
     python bench/run.py --write              everything, and publish it in README.md and docs/benchmarks.md
+    python bench/run.py --write --only save  the same for some figures; the others stay as they were published
 
 A missed bar is a row that says so, not a failing exit code.
 """
@@ -33,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="smaller sizes; the bars are meant for the full ones"
     )
     parser.add_argument("--only", metavar="NAME,...", help=f"some of: {', '.join(FIGURES)}")
-    parser.add_argument("--write", action="store_true", help="publish the results of a full run")
+    parser.add_argument("--write", action="store_true", help="publish the results")
     parser.add_argument(
         "--dir", type=Path, help="put the stores here instead of the system's temporary folder"
     )
@@ -68,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     names = _chosen(parser, options.only)
-    if options.write and (options.quick or options.only):
-        parser.error("--write publishes a full run: leave out --quick and --only")
+    if options.write and options.quick:
+        parser.error("--write publishes full sizes: leave out --quick")
     if options.dir is not None:
         tempfile.tempdir = str(options.dir.resolve())  # the servers make their folders there too
     machine.keep_memory()
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print("Quick sizes: the bars are those of a full run.\n")
         rows = list(_print(_rows(names, QUICK if options.quick else FULL, Path(folder))))
     if options.write:
-        Report(rows, where, machine.versions()).write(PROJECT)
+        Report(rows, where, machine.versions(), is_whole=options.only is None).write(PROJECT)
 
 
 if __name__ == "__main__":
