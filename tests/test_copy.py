@@ -136,6 +136,29 @@ def test_runs_of_a_thread_that_has_nothing_else_come_along():
         assert runs(two, "t") == [("r", "running", "p", None, 1)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_that_was_copied_goes_on_in_the_target_and_a_repeated_copy_leaves_it_alone(
+    backend, url_for, tmp_path
+):
+    with outlive.open("memory:") as source, outlive.open(url_for(backend, tmp_path)) as target:
+        thread = source.thread("t")
+        for n in range(20):  # fences are counted in commits, of which a copy needs fewer
+            thread.save({"n": n})
+        run = source.run("t", run_id="r", agent="a").start()
+        with pytest.raises(ZeroDivisionError):
+            run.step("s", lambda: 1 / 0, effect=True)
+        thread.write("task", [("__error__", "old")])
+        at = thread.checkpoint().id
+        run.interrupt()
+        source.copy_to(target)
+        target.thread("t").write("task", [("__error__", "new")], checkpoint=at)
+        report = target.recover({"a": lambda run: run.step("s", lambda: 5, effect=True)})
+        assert (len(report.resumed), report.failed) == (1, [])
+        source.copy_to(target)
+        assert runs(target, "t") == [("r", "completed", None, 5, 2)]
+        assert [write.value for write in target.thread("t").writes(at)] == ["new"]
+
+
 class Counting:
     """A backend that counts what passes, and dies when it is told to."""
 
