@@ -445,6 +445,26 @@ BAD = {
     "metadata that is no mapping": json.dumps({**GOOD, "metadata": [1]}),
     "said that is no mapping": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "metadata": 3}]}),
     "a write without a task": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": 0}]}]}),
+    "a checkpoint twice": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1}, {"id": "a", "state": 2}]}),
+    "an array of objects": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": {"$ndarray": ["O", [1], {"$bytes": ""}]}}]}
+    ),
+    "a source that is none": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "source": {}}]}),
+    "an id that is no text": json.dumps({**GOOD, "checkpoints": [{"id": {"$text": "\\uzzzz"}, "state": 1}]}),
+    "a removal that does not fit": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": [1]}, {"id": "b", "changes_of": "a", "changes": [{"at": [0], "remove": True}]}]}
+    ),
+    "an index that no engine holds": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": 1 << 60, "task": "t", "channel": "c"}]}]}
+    ),
+    "a rank that no engine holds": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": -1, "task": "t", "channel": "c", "rank": [0, 0, 1 << 60]}]}]}
+    ),
+    **{
+        f"{mark} of {what!r}": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": {mark: what}}]})
+        for mark in ("$packed", "$datetime", "$time", "$date", "$uuid", "$decimal", "$bytes", "$text", "$int", "$map", "$dict")
+        for what in (5, "?\\u", [1], {"a": 1})
+    },
     "a write without a place": json.dumps({**GOOD, "writes": [{"index": 0, "task": "t", "channel": "c"}]}),
 }  # fmt: skip
 
