@@ -333,7 +333,9 @@ def _maybe_text(form: Json) -> str | None:
 
 def _number(value: Any, least: int) -> int:
     if type(value) is not int or not least <= value <= _LARGEST:
-        raise BadArgument(f"seq, epoch, index and rank are numbers from {least} to {_LARGEST}, not {value!r:.60}")
+        raise BadArgument(
+            f"seq, epoch, index and rank are numbers from {least} to {_LARGEST}, not {value!r:.60}"
+        )
     return value
 
 

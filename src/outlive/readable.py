@@ -52,7 +52,15 @@ _LISTS = {
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)\.(\d{6})")
 Json = Any
-_WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError, Corrupt)  # what is no form
+_WRONG = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    ArithmeticError,
+    Corrupt,
+)  # what is no form
 
 
 def readable(data: bytes) -> Json:

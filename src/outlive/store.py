@@ -293,8 +293,8 @@ class AsyncStore:
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
         """Seal everything of this tenant anew under the newest key of the ring, while others go on.
 
-        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned, and
-        every process has the new ring, the old keys can go.
+        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned without
+        `problems`, and every process has the new ring, the old keys can go.
         """
         backend = self._engine.backend
         if not isinstance(backend, Encrypted):

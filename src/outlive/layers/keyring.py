@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BadArgument, Corrupt, KeyMissing, MissingExtra, NewerFormat, NotSealed, SealBroken
+from ..errors import BadArgument, KeyMissing, MissingExtra, NewerFormat, NotSealed, SealBroken, StoreError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -51,7 +51,9 @@ class KeyRing:
             for number, (id, key) in enumerate((keys or {}).items(), 1)
         ]
         if len({key for _, key in checked}) < len(checked):
-            raise BadArgument("two ids of the ring have the same key; each has a key of its own: KeyRing.new_key()")
+            raise BadArgument(
+                "two ids of the ring have the same key; each has a key of its own: KeyRing.new_key()"
+            )
         self._keys = {id: _Key(id, key) for id, key in checked}
         if newest is not None and newest not in self.ids:
             raise BadArgument(f"newest must be the id of a key in the ring, one of {', '.join(self._keys)}")
@@ -109,7 +111,7 @@ class KeyRing:
         """Tell whether a record is sealed under the newest key; one that is not sealed at all is not."""
         try:
             return key_of(sealed) == self.newest
-        except Corrupt:
+        except StoreError:
             return False
 
 
@@ -193,7 +195,9 @@ def _aes_gcm() -> Any:
 
 def _check_id(number: int, id: object) -> str:
     if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID or not id.isascii() or not id.isprintable():
-        raise BadArgument(f"the id of key {number} of the ring must be 1 to {_MAX_ID} printable ASCII characters")
+        raise BadArgument(
+            f"the id of key {number} of the ring must be 1 to {_MAX_ID} printable ASCII characters"
+        )
     return id
 
 
