@@ -111,9 +111,21 @@ def test_some_threads_are_copied_and_an_id_that_is_not_there_is_told():
         fill(one, "a", "b", "c")
         assert one.copy_to(two, threads=["a", "c"]) == 2
         assert [info.id for info in two.threads()] == ["a", "c"]
-        for wrong in (["d"], ["a", "zz"], "a", [1]):
+        for wrong in (["d"], ["a", "zz"], "a", [1], 5):
             with pytest.raises(outlive.BadArgument):
                 one.copy_to(two, threads=wrong)
+        for target in (one, "memory:", None):
+            with pytest.raises(outlive.BadArgument):
+                one.copy_to(target)
+
+
+def test_without_a_key_nothing_is_copied_rather_than_what_can_be_seen(tmp_path):
+    url = f"sqlite:///{tmp_path}/sealed.db"
+    with outlive.open(url, key=KEY) as store:
+        store.thread("only metadata").update({"title": "x"})
+    with outlive.open(url, key=outlive.KeyRing()) as store, outlive.open("memory:") as target:
+        with pytest.raises(outlive.KeyMissing):
+            store.copy_to(target)
 
 
 def test_what_did_not_change_since_a_moment_is_left_out():
@@ -224,7 +236,9 @@ def test_a_repeated_copy_sends_only_what_is_new():
     before = run_now(counting.inner.inventory(ThreadKey.of("", "a")))
     source.copy_to(target)
     assert (first > 1000, counting.sent) == (True, 0)
-    assert run_now(counting.inner.inventory(ThreadKey.of("", "a"))).generation == before.generation
+    assert (
+        run_now(counting.inner.inventory(ThreadKey.of("", "a"))) == before
+    )  # not even a commit: that would count as use
     source.thread("a").save({**source.thread("a").load(), "n": "new" * 100})
     source.copy_to(target)
     assert 0 < counting.sent < 1000
@@ -236,9 +250,11 @@ def test_damage_in_the_source_stops_the_copy_by_name():
     fill(source, "a")
     key = next(iter(local._data))
     local._data[key] = local._data[key][:-1] + b"?"
+    fill(source, "b")
     with pytest.raises(outlive.Corrupt) as raised:
         memory_store(Inline(local)).copy_to(target)
     assert raised.value.thread == "a"
+    assert contents(target, "b") == contents(source, "b")  # the others are there all the same
 
 
 def test_a_target_that_stores_something_else_is_found():
