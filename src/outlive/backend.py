@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -73,6 +74,7 @@ def escape(text: str) -> str:
 
 
 _ESCAPES = {"\\": "\\\\", "\0": "\\0"}
+_SURROGATE = re.compile(r"\\u[0-9a-f]{4}")
 
 
 def unescape(text: str) -> str:
@@ -87,7 +89,7 @@ def unescape(text: str) -> str:
         elif text[at + 1 : at + 2] in ("\\", "0"):
             out.append("\\" if text[at + 1] == "\\" else "\0")
             at += 2
-        elif text[at + 1 : at + 2] == "u" and len(text) >= at + 6:
+        elif _SURROGATE.match(text, at):
             out.append(chr(int(text[at + 2 : at + 6], 16)))
             at += 6
         else:

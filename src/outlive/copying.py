@@ -7,11 +7,11 @@ yet, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
+from .backend import CheckpointRecord, Commit, Entry, ThreadKey, ThreadRow, WriteRecord
 from .engine import Engine, Located
 from .errors import Corrupt, StaleBase, ThreadNotEmpty, refuse_unopened
 
@@ -85,7 +85,7 @@ async def entries_into_store(
     while True:
         page = await source.backend.entries(tenant, kind, after=after, limit=_PAGE)
         for key, entry in page:
-            if key.id not in skip:
+            if key.id not in skip and _outranks(entry, await _same_entry(target, key, entry)):
                 await target.commit(Commit(key, entries=(entry,), merge=True))
         if len(page) < _PAGE:
             return
@@ -115,16 +115,21 @@ class _Merge:
         await self._records(records)
         written = {write.key: write for write in await target.writes(key, None)}
         await self._writes(
-            [write for write in await source.writes(key, None) if not _is_same(write, written.get(write.key))]
+            [write for write in await source.writes(key, None) if _is_newer(write, written.get(write.key))]
         )
         for kind in COPIED:
             await self._entries(kind)
-        if row.info is not None:
-            refuse_unopened(row.info)
-            await self._commit(
-                info=row.info, info_projection=row.info_projection, info_version=row.info_version
-            )
+        await self._info(row)
         return len(records)
+
+    async def _info(self, row: ThreadRow) -> None:
+        if row.info is None:
+            return
+        refuse_unopened(row.info)
+        rows = await self._target.backend.threads(self._key.tenant, only=self._key.id, heads=False)
+        if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
+            return
+        await self._commit(info=row.info, info_projection=row.info_projection, info_version=row.info_version)
 
     async def _records(self, records: Sequence[CheckpointRecord]) -> None:
         batch: list[CheckpointRecord] = []
@@ -150,14 +155,14 @@ class _Merge:
             await self._commit(writes=tuple(batch))
 
     async def _entries(self, kind: str) -> None:
-        key, after = self._key, None
-        while True:
-            page = await self._source.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
-            if page:
-                await self._commit(entries=tuple(entry for _, entry in page))
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
+        """Bring what the target has not. What it has is not sent: a commit would count as use of the thread there."""
+        there: dict[str, Entry] = {}
+        async for page in _pages(self._target, self._key, kind):
+            there.update((entry.key, entry) for entry in page)
+        async for page in _pages(self._source, self._key, kind):
+            new = tuple(entry for entry in page if _outranks(entry, there.get(entry.key)))
+            if new:
+                await self._commit(entries=new)
 
     async def _bring(self, names: Sequence[bytes]) -> None:
         """Read chunks that were not read yet, and check each against its name."""
@@ -232,13 +237,37 @@ class _Merge:
         return found
 
 
+async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[list[Entry]]:
+    """Iterate over the entries of a thread, page by page."""
+    after = None
+    while True:
+        page = await engine.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
+        yield [entry for _, entry in page]
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][1].key, page[-1][0].digest)
+
+
+async def _same_entry(engine: Engine, key: ThreadKey, entry: Entry) -> Entry | None:
+    found = await engine.backend.entries(key.tenant, entry.kind, thread=key, prefix=entry.key, limit=1)
+    return next((held for _, held in found if held.key == entry.key), None)
+
+
+def _outranks(entry: Entry, held: Entry | None) -> bool:
+    """Tell whether a merge would put an entry in the place of another."""
+    if held is None:
+        return True
+    mine, theirs = ((one.rank, one.status, one.body or b"") for one in (entry, held))
+    return mine > theirs
+
+
 def _is_new(record: CheckpointRecord, there: Mapping[tuple[str, str], CheckpointRecord]) -> bool:
     held = there.get((record.namespace, record.id))
     return held is None or (held.version, held.body) < (record.version, record.body)
 
 
-def _is_same(write: WriteRecord, held: WriteRecord | None) -> bool:
-    return held is not None and (held.rank, held.body) == (write.rank, write.body)
+def _is_newer(write: WriteRecord, held: WriteRecord | None) -> bool:
+    return held is None or (held.rank, held.body) < (write.rank, write.body)
 
 
 def _names(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> list[bytes]:

@@ -20,7 +20,7 @@ from . import chunk, manifest
 from .backend import CheckpointRecord, Commit, Inventory, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import UNOPENED, Corrupt, OutliveError, StaleBase
+from .errors import UNOPENED, OutliveError, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -198,7 +198,7 @@ async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[Chec
     for pair, record in zip(pairs, tips, strict=True):
         try:
             asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
-        except Corrupt:  # nobody can tell: it stays until somebody removes it by its id
+        except OutliveError:  # nobody can tell: it stays until somebody removes it by its id
             kept.add(pair)
             continue
         answered = {

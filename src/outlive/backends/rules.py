@@ -126,7 +126,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
         generation=token if forgets else row.generation,
-        revision=row.revision + 1,
+        revision=max(row.revision + 1, _given(commit)),
         epoch=placed.epoch,
         seq=placed.seq,
         created_at=row.created_at,
@@ -161,6 +161,18 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
 
 
 _NOTHING = Removal()
+
+
+def _given(commit: Commit) -> int:
+    """Return the greatest fence that a merge brings: the next one that is given here must outrank it.
+
+    Fences are revisions, and so is what orders control writes. A run that was copied in is claimed here by a greater fence, and what
+    its new owner writes is greater than all that came along.
+    """
+    if not commit.merge:
+        return 0
+    fences = [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
+    return max([0, *fences, *[write.rank[2] for write in commit.writes]])
 
 
 def _existing(commit: Commit, view: View) -> CheckpointRecord | None:

@@ -12,6 +12,7 @@ from .harmless import shown
 
 if TYPE_CHECKING:
     from ..checkpoint import Sizes, Verified
+    from ..layers.rotation import Rotated
     from ..sync import Store
 
 
@@ -131,7 +132,8 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
 def rotate(call: Call) -> None:
     """Seal everything of the tenant anew under the newest key, which is the last one of the key file.
 
-    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when.
+    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when. Exits with 1 when
+    there are records that no key opens; they stay as they are.
     """
     with call.open() as store:
         from .keys import read_ring
@@ -145,7 +147,16 @@ def rotate(call: Call) -> None:
         with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
             done = store.rotate(progress=tell)
         item = {**asdict(done), "total": done.total, "key": ring.newest}
-        what = f"{done.total:,} record{'' if done.total == 1 else 's'}" if done.total else "nothing"
         call.answer(
-            [item], lambda: print(f"sealed {what} anew; all of {done.threads:,} threads is under key {shown(str(ring.newest))}")
+            [item], lambda: _show_rotated(done, shown(str(ring.newest))), brief=map(shown, done.problems), is_ok=not done.problems
         )  # fmt: skip
+
+
+def _show_rotated(done: Rotated, key: str) -> None:
+    for problem in done.problems:
+        print(shown(problem))
+    what = f"{done.total:,} record{'' if done.total == 1 else 's'}" if done.total else "nothing"
+    rest = f"; {len(done.problems):,} could not be opened" if done.problems else ""
+    print(
+        f"sealed {what} anew; all{' else' if rest else ''} of {done.threads:,} threads is under key {key}{rest}"
+    )
