@@ -72,7 +72,8 @@ class Look:
     @property
     def dead(self) -> list[bytes]:
         """The chunks that nobody reads."""
-        live = {name for row in (*self.records, *self.writes) for name in row.chunks}
+        live = {name for record in self.records for name in record.chunks}
+        live |= {name for write in self.writes for name in write.chunks}
         return [name for name in self.inventory.chunks if name not in live]
 
 
@@ -93,16 +94,16 @@ async def remove_chosen(
 ) -> Pruned:
     """Remove what `choose` picks of all records, which are newest first; it is asked again when others delete too.
 
-    `look` is what the caller has seen of the thread already.
+    `look` is what the caller has seen of the thread already; if anything was committed to it since, it is looked at again.
     """
     total = Pruned()
+    given = look
     for _ in range(_TRIES):
+        look, given, is_given = given or await look_at(engine, key), None, given is not None
         try:
-            done = await _once(engine, key, look or await look_at(engine, key), choose, erase, dry_run)
+            done = await _once(engine, key, look, choose, erase, dry_run, at_once=is_given)
         except StaleBase:  # somebody else deletes at the same time: look again
             continue
-        finally:
-            look = None
         total = Pruned(
             total.checkpoints + done.checkpoints,
             total.chunks + done.chunks,
@@ -118,7 +119,13 @@ async def remove_chosen(
 
 
 async def _once(
-    engine: Engine, key: ThreadKey, look: Look, choose: Choose, erase: bool, dry_run: bool
+    engine: Engine,
+    key: ThreadKey,
+    look: Look,
+    choose: Choose,
+    erase: bool,
+    dry_run: bool,
+    at_once: bool,
 ) -> Pruned:
     doomed: set[Pair] = await choose(look.records)
     kept = [record for record in look.records if (record.namespace, record.id) not in doomed]
@@ -134,15 +141,15 @@ async def _once(
         generation=look.inventory.generation,
     )
     dead = live.dead(look.inventory, kept, rewriting)
-    removed, chunks, freed, is_swept = await _commit(engine, commit, look.inventory, dead)
+    removed, chunks, freed, is_swept = await _commit(engine, commit, look.inventory, dead, at_once)
     whole = erase and is_swept and await _is_erased(engine, key)
     return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
 
 
 async def _commit(
-    engine: Engine, commit: Commit, seen: Inventory, dead: Sequence[bytes]
+    engine: Engine, commit: Commit, seen: Inventory, dead: Sequence[bytes], at_once: bool
 ) -> tuple[int, int, int, bool]:
-    """Remove records and chunks at once, or one after the other when somebody saves: records, chunks, bytes, whether all of it."""
+    """Remove records and chunks: how many, bytes, and whether all of it. Unless it must be at once, one after the other beside savers."""
     key, removal = commit.thread, commit.removal or Removal()
     whole = replace(removal, chunks=tuple(dead), chunks_until=seen.revision)
     if not (removal.checkpoints or commit.rewrites or dead):
@@ -150,6 +157,8 @@ async def _commit(
     try:
         receipt = await engine.commit(replace(commit, removal=whole, revision=seen.revision))
     except StaleBase:
+        if at_once:
+            raise
         removed = 0
         if removal.checkpoints or commit.rewrites:
             removed = (await engine.commit(replace(commit, token=os.urandom(8)))).removed
@@ -283,9 +292,7 @@ class _Live:
     def names(self, records: Iterable[CheckpointRecord]) -> set[bytes]:
         return self._held | {name for record in records for name in record.chunks}
 
-    def dead(
-        self, stored: Inventory, kept: Sequence[CheckpointRecord], rewriting: _Rewriting
-    ) -> list[bytes]:
+    def dead(self, stored: Inventory, kept: Sequence[CheckpointRecord], rewriting: _Rewriting) -> list[bytes]:
         """Return the chunks that nobody reads when the rewritten records are in their places."""
         moved = {(record.namespace, record.id): record for record in rewriting.records}
         after = [moved.get((record.namespace, record.id), record) for record in kept]

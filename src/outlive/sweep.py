@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from . import lease, prune
-from .backend import CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, WriteRecord, reserved
+from .backend import CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, reserved
 from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, Corrupt, LeaseLost, OutliveError, StaleBase
 from .lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
 from .listing import Threads
 from .lock import AsyncLock, Keeper
+from .prune import Look
 from .retain import Retain, Swept
 from .runtime import Ticker
 
@@ -37,28 +37,6 @@ _LOOK_S = 60.0  # how often a process looks whether a sweep is due
 _LONGEST_REST_S = 0.25
 _LEASE_S = 60.0
 _MAX_SEEN = 200_000
-
-
-@dataclass(slots=True)
-class _Thread:
-    """A thread as one look saw it."""
-
-    records: Sequence[CheckpointRecord]  # newest first
-    writes: Sequence[WriteRecord]
-    chunks: Mapping[bytes, tuple[int, int]]  # name → (bytes, revision)
-
-    def cost(self, gone: set[Pair]) -> int:
-        """Return the bytes that go with some checkpoints."""
-        kept = [record for record in self.records if (record.namespace, record.id) not in gone]
-        live = {name for record in kept for name in record.chunks}
-        live |= {
-            name
-            for write in self.writes
-            if (write.namespace, write.checkpoint) not in gone
-            for name in write.chunks
-        }
-        bodies = sum(len(record.body) for record in self.records) - sum(len(record.body) for record in kept)
-        return bodies + sum(size for name, (size, _) in self.chunks.items() if name not in live)
 
 
 class Sweeper:
@@ -214,7 +192,7 @@ class _Visit:
     # A whole thread
 
     async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
+        look = await prune.look_at(self._engine, key)
         reason = await self._needs(key, look)
         if reason is not None:
             self._swept.keep(reason)
@@ -234,7 +212,7 @@ class _Visit:
         taken.bytes += row.stored
         return True
 
-    async def _needs(self, key: ThreadKey, look: _Thread) -> str | None:
+    async def _needs(self, key: ThreadKey, look: Look) -> str | None:
         """Say why a whole thread must stay."""
         if await self._unfinished(key):
             return "unfinished run"
@@ -244,11 +222,6 @@ class _Visit:
         if await prune.open_interrupts(self._engine, key, look.records):
             return "open interrupt"
         return None
-
-    async def _look(self, key: ThreadKey) -> _Thread:
-        inventory = await self._engine.backend.inventory(key)
-        records = await self._engine.records(key)
-        return _Thread(records, await self._engine.backend.writes(key, None), inventory.chunks)
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
@@ -266,7 +239,7 @@ class _Visit:
     # Single checkpoints
 
     async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
+        look = await prune.look_at(self._engine, key)
         due = self._due(look.records)
         if not any(due.values()):
             if await self._has_orphans(key, look):
@@ -280,7 +253,7 @@ class _Visit:
         if any(free.values()):
             self._count(look, free)
             if not self._swept.dry_run:
-                await self._prune(key, len(look.records))
+                await self._prune(key, look, set().union(*free.values()))
         return True
 
     def _due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
@@ -317,10 +290,11 @@ class _Visit:
         needed["ancestor"] = prune.leaned_on(records, kept.union(*needed.values()))
         return needed
 
-    def _count(self, look: _Thread, due: dict[str, set[Pair]]) -> None:
+    def _count(self, look: Look, due: dict[str, set[Pair]]) -> None:
         old = due["max_age"]
-        by_age = look.cost(old) - look.cost(set()) if old else 0
-        both = look.cost(old | due["keep_last"]) - look.cost(set())
+        idle = _cost(look, set())
+        by_age = _cost(look, old) - idle if old else 0
+        both = _cost(look, old | due["keep_last"]) - idle
         for taken, pairs, size in (
             (self._swept.max_age, old, by_age),
             (self._swept.keep_last, due["keep_last"], both - by_age),
@@ -329,26 +303,30 @@ class _Visit:
             taken.checkpoints += len(pairs)
             taken.bytes += size
 
-    async def _prune(self, key: ThreadKey, count: int) -> None:
+    async def _prune(self, key: ThreadKey, look: Look, free: set[Pair]) -> None:
         """Remove what is due, the oldest first, in commits that are short."""
-        limit = max(_BATCH, count // 20)
+        limit = max(_BATCH, len(look.records) // 20)
+        seen: Look | None = look
 
         async def choose(records: list[CheckpointRecord]) -> set[Pair]:
-            due = self._due(records)
-            needed = await self._needed(key, records)
-            free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
-            oldest = [pair for record in reversed(records) if (pair := (record.namespace, record.id)) in free]
+            now = free if records is look.records else await self._free(key, records)
+            oldest = [pair for record in reversed(records) if (pair := (record.namespace, record.id)) in now]
             return set(oldest[:limit])
 
-        while (await prune.remove_chosen(self._engine, key, choose)).checkpoints >= limit:
-            pass
+        while (await prune.remove_chosen(self._engine, key, choose, look=seen)).checkpoints >= limit:
+            seen = None
 
-    async def _has_orphans(self, key: ThreadKey, look: _Thread) -> bool:
+    async def _free(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
+        """Return what is due and not needed."""
+        due, needed = self._due(records), await self._needed(key, records)
+        return set().union(*due.values()) - set().union(*needed.values())
+
+    async def _has_orphans(self, key: ThreadKey, look: Look) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
-        size = look.cost(set())
+        size = _cost(look, set())
         if not size:
             return False
-        if not self._swept.dry_run and await prune.sweep(self._engine, key) is None:
+        if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
         self._swept.orphans.bytes += size
@@ -362,6 +340,20 @@ class _Visit:
         oldest = min((record.created_at for record in records), default=0)
         due_at = float("inf") if age_s is None else oldest / 1e6 + age_s
         self._seen[key.digest] = (row.revision, due_at)
+
+
+def _cost(look: Look, gone: set[Pair]) -> int:
+    """Return the bytes that go with some checkpoints."""
+    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
+    live = {name for record in kept for name in record.chunks}
+    live |= {
+        name
+        for write in look.writes
+        if (write.namespace, write.checkpoint) not in gone
+        for name in write.chunks
+    }
+    bodies = sum([len(record.body) for record in look.records]) - sum([len(record.body) for record in kept])
+    return bodies + sum([size for name, (size, _) in look.inventory.chunks.items() if name not in live])
 
 
 def _now() -> float:

@@ -78,7 +78,8 @@ class Inline:
         try:
             self._queue.extend(mine)
             _tell(commits)
-            mine[-1].linger()
+            for waiting in mine[-1:]:
+                waiting.linger()
             if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
