@@ -11,7 +11,7 @@ commit; with `erase=True` any chunk that holds a byte nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import chunk, manifest
@@ -90,7 +90,7 @@ async def _once(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry
     kept = [record for record in records if (record.namespace, record.id) not in doomed]
     live = _Live(engine, key, inventory.generation, await engine.backend.writes(key, None), doomed)
     if dry_run:
-        return live.estimate(inventory.chunks, kept, len(doomed))
+        return live.estimate(inventory.chunks, records, kept, len(doomed))
     rewriting = await live.rewrite(records, kept, erase)
     removed = 0
     if doomed or rewriting.records:
@@ -108,7 +108,8 @@ async def _once(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry
     swept = await sweep(engine, key, erase)
     whole = erase and swept is not None and await _is_erased(engine, key)
     chunks, freed = swept or (0, 0)
-    return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
+    freed -= sum(map(len, rewriting.chunks.values()))
+    return Pruned(removed, chunks, len(rewriting.chunks), max(0, freed), whole)
 
 
 async def sweep(engine: Engine, key: ThreadKey, erase: bool = False) -> tuple[int, int] | None:
@@ -213,6 +214,20 @@ class _Rewriting:
 
 
 Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
+Stored = Mapping[bytes, tuple[int, int]]  # chunk → (bytes, revision)
+
+
+def wasted(
+    engine: Engine,
+    key: ThreadKey,
+    stored: Stored,
+    records: Sequence[CheckpointRecord],
+    writes: Sequence[WriteRecord],
+    gone: set[Pair],
+) -> int:
+    """Return about how many bytes are saved by writing chunks again when some checkpoints go."""
+    kept = [record for record in records if (record.namespace, record.id) not in gone]
+    return sum(_Live(engine, key, 0, writes, gone).wasted(stored, records, kept).values())
 
 
 class _Live:
@@ -240,11 +255,25 @@ class _Live:
         return self._held | {name for record in records for name in record.chunks}
 
     def estimate(
-        self, stored: dict[bytes, tuple[int, int]], kept: list[CheckpointRecord], doomed: int
+        self, stored: Stored, records: list[CheckpointRecord], kept: list[CheckpointRecord], doomed: int
     ) -> Pruned:
         live = self.names(kept)
         dead = [size for name, (size, _) in stored.items() if name not in live]
-        return Pruned(doomed, len(dead), 0, sum(dead))
+        wasted = self.wasted(stored, records, kept)
+        return Pruned(doomed, len(dead) + len(wasted), len(wasted), sum(dead) + sum(wasted.values()))
+
+    def wasted(
+        self, stored: Stored, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord]
+    ) -> dict[bytes, int]:
+        """Return the chunks that would be written again, with about how many bytes that saves of each."""
+        before, after = (self._ranges([one for one in rows if _is_readable(one)]) for rows in (records, kept))
+        held = self.names([record for record in kept if not _is_readable(record)])
+        found = {}
+        for name, ranges in after.items():
+            live, whole = _total(ranges), max(stop for _, stop in before[name])
+            if name not in held and name in stored and live * 2 < whole:
+                found[name] = stored[name][0] * (whole - live) // whole
+        return found
 
     async def rewrite(
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool
