@@ -31,6 +31,25 @@ def test_in_sync_mode_an_acknowledged_save_is_in_both_stores(rig):
     run(rig, scenario)
 
 
+def test_a_fork_and_an_import_into_a_thread_that_was_deleted_are_in_both_stores(rig):
+    async def scenario(rig):
+        store = await rig.open()
+        for id in ("t", "fork"):
+            for n in range(3):
+                await store.thread(id).save({"n": n})
+        text = await store.thread("t").export()
+        for id in ("t", "fork"):
+            await store.delete(id)
+        await store.import_thread(text)
+        at = (await ids(store, "t"))[-1]  # its place is before the tombstone of the other
+        await store.thread("t").fork("fork", at=at)
+        alone = await rig.alone(1)
+        for id in ("t", "fork"):
+            assert await ids(alone, id) == await ids(store, id) != []
+
+    run(rig, scenario)
+
+
 def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in_both(rig):
     async def scenario(rig):
         store = await rig.open()

@@ -82,6 +82,21 @@ def test_the_newest_of_every_namespace_stay_and_the_rest_goes(backend, url_for, 
         assert store.verify().ok
 
 
+def test_bytes_that_go_because_a_chunk_is_written_again_are_counted():
+    store, _ = memory_store()
+    noise, thread = random.Random(1), store.thread("t")
+    said = [f"{noise.getrandbits(8000):x}" for _ in range(30)]
+    thread.save({"said": said})
+    for n in range(5):
+        thread.save({"said": said[:5], "n": n})
+    before = store.size().stored_bytes
+    expected = thread.prune(keep_last=2, dry_run=True).freed_bytes
+    planned, swept = (store.sweep(dry_run=dry, retain=outlive.Retain(keep_last=2)) for dry in (True, False))
+    assert swept.bytes == before - store.size().stored_bytes > 20_000
+    assert planned.bytes == pytest.approx(swept.bytes, rel=0.02)
+    assert expected == pytest.approx(swept.bytes, rel=0.02)
+
+
 def test_what_is_older_than_an_age_goes_whatever_its_number():
     store, inner = memory_store()
     line = fill(store)
@@ -137,6 +152,20 @@ def test_reads_are_noted_now_and_then_only():
     for _ in range(20):
         store.thread("t").load()
     assert inner._tables[ThreadKey.of("", "t").digest].row.revision == revision + 1
+
+
+@pytest.mark.parametrize("backend", ["postgresql", "redis"])
+def test_ages_are_by_the_clock_of_the_server(backend, url_for, tmp_path, monkeypatch):
+    with outlive.open(url_for(backend, tmp_path)) as store:
+        fill(store, "t", 3)
+        ours = time.time
+        for ahead in (30 * DAY, -30 * DAY):
+            monkeypatch.setattr(outlive.sweep.time, "time", lambda ahead=ahead: ours() + ahead)
+            for dry_run in (True, False):
+                swept = store.sweep(dry_run=dry_run, retain=outlive.Retain(ttl_s=DAY, max_age_s=DAY))
+                assert (swept.checkpoints, swept.ttl.threads) == (0, 0)
+        time.sleep(0.03)
+        assert store.sweep(retain=outlive.Retain(max_age_s=0.02)).max_age.checkpoints == 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -454,7 +483,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         async def meet(self, key, row):
             if not met:
                 met.append(True)
-                with pytest.raises(outlive.ThreadBusy):
+                with pytest.raises(outlive.ThreadBusy, match="another process sweeps already"):
                     two.sweep()
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)
@@ -516,6 +545,61 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
     wait_for(lambda: not set(threading.enumerate()) - before)
     with outlive.open(url) as store:
         assert store.verify().ok
+
+
+def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch):
+    monkeypatch.setattr(outlive.sweep, "_BATCH", 2)
+    store, _ = memory_store()
+    fill(store, count=20)
+    before = store.size().stored_bytes
+    remove = outlive.prune.remove_chosen
+
+    async def remove_and_stop(*args, **options):
+        done = await remove(*args, **options)
+        store._store._sweeper._bell.ring()  # as `close` does
+        return done
+
+    monkeypatch.setattr(outlive.prune, "remove_chosen", remove_and_stop)
+    swept = store.sweep(retain=outlive.Retain(keep_last=1))
+    assert (swept.is_complete, swept.checkpoints, len(ids(store))) == (False, 2, 18)
+    assert before - store.size().stored_bytes == swept.bytes
+    with pytest.raises(outlive.StoreClosed):
+        store.sweep(retain=outlive.Retain(keep_last=1))
+
+
+def test_what_goes_wrong_in_the_background_is_told():
+    told = []
+    with outlive.open("memory:", on_event=told.append, retain=outlive.Retain(keep_last=2)) as store:
+        sweeper = store._store._sweeper
+        fill(store)
+        run_now(sweeper._tick())
+        assert [(event.name, event.status, event.error) for event in told if event.name == "sweep"] == [
+            ("sweep", "done", None)
+        ]
+        assert told[-1].size > 0
+
+        async def fail(*_):
+            raise outlive.StoreUnavailable("the disk is gone")
+
+        sweeper._last = fail
+        run_now(sweeper._tick())
+        assert (told[-1].status, told[-1].error) == ("failed", "StoreUnavailable: the disk is gone")
+    with outlive.open("memory:", retain=outlive.Retain(keep_last=2)) as store:
+        store._store._sweeper._last = fail
+        with pytest.warns(UserWarning, match="the disk is gone"):
+            run_now(store._store._sweeper._tick())
+
+
+def test_a_clock_that_went_back_does_not_keep_a_store_from_being_swept(monkeypatch):
+    store, _ = memory_store(retain=outlive.Retain(keep_last=2, every_s=1000))
+    fill(store)
+    now = time.time()
+    monkeypatch.setattr(outlive.sweep.time, "time", lambda: now + 365 * DAY)
+    store.sweep()
+    fill(store)
+    monkeypatch.setattr(outlive.sweep.time, "time", lambda: now)
+    run_now(store._store._sweeper._tick())
+    assert len(ids(store)) == 2
 
 
 def test_an_async_store_sweeps_in_the_background_too(tmp_path):

@@ -28,7 +28,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
    version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
    nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
    new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
-   removed is not merged in again.
+   removed is not merged in again, and what comes back by a commit that is no merge, with places of its own, is placed behind them. A merge
+   raises the revision to the greatest fence that it brings: whoever takes a run that came from elsewhere outranks what came with it.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.

@@ -185,6 +185,15 @@ class ThreadBusy(CallerError):
         self.until = until
 
 
+class SweepBusy(ThreadBusy):
+    """Another process sweeps this store, or this tenant of it."""
+
+    def __init__(self, thread: str, until: dt.datetime | None) -> None:
+        super().__init__(thread, "", None, until)
+        when = "" if until is None else f" (until {until:%H:%M:%S} UTC, if it does not go on)"
+        self.args = (f"another process sweeps already{when}; one at a time is enough",)
+
+
 class RunBusy(CallerError):
     """The run is alive elsewhere, or was just claimed by another process."""
 

@@ -13,7 +13,7 @@ commit; with `erase=True` any chunk that holds a byte nobody reads.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import chunk, manifest
@@ -131,7 +131,7 @@ async def _once(
     kept = [record for record in look.records if (record.namespace, record.id) not in doomed]
     live = _Live(engine, key, look.inventory.generation, look.writes, doomed)
     if dry_run:
-        return live.estimate(look.inventory.chunks, kept, len(doomed))
+        return live.estimate(look.inventory.chunks, look.records, kept, len(doomed))
     rewriting = await live.rewrite(look.records, kept, erase)
     commit = Commit(
         key,
@@ -143,7 +143,8 @@ async def _once(
     dead = live.dead(look.inventory, kept, rewriting)
     removed, chunks, freed, is_swept = await _commit(engine, commit, look.inventory, dead, at_once)
     whole = erase and is_swept and await _is_erased(engine, key)
-    return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
+    freed -= sum(map(len, rewriting.chunks.values()))
+    return Pruned(removed, chunks, len(rewriting.chunks), max(0, freed), whole)
 
 
 async def _commit(
@@ -266,6 +267,14 @@ class _Rewriting:
 
 
 Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
+Stored = Mapping[bytes, tuple[int, int]]  # chunk → (bytes, revision)
+
+
+def wasted(engine: Engine, key: ThreadKey, look: Look, gone: set[Pair]) -> int:
+    """Return about how many bytes are saved by writing chunks again when some checkpoints go."""
+    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
+    live = _Live(engine, key, 0, look.writes, gone)
+    return sum(live.wasted(look.inventory.chunks, look.records, kept).values())
 
 
 class _Live:
@@ -300,11 +309,25 @@ class _Live:
         return [name for name in stored.chunks if name not in live]
 
     def estimate(
-        self, stored: dict[bytes, tuple[int, int]], kept: list[CheckpointRecord], doomed: int
+        self, stored: Stored, records: list[CheckpointRecord], kept: list[CheckpointRecord], doomed: int
     ) -> Pruned:
         live = self.names(kept)
         dead = [size for name, (size, _) in stored.items() if name not in live]
-        return Pruned(doomed, len(dead), 0, sum(dead))
+        wasted = self.wasted(stored, records, kept)
+        return Pruned(doomed, len(dead) + len(wasted), len(wasted), sum(dead) + sum(wasted.values()))
+
+    def wasted(
+        self, stored: Stored, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord]
+    ) -> dict[bytes, int]:
+        """Return the chunks that would be written again, with about how many bytes that saves of each."""
+        before, after = (self._ranges([one for one in rows if _is_readable(one)]) for rows in (records, kept))
+        held = self.names([record for record in kept if not _is_readable(record)])
+        found = {}
+        for name, ranges in after.items():
+            live, whole = _total(ranges), max(stop for _, stop in before[name])
+            if name not in held and name in stored and live * 2 < whole:
+                found[name] = stored[name][0] * (whole - live) // whole
+        return found
 
     async def rewrite(
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool

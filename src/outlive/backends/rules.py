@@ -310,6 +310,7 @@ class _Placing:
         self._heads: dict[str, CheckpointRecord] = {}
         self.seq = row.seq
         self.epoch = max(row.epoch, commit.epoch or 0)
+        self._behind = _behind(commit, view)
         self.stored: list[CheckpointRecord] = []
         self.replaced: list[CheckpointRecord] = []
         for draft in commit.checkpoints:
@@ -360,7 +361,8 @@ class _Placing:
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
         if draft.seq:
-            return draft.epoch, draft.seq
+            epoch, seq = self._behind
+            return max(draft.epoch, epoch), draft.seq + seq
         return (old.epoch, old.seq) if old is not None else (self.epoch, self.seq + 1)
 
     def _parent(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> str | None:
@@ -472,12 +474,27 @@ def _tombstones(removal: Removal, removed: Iterable[Pair], row: Row, clock: Cloc
     return [Entry(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys]
 
 
+def _graves(draft: CheckpointRecord, view: View) -> list[Entry]:
+    """Return the tombstones that say of a checkpoint that it was removed here after it was made."""
+    found = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
+    place = (draft.epoch, draft.seq)
+    return [grave for grave in found if grave is not None and place <= (grave.epoch, grave.until)]
+
+
 def _is_buried(draft: CheckpointRecord, view: View) -> bool:
     """Tell whether a checkpoint that a merge brings was removed here after it was made."""
-    graves = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
-    return any(
-        grave is not None and (draft.epoch, draft.seq) <= (grave.epoch, grave.until) for grave in graves
-    )
+    return bool(_graves(draft, view))
+
+
+def _behind(commit: Commit, view: View) -> tuple[int, int]:
+    """Return the (epoch, seq) behind which the records of a fork or an import go, with places of their own, into a deleted thread.
+
+    Where a tombstone holds, the other store of a pair would take them for what was deleted.
+    """
+    if commit.merge:
+        return 0, 0
+    graves = [grave for draft in commit.checkpoints if draft.seq for grave in _graves(draft, view)]
+    return max(((grave.epoch, grave.until) for grave in graves), default=(0, 0))
 
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:

@@ -96,7 +96,9 @@ class Wanted:
         ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
-        if commit.merge:  # what was removed is not merged in again
+        if commit.merge or any(
+            draft.seq for draft in commit.checkpoints
+        ):  # what was removed does not come back
             keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
             entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()

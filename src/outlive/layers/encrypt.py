@@ -24,6 +24,7 @@ from dataclasses import replace
 import ormsgpack
 
 from ..backend import (
+    TOMBSTONE,
     Backend,
     CheckpointRecord,
     Commit,
@@ -219,7 +220,7 @@ class Encrypted:
     def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
         body = sent.get(entry.body) if sent else None
         if body is None:
-            if entry.body is None or entry.gone:
+            if entry.body is None or entry.gone or entry.kind == TOMBSTONE:  # which the store itself leaves
                 return entry
             body = self._open(place_of_entry(thread, entry), entry.body)
             try:
