@@ -19,7 +19,8 @@ from ... import prune as pruning
 from ...backend import CheckpointRecord, ThreadKey, WriteRecord
 from ...checkpoint import Pruned
 from ...engine import Draft
-from ...errors import BadArgument
+from ...errors import BadArgument, StaleBase
+from ...runtime import Deadline
 from . import deltas
 from .place import Place
 from .snapshot import Delta, Snapshot, pack_deltas, unpack_state
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +119,26 @@ async def _remove(
     """Delete what is chosen, after those that stay got what they need of it."""
     engine = keeper.engine
     safe: set[Pair] = set()  # those that have what they need of what goes
+    first: set[Pair] = set()
 
     async def chosen(records: Sequence[CheckpointRecord]) -> set[Pair]:
         writes = await engine.backend.writes(key, None) if records else []
-        doomed = choose(records, writes)
+        doomed = choose(records, writes) & first
         if not dry_run:
             await _save_deltas(keeper, key, records, doomed, safe)  # which lets the deletion begin anew
         return doomed
 
-    if not choose(await engine.records(key), await engine.backend.writes(key, None)):
+    # What a graph at work adds meanwhile is for the next call: else it could cut chains faster than they are saved.
+    first |= choose(await engine.records(key), await engine.backend.writes(key, None))
+    if not first:
         return Pruned()
-    return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+    deadline = Deadline(keeper.store._timeout(None) or _PATIENCE_S)
+    while True:
+        try:
+            return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+        except StaleBase:  # others delete, or graphs put checkpoints again, all the time
+            if not deadline.left_s():
+                raise
 
 
 async def _save_deltas(

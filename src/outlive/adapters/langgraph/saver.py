@@ -249,8 +249,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
-        turn = self._shared.turns.take(thread)
-        turn.loop = asyncio.get_running_loop()
+        turn = self._shared.turns.take(thread, asyncio.get_running_loop())
         try:
             return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
         finally:
