@@ -19,7 +19,8 @@ from langgraph.checkpoint.serde.types import TASKS
 from ...arguments import check_id, check_namespace, check_text
 from ...checkpoint import micros
 from ...errors import BadArgument, Corrupt, OutliveError, TypeChanged, UnknownTag
-from .serializer import Name, StrictSerializer
+from .named import Name
+from .serializer import StrictSerializer
 from .source import Row, Typed, WriteRow
 
 _REMEMBERED_BYTES = 16 << 20

@@ -29,7 +29,8 @@ from ...runtime import run_now
 from ...sync import Store
 from .decoding import Decoder, RowSerializer
 from .keeper import Keeper
-from .serializer import Name, StrictSerializer
+from .named import Name, listed
+from .serializer import StrictSerializer
 from .source import Source, open_source
 from .thread_move import Done, Problem, ThreadMove, Unmovable
 
@@ -109,7 +110,7 @@ def import_langgraph(
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
-    types = tuple(types)
+    types = listed(types)
     if types and serde is not None:
         raise BadArgument("give types= or serde=, not both: a serde of your own decides what it reads")
     if isinstance(threads, str):

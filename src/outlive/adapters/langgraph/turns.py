@@ -52,7 +52,8 @@ class Turn:
                 return
             call = self._turns.call(needed)
             try:
-                return has_come.result(call.left_s())
+                has_come.result(call.left_s())
+                return
             except TimeoutError:
                 if not call.is_answered:
                     return
@@ -75,9 +76,7 @@ class Turns:
         self._lock = threading.Lock()
         self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
         self._lines: dict[str, deque[Turn]] = {}
-        self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = weakref.WeakKeyDictionary()
 
     def take(self, thread: str, loop: asyncio.AbstractEventLoop | None = None) -> Turn:
         """Join the order of a thread, as a task of a loop or not; whoever takes a turn must end it."""
