@@ -5,6 +5,7 @@ Classes are looked up when one is met: a saver can be used without the package t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -36,9 +37,10 @@ class Frameworks(Registry):
     def tagged(self, tag: str, version: int) -> Entry:
         """Return how what is stored under a tag is put together."""
         if tag not in self._by_tag:
-            self._learn(_LANGCHAIN if tag == _DOCUMENT else _LANGGRAPH)
+            with contextlib.suppress(ImportError):
+                self._learn(_LANGCHAIN if tag == _DOCUMENT else _LANGGRAPH)
         if tag not in self._by_tag:
-            raise TypeChanged(tag, version, "this version of langgraph does not have it")
+            raise TypeChanged(tag, version, "langgraph is not installed, or does not have it any more")
         return super().tagged(tag, version)
 
     def _learn(self, home: str) -> None:
