@@ -112,7 +112,7 @@ class _Going:
     def go_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
         begun = run_now(self._is_begun())
-        if begun and not (state := self.graph.get_state(self.config)).next:
+        if begun and not (state := self.graph.get_state(run_now(self._head()))).next:
             output = self._shown(state)
         else:
             output = self.graph.invoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
@@ -122,7 +122,7 @@ class _Going:
     async def ago_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
         begun = await self._is_begun()
-        if begun and not (state := await self.graph.aget_state(self.config)).next:
+        if begun and not (state := await self.graph.aget_state(await self._head())).next:
             output = self._shown(state)
         else:
             output = await self.graph.ainvoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
@@ -145,6 +145,13 @@ class _Going:
     def _input(self, begun: bool) -> Any:
         return None if begun else _unpack(self._codec, self._run.info.prompt)
 
+    async def _head(self) -> RunnableConfig:
+        """Return the config of the newest checkpoint, by its id.
+
+        Asked without an id, LangGraph leaves out of `next` what has been written but not become a checkpoint yet, as if it were done.
+        """
+        return self._at((await self._result())[2])
+
     async def _result(self) -> list[Any]:
         """Return what the run is remembered by: its last checkpoint, which has its output. (A copy would grow with the thread.)"""
         reading = await self._run.engine.backend.read(self._run.key, "", chunks=False)
@@ -154,7 +161,10 @@ class _Going:
         result = self._run.info.result
         if not isinstance(result, list) or result[:2] != [_MARK, "checkpoint"]:
             raise RunEnded(self._run.id, self._run.status)
-        return {"configurable": {"thread_id": self._run.info.thread, "checkpoint_id": result[2]}}
+        return self._at(result[2])
+
+    def _at(self, id: str | None) -> RunnableConfig:
+        return {"configurable": {"thread_id": self._run.info.thread, "checkpoint_id": id}}
 
     def _shown(self, state: Any) -> Any:
         """Return what an invocation gives, of the state that it ended with."""
