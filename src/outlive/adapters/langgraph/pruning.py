@@ -4,6 +4,9 @@ Three things are never broken. The newest checkpoint of every namespace stays. S
 waits for an answer (it has a write to `__interrupt__`, and nobody went on from it). And a DeltaChannel whose chain of
 writes would be cut gets what it needs written into the checkpoint that stays (`deltas.py`), before anything is deleted: a
 crash in between leaves both, which say the same.
+
+A subgraph without a memory of its own gets a new namespace each time it is called, `name:task`. Nobody comes back to it but by the
+checkpoint of the graph around it, so it goes when that goes: else a thread would grow with every call however often it is pruned.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
 _PATIENCE_S = 60.0
+_BAR, _OF_TASK = "|", ":"  # in the namespace of a subgraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool
     now = keeper.engine.runtime.now()
 
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
-        kept = rule.keeps(records, now) | _open_interrupts(records, writes)
+        waiting = _open_interrupts(records, writes)
+        kept = rule.keeps(records, now) | waiting
+        kept -= _forsaken(keeper, key, records, kept) - waiting
         return {(record.namespace, record.id) for record in records} - kept
 
     return await _remove(keeper, key, choose, dry_run)
@@ -108,6 +114,32 @@ def _open_interrupts(records: Iterable[CheckpointRecord], writes: Iterable[Write
     continued = {(record.namespace, record.parent) for record in records}
     waiting = {(write.namespace, write.checkpoint) for write in writes if write.channel == "__interrupt__"}
     return waiting - continued
+
+
+def _forsaken(
+    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], kept: set[Pair]
+) -> set[Pair]:
+    """Return what calls of subgraphs left behind, of those that are kept, whose caller's checkpoint goes or has gone."""
+    newest = max((record.order for record in records if record.namespace == ""), default=None)
+    found: set[Pair] = set()
+    for record in sorted(
+        records, key=lambda record: record.namespace.count(_BAR)
+    ):  # what is around comes first
+        around, _, name = record.namespace.rpartition(_BAR)
+        if (record.namespace, record.id) not in kept or _OF_TASK not in name:
+            continue
+        parents = keeper.metadata(key, record).get("parents")
+        parent = parents.get(around) if isinstance(parents, dict) else None
+        is_early = (
+            newest is None or record.order > newest
+        )  # it may be stored before the checkpoint that it runs in
+        if (
+            isinstance(parent, str)
+            and ((around, parent) not in kept or (around, parent) in found)
+            and not is_early
+        ):
+            found.add((record.namespace, record.id))
+    return found
 
 
 async def _remove(
