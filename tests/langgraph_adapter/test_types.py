@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import enum
-from typing import Any, Generic, NamedTuple, TypeVar
+import operator
+from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
@@ -20,6 +21,7 @@ from pydantic import (
 )
 
 import outlive
+from langgraph_adapter.graphs import line, thread
 from langgraph_adapter.making import at, put
 from outlive.adapters.langgraph import OutliveSaver, StrictSerializer
 from outlive.adapters.langgraph import named as naming
@@ -137,6 +139,30 @@ def test_what_the_annotations_of_a_class_name_is_known_with_it():
         assert saver.get_tuple(at()).checkpoint["channel_values"]["a"] == value
         with pytest.raises(outlive.Unencodable, match="Derived"):  # nobody said that there are such
             put(saver, "2", values={"a": Deep(base=Derived())})
+
+
+class Trip(TypedDict):
+    legs: Annotated[list["Leg"], operator.add]
+    plan: NotRequired[Holder | None]
+
+
+class Leg(BaseModel):
+    city: str
+    kind: Outer.Kind = Outer.Kind.ONE
+
+
+def test_to_name_the_class_of_the_state_is_enough():
+    leg, plan = Leg(city="Lisbon"), Holder(item=Base())
+    builder = line(Trip, go=lambda state: {"legs": [leg], "plan": plan})
+    with OutliveSaver("memory:", types=[Trip]) as saver:
+        graph = builder.compile(checkpointer=saver)
+        assert graph.invoke({"legs": [leg]}, thread()) == {"legs": [leg, leg], "plan": plan}
+        assert graph.get_state(thread()).values == {"legs": [leg, leg], "plan": plan}
+    with (
+        OutliveSaver("memory:") as saver,
+        pytest.raises(outlive.Unencodable, match=r"\.Leg is not known.*types="),
+    ):
+        builder.compile(checkpointer=saver).invoke({"legs": [leg]}, thread())
 
 
 def test_secrets_are_stored_only_when_their_class_is_named():

@@ -74,10 +74,10 @@ class StrictSerializer(JsonPlusSerializer):
 
         ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
         if unknown:
-            module, name = unknown[0]
+            module, name = unknown[-1]  # the outermost: what its annotations name is known with it
             raise TypeError(
-                f"{module}.{name} is not known to this saver, and could not be loaded again: "
-                f"give OutliveSaver(..., types=[{name}]), or call outlive.register({name})"
+                f"{module}.{name} is not known to this saver, and could not be loaded again: give OutliveSaver(..., types=[...]) "
+                f"{name} or the class of your state, or call outlive.register({name})"
             )
         if is_own:
             self._check_return(data)
