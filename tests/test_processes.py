@@ -159,7 +159,9 @@ def save_until(report, url, name, stop):
     """Go on with one's own part of a shared thread; remember and check what was saved last."""
     with outlive.open(url) as store:
         thread, step = store.thread(name), 0
-        while step < 3 or not stop.exists():  # on a busy machine the others may be through before this one begins
+        while (
+            step < 3 or not stop.exists()
+        ):  # on a busy machine the others may be through before this one begins
             step += 1
             saved = thread.save(state(name, 30 + step % 40), step=step)
             thread.write(f"task {step}", [("out", "x" * 500)], checkpoint=saved.id)

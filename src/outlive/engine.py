@@ -34,6 +34,7 @@ from .errors import (
     NewerFormat,
     OutliveError,
     StaleBase,
+    UnknownTag,
     refuse_unopened,
 )
 from .event import LOAD, SAVE, Event, Watched
@@ -345,9 +346,8 @@ class Engine:
             check_format(record)
             try:
                 said = manifest.decode(self.codec, record.body, opaque=opaque)
-            except (
-                BadArgument
-            ):  # metadata of an adapter's, which it alone can build: that must not hide the rest
+            except (BadArgument, UnknownTag):
+                # Metadata that an adapter or another program alone can build: that must not hide the rest.
                 said = manifest.decode(self.codec, record.body, opaque=True)
         return replace(describe(key, record, said), _state=state, _writes=writes)
 
