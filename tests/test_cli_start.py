@@ -37,32 +37,26 @@ def imported(*arguments, folder=None):
     }
 
 
+# Each of these takes longer to import than a listing takes to do.
+HEAVY = {
+    "asyncio", "concurrent.futures", "importlib.resources", "logging", "numpy", "psycopg", "pydantic", "redis", "rich", "ssl",
+    "subprocess", "outlive.public",
+}  # fmt: skip
+
+
 def test_help_imports_nothing_that_takes_time():
     found = imported("--help")
-    assert not found & {
-        "rich",
-        "asyncio",
-        "ormsgpack",
-        "apsw",
-        "outlive.store",
-        "outlive.public",
-        "inspector",
-        "ssl",
-    }
+    assert "click" in found
+    assert not found & (HEAVY | {"apsw", "backports.zstd", "hashlib", "ormsgpack", "socket", "outlive.store"})
 
 
-def test_a_listing_imports_what_it_needs(folder):
+def test_a_listing_imports_only_what_it_needs(folder):
     found = imported("ls", folder=folder)
     assert "outlive.store" in found
-    assert not found & {
-        "rich",
-        "psycopg",
-        "redis",
-        "numpy",
-        "pydantic",
-        "outlive.public",
-        "outlive.cli.examining",
-    }
+    assert not found & (HEAVY | {f"outlive.{name}" for name in (
+        "run", "recovery", "response", "loop", "backends.threaded", "backends.postgres_url", "backends.redis_url", "layers.replicate",
+        "layers.rotation", "cli.examining", "cli.pairing",
+    )})  # fmt: skip
 
 
 def test_the_program_has_a_name_and_a_version():

@@ -28,13 +28,15 @@ def shared_options() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
+SHARED = shared_options()
+
+
 class Command(click.Command):
     """A command whose function gets the call first, then its own arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.shared = shared_options()
-        self.params = [*self.params, *self.shared]
+        self.params = [*self.params, *SHARED]
 
     def invoke(self, ctx: click.Context) -> Any:
         here = {name: ctx.params.pop(name) for name in _SHARED}
@@ -60,7 +62,7 @@ class Command(click.Command):
             records = [
                 record
                 for param in self.get_params(ctx)
-                if (param in self.shared) == wanted and (record := param.get_help_record(ctx)) is not None
+                if (param in SHARED) == wanted and (record := param.get_help_record(ctx)) is not None
             ]
             if records:
                 with formatter.section(title):

@@ -17,7 +17,7 @@ import click
 from ..errors import CallerError, OutliveError
 from . import care, checkpoints, completion, demo, doctor, langgraph, pairs, runs, sweeping, threads, transfer
 from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined
-from .command import Command, shared_options
+from .command import SHARED, Command
 from .harmless import shown_lines
 
 # The one place where commands are registered: what they are about → the commands, in the order of the help.
@@ -68,7 +68,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
-        *shared_options(),
+        *SHARED,
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
         ),
