@@ -52,7 +52,7 @@ def test_every_command_opens_it_with_a_key_file_or_by_the_environment(sealed):
 
 
 def test_without_keys_it_is_verified_and_all_else_says_what_is_missing(sealed):
-    assert sealed("verify").out.startswith("ok: 1 threads, 2 checkpoints")
+    assert sealed("verify").out.startswith("ok: 1 thread, 2 checkpoints")
     assert sealed("verify", "trip", "--json").items[0]["problems"] == []
     for arguments in (
         ["ls"],
@@ -105,7 +105,7 @@ def test_keys_are_changed(sealed):
     assert done["total"] > 2
     assert (
         sealed("rotate", "--key-file", "both.keys").out
-        == "sealed nothing anew; all of 1 threads is under key new\n"
+        == "sealed nothing anew; all of 1 thread is under key new\n"
     )
     assert sealed("show", "trip", "--path", "said", "--key-file", "new.keys").out == f"{SECRET}\n"
     assert sealed("ls", "--key-file", "old.keys").code == 2

@@ -62,14 +62,15 @@ def _verify_threads(store: Store, names: list[str], tell: Any) -> Verified:
 
 
 def _show_verified(found: Verified) -> None:
-    counts = f"{found.threads:,} threads, {found.checkpoints:,} checkpoints, {found.chunks:,} chunks"
+    from .measure import counted
+
+    counts = f"{counted(found.threads, 'thread')}, {counted(found.checkpoints, 'checkpoint')}, {counted(found.chunks, 'chunk')}"
     if found.ok:
         print(f"ok: {counts}")
         return
     for problem in found.problems:
         print(shown(problem))
-    number = len(found.problems)
-    print(f"{number} problem{'' if number == 1 else 's'} in {counts}")
+    print(f"{counted(len(found.problems), 'problem')} in {counts}")
     print(
         "What is broken cannot be mended from within: restore those threads from a copy or backup, or delete them with outlive rm."
     )
@@ -121,8 +122,8 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
         (f"all {len(rows):,}", f"{checkpoints:,}", size(stored), size(states), times(stored, states))
     )
     columns = (
-        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True), Column("STORED", right=True, keeps=True),
-        Column("AS WHOLE STATES", right=True, keeps=True), Column("RATIO", right=True, keeps=True),
+        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True, drops=2), Column("STORED", right=True, keeps=True),
+        Column("AS WHOLE STATES", right=True, keeps=True, drops=1), Column("RATIO", right=True, keeps=True),
     )  # fmt: skip
     print_table(columns, shown_rows)
 
@@ -135,6 +136,7 @@ def rotate(call: Call) -> None:
     """
     with call.open() as store:
         from .keys import read_ring
+        from .measure import counted
         from .table import progress
 
         ring = read_ring(call.key_file)
@@ -145,7 +147,7 @@ def rotate(call: Call) -> None:
         with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
             done = store.rotate(progress=tell)
         item = {**asdict(done), "total": done.total, "key": ring.newest}
-        what = f"{done.total:,} record{'' if done.total == 1 else 's'}" if done.total else "nothing"
+        what = counted(done.total, "record") if done.total else "nothing"
         call.answer(
-            [item], lambda: print(f"sealed {what} anew; all of {done.threads:,} threads is under key {shown(str(ring.newest))}")
+            [item], lambda: print(f"sealed {what} anew; all of {counted(done.threads, 'thread')} is under key {shown(str(ring.newest))}")
         )  # fmt: skip

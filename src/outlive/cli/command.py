@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ..errors import BadArgument
-from .call import Call
+from .call import Call, Unread
 
-_SHARED = ("store", "secondary", "key_file", "tenant", "json", "quiet", "debug")
+_SHARED = ("store", "secondary", "replication", "key_file", "tenant", "timeout", "json", "quiet", "debug")
+_WAYS = ("sync", "queue", "async")
 
 
 def shared_options() -> list[click.Parameter]:
@@ -20,8 +21,10 @@ def shared_options() -> list[click.Parameter]:
             ["--store"], metavar="URL", help="The store; else OUTLIVE_STORE, else the SQLite file of outlive's in this folder."
         ),
         click.Option(["--secondary"], metavar="URL", help="The second store, if there are two; else OUTLIVE_SECONDARY."),
-        click.Option(["--key-file"], metavar="PATH", help="The keys of an encrypted store; else OUTLIVE_KEYS."),
+        click.Option(["--replication"], type=click.Choice(_WAYS), help="How two stores are written: both or not at all; queued while one is down; later. Default: sync."),
+        click.Option(["--key-file"], metavar="PATH", type=click.Path(), help="The keys of an encrypted store; else OUTLIVE_KEYS."),
         click.Option(["--tenant"], metavar="NAME", help="Whose threads; default: the tenant without a name."),
+        click.Option(["--timeout"], metavar="TIME", help="How long the store may take for one call, such as 5s or 2min; default: 30s."),
         click.Option(["--json"], is_flag=True, help="Print JSON: one object, whose items are listed in docs/cli.md."),
         click.Option(["--quiet", "-q"], is_flag=True, help="Print only ids, or what was found; no notes, no headings."),
         click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
@@ -52,9 +55,14 @@ class Command(click.Command):
             bool(ctx.params.pop("yes", False)),
             said["secondary"],
             said["key_file"],
+            said["timeout"],
+            said["replication"],
         )
         assert self.callback is not None
-        ctx.invoke(self.callback, call, **ctx.params)
+        try:
+            ctx.invoke(self.callback, call, **ctx.params)
+        except BrokenPipeError:
+            raise Unread from None  # click would end with 1, which means findings
         return call.code
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -88,7 +96,11 @@ def argument(name: str, **attributes: Any) -> click.Argument:
 
 
 def option(*names: str, **attributes: Any) -> click.Option:
-    return click.Option(list(names), **attributes)
+    """Return an option; ids are completed as those of an argument are."""
+    from .completion import COMPLETERS
+
+    complete = COMPLETERS.get(attributes.get("metavar", ""))
+    return click.Option(list(names), shell_complete=complete, **attributes)
 
 
 def flag(*names: str, help: str) -> click.Option:

@@ -91,8 +91,9 @@ def opened(
     from ..sync import Store
     from .opaque import OpaqueCodec
 
+    _check_scheme(url)
     if not creates:
-        options = checked(url, options, takes_over=takes_over)
+        options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
     target = opening()._parse(url, options)
     if not creates and target.secondary is None:
         check_path(url, target.served)
@@ -102,13 +103,21 @@ def opened(
         yield store
 
 
-def checked(url: str, options: dict[str, Any], *, takes_over: bool = False) -> dict[str, Any]:
+def _check_scheme(url: str) -> None:
+    if ":" not in url:  # a person means the file
+        meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
+        raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")
+
+
+def checked(
+    url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
+) -> dict[str, Any]:
     """Return options with which a pair can be opened without changing it."""
     if "secondary" not in options:
         return options
     from .pairing import look, options_of_pair
 
-    return options_of_pair(look(url, options), options, takes_over=takes_over)
+    return options_of_pair(look(url, options), options, takes_over=takes_over, needs_key=needs_key)
 
 
 def opening() -> Any:
@@ -143,10 +152,19 @@ def check_path(url: str, served: Served) -> None:
     path = local_path(url)
     if path is None:
         return
-    if not os.path.exists(path if url.startswith("sqlite") else os.path.join(path, "store")):
+    is_there = _is_begun(path) if url.startswith("sqlite") else os.path.exists(os.path.join(path, "store"))
+    if not is_there:
         raise Absent(
             f"there is no store at {served.shown} ({path}); check the path, or save something there first"
         )
+
+
+def _is_begun(path: str) -> bool:
+    """Tell whether a SQLite file is more than empty: SQLite would make a database of an empty one. A new one may be in its log only."""
+    return any(
+        os.path.exists(name) and (os.path.isdir(name) or os.path.getsize(name))
+        for name in (path, f"{path}-wal")
+    )
 
 
 def check_served(backend: Any, served: Served) -> None:
