@@ -167,6 +167,7 @@ async def _build(
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
+    engine.timeout_s = target.settings.timeout_s
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
 
 

@@ -23,8 +23,6 @@ def read_ring(path: str | None) -> KeyRing | None:
             raise BadArgument(f"the key file {path!r} cannot be read: {reason}") from None
     if text is None:
         return None
-    if not text.split():
-        raise BadArgument(f"the key file {path!r} holds no key; outlive new-key {path} puts one into it")
     from ..layers.keyring import KeyRing
 
     return KeyRing.parse(text)

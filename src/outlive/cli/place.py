@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, KeyMissing, StoreUnavailable
+from ..errors import BadArgument, KeyMissing, NotSealed, StoreUnavailable
 
 if TYPE_CHECKING:
     from ..backends.server import Served
+    from ..layers.keyring import KeyRing
     from ..store import AsyncStore
     from ..sync import Store
 
@@ -135,6 +136,7 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
     secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
     if not creates and secondary is None:
         check_served(backend, target.served)
+        _check_sealed(backend, target.ring)
     opener: Any = None  # of further stores: this program opens them itself
     try:
         store: AsyncStore = run_now(opening()._build(backend, secondary, target, SyncRuntime(), opener))
@@ -145,6 +147,18 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
     from ..layers.keyring import KeyRing
 
     return _built(replace(target, ring=KeyRing()), creates, needs_key)
+
+
+def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
+    """Refuse a ring without keys for a store that is not encrypted: all of it would be taken for broken."""
+    if ring is None or ring.ids:
+        return
+    from ..layers.keyring import is_sealed
+    from ..runtime import run_now
+
+    if not is_sealed(run_now(backend.identity(b""))):
+        run_now(backend.close())
+        raise NotSealed("this store is not encrypted")
 
 
 def check_path(url: str, served: Served) -> None:
