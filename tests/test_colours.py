@@ -204,6 +204,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "interrupted",
         "recover",
         "retry",
+        "park",
+        "cancel",
         "lock",
         "worker",
     }  # their own tests drive them in both colours

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from . import copying, export, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
-from .backend import ThreadKey
+from .backend import Entry, ThreadKey
 from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .errors import BadArgument, StoreError
 from .heart import Heart
-from .lease import RUN, RunInfo, unpack_run
+from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
 from .retain import Retain, Swept
@@ -163,12 +163,36 @@ class AsyncStore:
 
     async def retry(self, run_id: str) -> AsyncRun:
         """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
+        key, entry = await self._find_run(run_id)
+        return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+
+    async def park(self, run_id: str) -> RunInfo:
+        """Set a run aside, wherever it is: nobody recovers it until `retry`. A live one is refused with its next write.
+
+        Raises RunEnded when it has ended already.
+        """
+        return await self._end(run_id, PARKED)
+
+    async def cancel(self, run_id: str) -> RunInfo:
+        """End a run, wherever it is. A live one is refused with its next write, and its place is free at once.
+
+        Raises RunEnded when it has ended already.
+        """
+        return await self._end(run_id, CANCELLED)
+
+    async def _end(self, run_id: str, status: str) -> RunInfo:
+        from .ending import end_run
+
+        key, _ = await self._find_run(run_id)
+        return await end_run(self._engine, key, run_id, status)
+
+    async def _find_run(self, run_id: str) -> tuple[ThreadKey, Entry]:
         found = await self._engine.backend.entries(
             self._settings.tenant, RUN, prefix=check_id("run_id", run_id), limit=1
         )
         for key, entry in found:
             if entry.key == run_id:
-                return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+                return key, entry
         raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
 
     def lock(

@@ -415,6 +415,12 @@ class Store:
     def retry(self, run_id: str) -> Run:
         return Run(run_now(self._store.retry(run_id)))
 
+    def park(self, run_id: str) -> RunInfo:
+        return run_now(self._store.park(run_id))
+
+    def cancel(self, run_id: str) -> RunInfo:
+        return run_now(self._store.cancel(run_id))
+
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> Lock:

@@ -127,7 +127,6 @@ def cancel(call: Call, run: str) -> None:
 
 def _end(call: Call, run: str, status: str) -> None:
     with call.open() as store:
-        from .ending import end_run
         from .find import find_run
         from .running import Running
 
@@ -139,7 +138,7 @@ def _end(call: Call, run: str, status: str) -> None:
         if before["standing"] == "live":
             what += f"; it is at work in {found.owner}, whose next write will be refused"
         call.confirm(what)
-        end_run(store, found, status)
+        (store.park if status == "parked" else store.cancel)(found.id)
         hint = f"; outlive retry {as_argument(found.id)} goes on with it"
         call.did(f"run {shown(found.id)} is {status}{hint}", **_ended(before, status))
 
