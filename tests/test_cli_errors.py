@@ -138,3 +138,47 @@ def test_tables_are_plain_where_rich_is_not_installed(here):
     assert done.returncode == 0, done.stdout
     assert "ok: 5 threads" in done.stdout
     assert fresh("ls", folder=here.folder).code == 0
+
+
+@pytest.mark.parametrize(
+    "code", ["def f(:", "1 / 0", "import sys; sys.exit(5)", "import nothing_of_this_name"]
+)
+def test_a_module_of_handlers_that_cannot_be_imported_is_told(program, code):
+    (program.folder / "agents.py").write_text(code)
+    assert told(program("recover", "--handlers", "agents:x"), 2).startswith(
+        "the module 'agents' cannot be imported: "
+    )
+
+
+def test_streams_that_are_closed_or_full_are_no_traceback(here):
+    def shell(call):
+        command = f"{sys.executable} -m outlive --store sqlite:///agent.db {call}"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=here.folder, env=environment(), capture_output=True, text=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert shell("ls >&-") == (0, "", "")
+    assert shell("show nope 2>&-") == (2, "", "")
+    assert shell("ls > /dev/full") == (
+        3,
+        "",
+        "outlive: the output could not be written: No space left on device\n",
+    )
+    assert shell("rm trip-7 <&-")[2].endswith("add --yes to do it without being asked\n")
+
+
+def test_an_id_that_is_not_there_is_named_as_it_can_be_given_again(here):
+    assert (
+        here("show", "a\x1bb").err.splitlines()[-1]
+        == "outlive: there is no thread 'a\\x1bb'; outlive ls lists them"
+    )
+
+
+def test_places_where_nothing_can_be_written_are_told(here):
+    store = ("--store", "sqlite:///agent.db")
+    (here.folder / "file").touch()
+    assert told(here("demo", "file"), 2) == "'file' cannot be made: File exists; name another folder"
+    assert told(here("export", "trip-42", ".", *store), 2) == "'.' is a folder; name a file in it"
+    assert told(here("export", "trip-42", "none/x", *store), 2).startswith("'none/x' cannot be written: ")
+    assert told(here("import", ".", *store), 2).startswith("'.' cannot be read: ")

@@ -22,6 +22,9 @@ async def go_on_async(run):
 def raises(run):
     raise RuntimeError("no answer")
 
+async def raises_async(run):
+    raise RuntimeError("no answer")
+
 SYNC = {"planner": go_on}
 ASYNC = {"planner": go_on_async}
 FAILING = {"*": raises}
@@ -233,6 +236,26 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     fail(store, "r-3")
     assert cli("retry", "r-3", "--handlers", "handlers:ASYNC", "-q").code == 0
     assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
+
+
+def test_a_retry_that_fails_again_is_a_finding(cli, store):
+    fail(store, "r-1")
+    ended = cli("retry", "r-1", "--handlers", "handlers:FAILING")
+    assert (ended.code, ended.err) == (1, "")
+    assert ended.out == "run r-1 is failed: RuntimeError: no answer; outlive run r-1 shows it\n"
+    (item,) = cli("retry", "r-1", "--handlers", "handlers:raises_async", "--json").items
+    assert (item["status"], item["error"]) == ("failed", "RuntimeError: no answer")
+    assert "Traceback" in cli("retry", "r-1", "--handlers", "handlers:FAILING", "--debug").err
+
+
+def test_the_handler_of_a_run_that_is_finished_is_not_called(cli, store):
+    begin(store, "r-1").complete(7)
+    for name in ("FAILING", "raises_async"):
+        ended = cli("retry", "r-1", "--handlers", f"handlers:{name}")
+        assert (ended.code, ended.err) == (
+            2,
+            "outlive: run 'r-1' is completed: there is nothing left to do\n",
+        )
 
 
 def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):

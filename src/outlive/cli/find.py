@@ -125,8 +125,8 @@ def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str)
     if len(found) == 1:
         return found[0]
     if not found:
-        raise BadArgument(f"there is no {what} {shown(said)!r}; {lists}")
-    raise BadArgument(f"{shown(said)!r} is the beginning of several: {_list(found)}; give more of it")
+        raise BadArgument(f"there is no {what} '{shown(said)}'; {lists}")
+    raise BadArgument(f"'{shown(said)}' is the beginning of several: {_list(found)}; give more of it")
 
 
 def _list(ids: Iterable[str]) -> str:

@@ -39,7 +39,8 @@ def find_store() -> str:
     if len(names) == 1:
         return f"sqlite:///{quoted(names[0])}"
     if names:
-        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {_EXAMPLE}")
+        example = _EXAMPLE.replace("agent.db", quoted(names[0]))
+        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 

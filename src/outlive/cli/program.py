@@ -104,6 +104,7 @@ UNREAD = 141  # as a shell says of a program that SIGPIPE ended
 
 def run(arguments: Sequence[str]) -> int:
     """Do what the arguments say; return the exit code."""
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show it all is no error
@@ -112,8 +113,23 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return ended
     except (BrokenPipeError, Unread):  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return UNREAD
+    except OSError as error:  # nothing but the output is left to fail here
+        _forget_output()
+        print(f"outlive: the output could not be written: {error.strerror}", file=sys.stderr)
+        return STORE
+
+
+def _open_closed() -> None:
+    """Let streams that were closed lead nowhere: files that are opened later must not take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _forget_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
@@ -163,6 +179,9 @@ def _weigh(error: Exception) -> tuple[int, str]:
         from .mending import mended
 
         return USAGE if isinstance(error, CallerError) else STORE, f"{mended(error)}{notes}"
+    if isinstance(error, OSError):
+        what = f" ({error.filename!r})" if error.filename is not None else ""
+        return STORE, f"the system refused: {error.strerror or error}{what}; --debug shows where"
     return STORE, f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 

@@ -148,6 +148,8 @@ def export(call: Call, thread: str, file: str | None) -> None:
     if file is None:
         _print(call, text)
         return
+    if os.path.isdir(file):
+        raise BadArgument(f"{file!r} is a folder; name a file in it")
     if os.path.exists(file):
         call.confirm(f"overwrite {shown(file)}")
     data = f"{text}\n".encode()
