@@ -99,9 +99,12 @@ class Engine:
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
+        self.timeout_s: float | None = None  # of commits that do not say how long they may take
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Do one commit; raise when it is refused."""
+        """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
+        if commit.timeout_s is None:
+            commit.timeout_s = self.timeout_s
         return await commit_one(self.backend, commit)
 
     # Saving
