@@ -21,8 +21,6 @@ LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
 CYCLES = 60 if LONG else 3
 CLIENTS, WRITERS = 2, 2
-# The proxy may drop a connection that it has just accepted, unclosed, when it is told to refuse.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 STRICT = {"timeout_s": 0.6, "auto_failover": True, "max_failover_attempts": 10_000}
 
 
