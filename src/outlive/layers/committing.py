@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import NEXT, Commit, Entry, Receipt, Removal
+from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal
 from ..errors import (
     Corrupt,
     EpochPassed,
@@ -18,7 +18,7 @@ from ..errors import (
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
-from .note import NOTE, Items, items_of, note, without_notes
+from .note import Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication
@@ -36,7 +36,6 @@ class _Sent:
     commit: Commit
     items: Items
     key: str = ""
-    before: Commit | None = None  # its note, when that goes first
     done: tuple[str, ...] = ()  # notes that it takes off the queue
 
 
@@ -57,8 +56,6 @@ class Committing:
             return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
         sent = [self._noted(one, epoch, share_s) for one in commits]
         try:
-            if firsts := [one.before for one in sent if one.before is not None]:
-                await active.commit_all(firsts)
             results = await active.commit_all([one.commit for one in sent])
             await self._delete_damaged(sent, results, epoch)
             await self._check_existing(sent, results, epoch)
@@ -87,9 +84,9 @@ class Committing:
             return _Sent(given, replace(given, timeout_s=share_s), items)
         key = self._queue.new_key()
         commit = _buried(replace(given, timeout_s=share_s))
-        if _may_be_overtaken(given):  # with a note inside it could not: the note goes first
-            before = Commit(given.thread, entries=(note(key, items),), timeout_s=share_s)
-            return _Sent(given, commit, items, key, before)
+        if _may_be_overtaken(given):  # with an epoch it could not, nor when it takes notes off
+            commit.entries = (note(key, items),)
+            return _Sent(given, commit, items, key)
         done = self._queue.take_done(given.thread) if epoch % 2 == PRIMARY else ()
         commit.entries = (
             *(_in_epoch(entry, epoch) for entry in given.entries),
