@@ -96,7 +96,8 @@ async def until(rig, condition, timeout_s=8.0):
 
 async def drained(rig, store):
     async def is_empty():
-        return (await store.replication_status()).queued == 0
+        status = await store.replication_status()
+        return status.is_exact and status.queued == 0
 
     await until(rig, is_empty)
 

@@ -176,7 +176,8 @@ class Chaos:
 
     async def settle(self, stores):
         async def is_empty():
-            return all([(await store.replication_status()).queued == 0 for store in stores])
+            found = [await store.replication_status() for store in stores]
+            return all(status.is_exact and status.queued == 0 for status in found)
 
         await until(self.rigs[0], is_empty, 30)
 

@@ -141,7 +141,7 @@ class Committing:
         if is_direct and (self._options.is_strict or self._queue.in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
         else:
-            self._queue.leave(epoch % 2, (sent[at].key for at in stored))
+            self._queue.leave(epoch % 2, (sent[at].key for at in stored if not _is_there(results[at])))
 
     async def _check_epoch(
         self, stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -241,6 +241,10 @@ def _may_be_overtaken(commit: Commit) -> bool:
 
 def _begins(result: object) -> bool:
     return isinstance(result, Receipt) and result.revision == 1
+
+
+def _is_there(result: object) -> bool:
+    return isinstance(result, Receipt) and result.existing is not None
 
 
 def _in_epoch(entry: Entry, epoch: int) -> Entry:
