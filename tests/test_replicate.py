@@ -312,7 +312,7 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         store = await rig.open(health_check_interval_s=100)
         await store.promote()
         await store.thread("t").save(1, id="one")
-        pair = store._pair.stores
+        pair = store._pair._switching
 
         async def die(*args):
             raise outlive.StoreUnavailable("killed here")

@@ -22,7 +22,8 @@ from .note import Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication
-from .switching import Stores
+from .stores import Stores
+from .switching import Switching
 
 Result = Receipt | OutliveError
 _DIRECT_S = 2.0  # for the secondary, when a commit can be queued instead
@@ -42,8 +43,9 @@ class _Sent:
 class Committing:
     """Commits of one epoch at a time."""
 
-    def __init__(self, stores: Stores, queue: Queue, options: Replication) -> None:
+    def __init__(self, stores: Stores, switching: Switching, queue: Queue, options: Replication) -> None:
         self._stores = stores
+        self._switching = switching
         self._queue = queue
         self._options = options
 
@@ -182,7 +184,7 @@ class Committing:
         found = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
         for at in stored:
             answer: Result | None = found.get(at)
-            if isinstance(answer, OutOfTurn) and await self._stores.has_lost(sent[at].given.thread):
+            if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
                 answer = await self._carry(sent[at], epoch, whole=answer is not None)

@@ -10,7 +10,8 @@ from .note import age_s
 from .pair import PRIMARY, ROLES, SECONDARY
 from .queue import Queue
 from .status import Replication, ReplicationStatus
-from .switching import Stores
+from .stores import Stores
+from .switching import Switching
 
 _IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
 
@@ -18,8 +19,11 @@ _IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
 class Upkeep:
     """One beat at a time; what goes wrong is in the status, and tried again at the next one."""
 
-    def __init__(self, stores: Stores, queue: Queue, options: Replication, runtime: Runtime) -> None:
+    def __init__(
+        self, stores: Stores, switching: Switching, queue: Queue, options: Replication, runtime: Runtime
+    ) -> None:
         self._stores = stores
+        self._switching = switching
         self._queue = queue
         self._options = options
         self._runtime = runtime
@@ -84,16 +88,16 @@ class Upkeep:
     async def _look_after(self) -> None:
         """See how both stores are; fail over or back when that is to happen by itself."""
         stores, options = self._stores, self._options
-        await stores.refresh()
+        await self._switching.refresh()
         primary = stores.health[PRIMARY]
         if not primary.is_healthy:
             if self.may_fail_over() and stores.health[SECONDARY].is_healthy:
-                await stores.promote(self._queue, automatic=True)
+                await self._switching.promote(automatic=True)
         elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
             if not stores.is_failed_over:
                 stores.automatic = 0  # it is stable
             elif options.auto_failover and options.is_enabled and not stores.is_by_hand:
-                await stores.failback(self._queue)
+                await self._switching.failback()
 
     def may_fail_over(self) -> bool:
         """Tell whether the secondary may be promoted without anybody saying so."""
@@ -101,7 +105,7 @@ class Upkeep:
         return (
             options.is_enabled
             and options.auto_failover
-            and not stores.is_failed_over
+            and (stores.is_announced or not stores.is_failed_over)
             and stores.automatic < options.max_failover_attempts
         )
 
@@ -110,7 +114,7 @@ class Upkeep:
         stores, options = self._stores, self._options
         if options.is_enabled:
             try:
-                await stores.refresh()
+                await self._switching.refresh()
             except OutliveError as error:  # it is asked for most when something is wrong
                 stores.last_error = str(error)
         figures = await self._figures()
