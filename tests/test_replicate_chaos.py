@@ -170,7 +170,7 @@ class Chaos:
             found = [(await store.replication_status()).active for store in stores]
             return found == ["primary"] * len(stores)
 
-        await until(self.rigs[0], is_back, 40)
+        await until(self.rigs[0], is_back, 120)  # a busy machine needs many tries, each of which has little time
 
     # The check
 
@@ -179,7 +179,7 @@ class Chaos:
             found = [await store.replication_status() for store in stores]
             return all(status.is_exact and status.queued == 0 for status in found)
 
-        await until(self.rigs[0], is_empty, 30)
+        await until(self.rigs[0], is_empty, 120)
 
     async def check(self):
         alone = [await self.rigs[0].alone(which) for which in (0, 1)]

@@ -1,13 +1,11 @@
 """Opening a pair: wrong options are refused with the sentence that mends them, and so are stores that do not belong together."""
 
-import contextlib
-import sqlite3
 import time
 
 import pytest
 
 import outlive
-from outlive.backend import RESERVED
+from outlive.backend import RESERVED, Commit, Removal, ThreadKey
 from outlive.testing.interposed import Interposed
 from outlive.testing.proxy import FaultProxy
 
@@ -298,11 +296,15 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
         for n in range(9):
             store.thread(f"{n}").save({"n": n, "text": "x" * 3000})
 
+    found = []
+
     async def lose():
-        with contextlib.closing(sqlite3.connect(tmp_path / "b.db")) as db, db:
-            assert db.execute("select count(*) from checkpoint").fetchone()[0] > 3
-            for table in ("thread", "checkpoint", "chunk", "write", "entry"):
-                db.execute(f"delete from {table}")
+        with outlive.open(b) as alone:
+            found.extend(info.id for info in alone.threads())
+            lost = [ThreadKey.of("", id) for id in (*found, "")]  # the record of the pair too
+            await alone._store._engine.backend.commit_all(
+                [Commit(key, removal=Removal(everything=True)) for key in lost]
+            )
 
     with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
         stores = store._store._pair.stores
@@ -312,3 +314,4 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
         wait_until(lambda: watched._at_call is None and store.replication_status().is_whole)
     with outlive.open(b) as alone:
         assert {alone.thread(info.id).load()["n"] for info in alone.threads()} == set(range(9))
+    assert 0 < len(found) < 9
