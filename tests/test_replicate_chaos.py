@@ -1,7 +1,7 @@
 """Failovers in a random schedule, and a checker of what was acknowledged.
 
 Two clients, each with networks of its own to both servers, write to threads of their own and count together in one, by compare-and-set.
-Meanwhile servers are killed and networks cut, for one client or for both, and the stores change places, by themselves and by hand.
+Meanwhile servers are killed and networks cut, for one client or for both, disks fail, and the stores change places, by themselves and by hand.
 At the end everything is healed and both stores are compared.
 """
 
@@ -11,15 +11,17 @@ import random
 import time
 import uuid
 
+import apsw
 import pytest
 
 import outlive
+from crash import ram_folder
 from outlive.testing.servers import ValkeyServer
-from replicas import COLOURS, Rig, run, until
+from replicas import COLOURS, Disk, Rig, run, until
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
-CYCLES = 60 if LONG else 3
+CYCLES = 60 if LONG else 2
 CLIENTS, WRITERS = 2, 2
 STRICT = {"timeout_s": 0.6, "auto_failover": True, "max_failover_attempts": 10_000}
 
@@ -123,7 +125,10 @@ class Chaos:
         await self.back(stores)
 
     def faults(self):
-        return [self.kill_primary, self.cut_primary, self.part_clients, self.swap, self.lose_replies]
+        common = [self.cut_primary, self.swap, self.cut_secondary]
+        if isinstance(self.rigs[0].primary, Disk):
+            return [*common, self.lock_file]
+        return [*common, self.kill_primary, self.part_clients, self.lose_replies]
 
     async def kill_primary(self, stores):
         self.rigs[0].servers[0].kill()
@@ -139,6 +144,24 @@ class Chaos:
         rig = self.rng.choice(self.rigs)
         rig.cut(rig.primary)
         await self.over([stores[self.rigs.index(rig)]])
+
+    async def cut_secondary(self, stores):
+        """For one client or for both; then the stores change places."""
+        for rig in self.rng.sample(self.rigs, self.rng.randint(1, len(self.rigs))):
+            rig.secondary.mode = self.rng.choice(["lose_replies", "blackhole", "reset", "refuse"])
+            rig.secondary.drop_connections()
+        await self.driver.sleep(self.rng.uniform(0.05, 0.3))
+        for rig in self.rigs:
+            rig.heal()
+        await self.over(stores, by_hand=True)
+
+    async def lock_file(self, stores):
+        """Somebody else holds the file of the primary: no reason to leave it, but for somebody who says so."""
+        with contextlib.closing(apsw.Connection(self.rigs[0].urls[0].removeprefix("sqlite:///"))) as other:
+            other.set_busy_timeout(5000)
+            other.execute("begin immediate")
+            await self.over(stores, by_hand=True)
+            other.execute("rollback")
 
     async def swap(self, stores):
         await self.over(stores, by_hand=True)
@@ -170,7 +193,9 @@ class Chaos:
             found = [(await store.replication_status()).active for store in stores]
             return found == ["primary"] * len(stores)
 
-        await until(self.rigs[0], is_back, 120)  # a busy machine needs many tries, each of which has little time
+        await until(
+            self.rigs[0], is_back, 120
+        )  # a busy machine needs many tries, each of which has little time
 
     # The check
 
@@ -208,16 +233,23 @@ class Chaos:
         assert {id for ids in self.counted.values() for id in ids} <= line
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture
 def chaos(request, postgres_store, postgres_server):
+    colour, primary = request.param
+
     def begin(options, *, appendonly=True, salt=0):
         seed = SEED * 1000 + salt
         print(f"seed {seed}")
         with contextlib.ExitStack() as stack:
-            valkey = stack.enter_context(ValkeyServer(appendonly=appendonly, appendfsync="always", ram=True))
-            driver = stack.enter_context(COLOURS[request.param]())
+            valkey, disk = None, None
+            if primary == "redis":
+                valkey = ValkeyServer(appendonly=appendonly, appendfsync="always", ram=True)
+                stack.enter_context(valkey)
+            else:
+                disk = Disk(stack.enter_context(ram_folder()) / "store.db")
+            driver = stack.enter_context(COLOURS[colour]())
             rigs = [
-                stack.enter_context(Rig(valkey, postgres_store, postgres_server, driver))
+                stack.enter_context(Rig(valkey, postgres_store, postgres_server, driver, disk))
                 for _ in range(CLIENTS)
             ]
             rigs[1].urls = rigs[0].urls
@@ -240,19 +272,31 @@ def chaos(request, postgres_store, postgres_server):
     return begin
 
 
+PAIRS = [(colour, primary) for colour in ("sync", "async") for primary in ("redis", "sqlite")]
+in_pairs = pytest.mark.parametrize("chaos", PAIRS, ids=" ".join, indirect=True)
+
+
+@in_pairs
 def test_no_acknowledged_save_is_lost_and_no_update_in_strict_mode(chaos):
     chaos(STRICT, salt=1)
 
 
+@pytest.mark.parametrize("chaos", PAIRS[::2], ids=" ".join, indirect=True)
 def test_no_acknowledged_save_is_lost_when_the_primary_loses_all_it_has_in_strict_mode(chaos):
     chaos(STRICT, appendonly=False, salt=2)
 
 
-QUEUEING = [("sync", {"on_secondary_down": "queue"}), ("async", {"replication": "async"})]
+MODES = [{"on_secondary_down": "queue"}, {"replication": "async"}]
+QUEUEING = [(PAIRS[0], MODES[0]), (PAIRS[2], MODES[1]), (PAIRS[1], MODES[1]), (PAIRS[3], MODES[0])]
 if LONG:
-    QUEUEING += [("async", {"on_secondary_down": "queue"}), ("sync", {"replication": "async"})]
+    QUEUEING = [(pair, mode) for pair in PAIRS for mode in MODES]
 
 
-@pytest.mark.parametrize("chaos, mode", QUEUEING, indirect=["chaos"])
+@pytest.mark.parametrize(
+    "chaos, mode",
+    QUEUEING,
+    indirect=["chaos"],
+    ids=lambda one: " ".join(one if isinstance(one, tuple) else one.values()),
+)
 def test_what_was_queued_when_the_stores_changed_places_is_there_in_the_end(chaos, mode):
     chaos({"timeout_s": 0.6, **mode}, salt=3)
