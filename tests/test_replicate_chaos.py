@@ -23,7 +23,8 @@ LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
 CYCLES = 60 if LONG else 2
 CLIENTS, WRITERS = 2, 2
-STRICT = {"timeout_s": 0.6, "auto_failover": True, "max_failover_attempts": 10_000}
+PAUSE_S = 0.02  # between the saves of a client
+STRICT = {"timeout_s": 1.0, "auto_failover": True, "max_failover_attempts": 10_000}
 
 
 class Chaos:
@@ -37,6 +38,7 @@ class Chaos:
         self.counted = {}  # number → ids that were acknowledged for it
         self.failovers = 0
         self.is_over = False
+        self.pause_s = PAUSE_S
 
     @property
     def driver(self):
@@ -70,7 +72,7 @@ class Chaos:
                     store.thread(thread), {"n": n, "text": "x" * (n % 7) * 300}, f"{thread} {n}"
                 )
                 self.acknowledged.setdefault(thread, []).append(f"{thread} {n}")
-                await self.driver.sleep(0.02)
+                await self.driver.sleep(self.pause_s)
 
         return work
 
@@ -80,7 +82,7 @@ class Chaos:
             try:
                 return await thread.save(state, id=id)
             except outlive.StoreError:
-                await self.driver.sleep(0.02)
+                await self.driver.sleep(self.pause_s)
 
     def counter(self, store):
         async def work():
@@ -88,7 +90,7 @@ class Chaos:
             while not self.is_over:
                 with contextlib.suppress(outlive.StoreError, outlive.HeadMoved):
                     await self.count(thread)
-                await self.driver.sleep(0.03)
+                await self.driver.sleep(self.pause_s * 1.5)
 
         return work
 
@@ -115,6 +117,7 @@ class Chaos:
         return work
 
     async def cycle(self, stores):
+        self.pause_s = PAUSE_S
         fault = self.rng.choice(self.faults())
         await fault(stores)
         await self.driver.sleep(self.rng.uniform(0.05, 0.2))
@@ -191,6 +194,8 @@ class Chaos:
             with contextlib.suppress(outlive.StoreError):
                 await self.rng.choice(stores).failback()
             found = [(await store.replication_status()).active for store in stores]
+            # All of this is one process: on a busy machine nobody would get an answer in time, if they all went on like that.
+            self.pause_s = min(1.0, self.pause_s * 1.3)
             return found == ["primary"] * len(stores)
 
         await until(
@@ -238,7 +243,7 @@ def chaos(request, postgres_store, postgres_server):
     colour, primary = request.param
 
     def begin(options, *, appendonly=True, salt=0):
-        seed = SEED * 1000 + salt
+        seed = SEED * 1000 + 10 * salt + PAIRS.index(request.param)  # each meets other faults
         print(f"seed {seed}")
         with contextlib.ExitStack() as stack:
             valkey, disk = None, None
@@ -299,4 +304,4 @@ if LONG:
     ids=lambda one: " ".join(one if isinstance(one, tuple) else one.values()),
 )
 def test_what_was_queued_when_the_stores_changed_places_is_there_in_the_end(chaos, mode):
-    chaos({"timeout_s": 0.6, **mode}, salt=3)
+    chaos({"timeout_s": 1.0, **mode}, salt=3)

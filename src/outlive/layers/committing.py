@@ -209,7 +209,8 @@ class Committing:
             await self._stores.meet(SECONDARY)
             if whole:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
-            await self._stores.carrier(PRIMARY).carry(sent.given.thread, sent.items, epoch)
+            carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
+            await carrier.carry(sent.given.thread, sent.items, epoch)
         except OutliveError as error:
             return error
         return None

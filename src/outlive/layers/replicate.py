@@ -138,7 +138,7 @@ class Replicate:
     async def _drain_at_last(self) -> None:
         stores = self.stores
         is_healthy = stores.health[1 - stores.epoch % 2].is_healthy
-        stores.patience_s = min(stores.patience_s, _LAST_S if is_healthy else 1.0)
+        stores.patience_s = stores.carry_s = min(stores.patience_s, _LAST_S if is_healthy else 1.0)
         try:
             await self._upkeep.flush()
             with contextlib.suppress(OutliveError):  # what is left is counted

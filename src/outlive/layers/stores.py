@@ -48,6 +48,7 @@ class Stores:
         self.last_error: str | None = None
         self.branched: set[str] = set()  # threads that both stores had gone on with
         self.patience_s = min(PATIENCE_S, timeout_s or PATIENCE_S)
+        self.carry_s = PATIENCE_S  # for a merge in the background, which may be larger than any save: callers that are in a hurry are not
         self._watched = watched
         self.key: bytes | None = None  # the naming key
         self.met = [False, False]
@@ -66,10 +67,8 @@ class Stores:
     def is_failed_over(self) -> bool:
         return self.epoch % 2 == SECONDARY
 
-    def carrier(self, source: int) -> Carrier:
-        return Carrier(
-            self.both[source], self.both[1 - source], self.is_named, self.runtime.now, self.patience_s
-        )
+    def carrier(self, source: int, timeout_s: float) -> Carrier:
+        return Carrier(self.both[source], self.both[1 - source], self.is_named, self.runtime.now, timeout_s)
 
     def note_health(self, role: int, error: BaseException | None) -> None:
         """Remember whether a store answered."""
@@ -165,7 +164,8 @@ class Stores:
 
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
-        return Backlog(self.both[role], self.carrier(role), self.tenant, self.runtime, self.patience_s)
+        carrier = self.carrier(role, self.carry_s)
+        return Backlog(self.both[role], carrier, self.tenant, self.runtime, self.patience_s)
 
 
 def other_key() -> BadURL:
