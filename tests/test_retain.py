@@ -279,6 +279,7 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
         {"ttl_s": "3"},
         {"keep_last": 1, "every_s": 0},
         {"keep_last": 1, "refresh_on_read": True},
+        {"ttl_s": 1, "refresh_on_read": "no"},
         {"ttl_s": float("nan")},
         {"ttl_s": 1e12},
     ],
