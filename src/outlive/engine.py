@@ -377,10 +377,10 @@ class Engine:
                 found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
         return found
 
-    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose, generation: int) -> None:
-        """Remember what was stored as a write: the next state of its thread is likely to have it."""
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose) -> None:
+        """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
-        if base is not None and base.generation == generation and len(base.loose) < _MOST_LOOSE:
+        if base is not None and len(base.loose) < _MOST_LOOSE:
             base.loose.update(loose)
 
     def pending(

@@ -17,20 +17,9 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from . import lease, prune
-from .backend import (
-    NEXT,
-    CheckpointRecord,
-    Commit,
-    Entry,
-    Removal,
-    ThreadKey,
-    ThreadRow,
-    WriteRecord,
-    reserved,
-)
+from .backend import NEXT, CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, reserved
 from .codec import Codec
 from .engine import Engine
 from .errors import (
@@ -48,10 +37,12 @@ from .event import Event
 from .lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
 from .listing import Threads
 from .lock import AsyncLock, Keeper
+from .prune import Look
 from .retain import Retain, Swept
 from .runtime import Bell, Ticker
 
 Pair = tuple[str, str]  # (namespace, id)
+Needed = Mapping[str, set[Pair]]  # by reason
 SWEEP = "sweep"
 _PAGE = 200
 _BATCH = 500  # checkpoints removed by one commit, or a twentieth of the thread if that is more
@@ -59,28 +50,6 @@ _LOOK_S = 60.0  # how often a process looks whether a sweep is due
 _LONGEST_REST_S = 0.25
 _LEASE_S = 60.0
 _MAX_SEEN = 200_000
-
-
-@dataclass(slots=True)
-class _Thread:
-    """A thread as one look saw it."""
-
-    records: Sequence[CheckpointRecord]  # newest first
-    writes: Sequence[WriteRecord]
-    chunks: Mapping[bytes, tuple[int, int]]  # name → (bytes, revision)
-
-    def cost(self, gone: set[Pair]) -> int:
-        """Return the bytes that go with some checkpoints."""
-        kept = [record for record in self.records if (record.namespace, record.id) not in gone]
-        live = {name for record in kept for name in record.chunks}
-        live |= {
-            name
-            for write in self.writes
-            if (write.namespace, write.checkpoint) not in gone
-            for name in write.chunks
-        }
-        bodies = sum(len(record.body) for record in self.records) - sum(len(record.body) for record in kept)
-        return bodies + sum(size for name, (size, _) in self.chunks.items() if name not in live)
 
 
 class _Pace:
@@ -297,7 +266,7 @@ class _Visit:
     # A whole thread
 
     async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
+        look = await prune.look_at(self._engine, key)
         reason = await self._needs(key, look)
         if reason is not None:
             self._swept.keep(reason)
@@ -317,7 +286,7 @@ class _Visit:
         taken.bytes += row.stored
         return True
 
-    async def _needs(self, key: ThreadKey, look: _Thread) -> str | None:
+    async def _needs(self, key: ThreadKey, look: Look) -> str | None:
         """Say why a whole thread must stay."""
         if await self._unfinished(key):
             return "unfinished run"
@@ -327,11 +296,6 @@ class _Visit:
         if await prune.open_interrupts(self._engine, key, look.records):
             return "open interrupt"
         return None
-
-    async def _look(self, key: ThreadKey) -> _Thread:
-        inventory = await self._engine.backend.inventory(key)
-        records = await self._engine.records(key)
-        return _Thread(records, await self._engine.backend.writes(key, None), inventory.chunks)
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
@@ -349,7 +313,7 @@ class _Visit:
     # Single checkpoints
 
     async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
+        look = await prune.look_at(self._engine, key)
         due = self.due(look.records)
         if not any(due.values()):
             if await self._has_orphans(key, look):
@@ -363,10 +327,10 @@ class _Visit:
         if any(free.values()):
             if self._swept.dry_run:
                 pairs = set().union(*free.values())
-                wasted = prune.wasted(self._engine, key, look.chunks, look.records, look.writes, pairs)
-                self._count(look, free, look.cost(pairs) - look.cost(set()) + wasted)
+                wasted = prune.wasted(self._engine, key, look, pairs)
+                self._count(look, free, _cost(look, pairs) - _cost(look, set()) + wasted)
             else:
-                await self._prune(key, look)
+                await self._prune(key, look, needed)
         return True
 
     def due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
@@ -385,7 +349,7 @@ class _Visit:
                 due["keep_last"].add((record.namespace, record.id))
         return due
 
-    async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+    async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> Needed:
         """Return what must stay whatever its age: the newest of every run that may go on, and open questions."""
         runs = await self._unfinished(key)
         newest: set[Pair] = set()
@@ -403,10 +367,10 @@ class _Visit:
         needed["ancestor"] = prune.leaned_on(records, kept.union(*needed.values()))
         return needed
 
-    def _count(self, look: _Thread, due: Mapping[str, set[Pair]], freed: int) -> None:
+    def _count(self, look: Look, due: Mapping[str, set[Pair]], freed: int) -> None:
         """Count what goes, or went. Bytes that several reasons free are counted with the first."""
         old, more = due["max_age"], due["keep_last"]
-        by_age = min(freed, look.cost(old) - look.cost(set())) if old and more else freed if old else 0
+        by_age = min(freed, _cost(look, old) - _cost(look, set())) if old and more else freed if old else 0
         for taken, pairs, size in (
             (self._swept.max_age, old, by_age),
             (self._swept.keep_last, more, freed - by_age),
@@ -415,15 +379,17 @@ class _Visit:
             taken.checkpoints += len(pairs)
             taken.bytes += size
 
-    async def _prune(self, key: ThreadKey, look: _Thread) -> None:
+    async def _prune(self, key: ThreadKey, look: Look, needed: Needed) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
         limit = max(_BATCH, len(look.records) // 20)
         gone: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
         freed = 0
+        fresh: Look | None = look
         try:
             while True:
-                batch = _Batch(self, key, limit)
-                done = await prune.remove_chosen(self._engine, key, batch.choose)
+                batch = _Batch(self, key, limit, look, needed)
+                done = await prune.remove_chosen(self._engine, key, batch.choose, look=fresh)
+                fresh = None
                 for reason, pairs in batch.chosen.items():
                     gone[reason] |= pairs
                 freed += done.freed_bytes + batch.bodies
@@ -436,12 +402,12 @@ class _Visit:
         finally:
             self._count(look, gone, freed)
 
-    async def _has_orphans(self, key: ThreadKey, look: _Thread) -> bool:
+    async def _has_orphans(self, key: ThreadKey, look: Look) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
-        size = look.cost(set())
+        size = _cost(look, set())
         if not size:
             return False
-        if not self._swept.dry_run and await prune.sweep(self._engine, key) is None:
+        if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
         self._swept.orphans.bytes += size
@@ -458,20 +424,37 @@ class _Visit:
         self._seen[key.digest] = (row.revision, due_at)
 
 
+def _cost(look: Look, gone: set[Pair]) -> int:
+    """Return the bytes that go with some checkpoints."""
+    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
+    live = {name for record in kept for name in record.chunks}
+    live |= {
+        name
+        for write in look.writes
+        if (write.namespace, write.checkpoint) not in gone
+        for name in write.chunks
+    }
+    bodies = sum([len(record.body) for record in look.records]) - sum([len(record.body) for record in kept])
+    return bodies + sum([size for name, (size, _) in look.inventory.chunks.items() if name not in live])
+
+
 class _Batch:
     """What one commit of a sweep removes."""
 
-    def __init__(self, visit: _Visit, key: ThreadKey, limit: int) -> None:
+    def __init__(self, visit: _Visit, key: ThreadKey, limit: int, look: Look, needed: Needed) -> None:
         self._visit = visit
         self._key = key
         self._limit = limit
+        self._look = look
+        self._needed = needed  # of that look
         self.chosen: dict[str, set[Pair]] = {}
         self.bodies = 0  # bytes
 
     async def choose(self, records: list[CheckpointRecord]) -> set[Pair]:
         """Pick the oldest of what is due and not needed; asked again when others delete too."""
         due = self._visit.due(records)
-        needed = await self._visit.needed(self._key, records)
+        is_seen = records is self._look.records
+        needed = self._needed if is_seen else await self._visit.needed(self._key, records)
         free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
         oldest = [record for record in reversed(records) if (record.namespace, record.id) in free]
         picked = {(record.namespace, record.id) for record in oldest[: self._limit]}

@@ -280,6 +280,17 @@ def _finds_chunks(commit: Commit, view: View) -> bool:
     return bool(missing)
 
 
+def check_found(effect: Effect, view: View) -> None:
+    """Make sure of all chunks that new checkpoints name, also those that a write was to bring which was refused or withdrawn.
+
+    For engines whose tables do not refuse such a checkpoint by themselves.
+    """
+    wanted = {name for record in effect.checkpoints for name in record.chunks}
+    wanted.difference_update([name for name, _ in effect.chunks])
+    if any(view.chunk(name) is None for name in wanted):
+        raise StaleBase(effect.thread.id)
+
+
 def named(commit: Commit) -> set[bytes]:
     """Return the chunks that the records of a commit refer to."""
     rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)

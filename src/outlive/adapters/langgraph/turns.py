@@ -6,6 +6,11 @@ the store's own queue: a checkpoint is never stored before the writes that led t
 it waits, and writes that stand in a queue together share one transaction. Threads and tasks of any event loop stand in
 the same line.
 
+Writes are nearly always followed by their checkpoint within a millisecond, and an fsync for both costs as much as one. So
+when a writer saw the next one come while it was at work, those after it linger in the store's queue for a moment,
+and the next one stores both. Whoever lingered in vain is the last to do so: a program that calls the saver step by step
+never waits.
+
 One case has no order: a sync call made on an event loop, while tasks of that very loop are before it. They go on only when
 the loop does, so it does not wait for them.
 """
@@ -13,11 +18,15 @@ the loop does, so it does not wait for them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+
+_LINGER_S = 0.002
 
 
 class Turn:
@@ -26,6 +35,7 @@ class Turn:
     def __init__(self, turns: Turns, thread: str, is_first: bool) -> None:
         self.thread = thread
         self.is_over = False
+        self.is_followed = False  # another turn was taken while this one was being stored
         self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
         self.loop: asyncio.AbstractEventLoop | None = None  # on which it runs as a task
         self._turns = turns
@@ -38,6 +48,15 @@ class Turn:
             await asyncio.shield(asyncio.wrap_future(self.has_come))
         elif not self._turns.needs(self, _running_loop()):
             self.has_come.result()
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[float]:
+        """Say how long what is stored now may wait for what comes next, and notice whether anything came."""
+        linger_s = self._turns.begin_storing(self)
+        try:
+            yield linger_s
+        finally:
+            self._turns.end_storing(self)
 
     def end(self) -> None:
         """Let the next one go on, when those before are over."""
@@ -56,10 +75,14 @@ class Turns:
         self._lock = threading.Lock()
         self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
         self._lines: dict[str, deque[Turn]] = {}
+        self._storing: set[Turn] = set()
+        self._is_followed = False  # the one that was stored last was
 
     def take(self, thread: str) -> Turn:
         """Join the order of a thread; whoever takes a turn must end it."""
         with self._lock:
+            for other in self._storing:
+                other.is_followed |= other.thread == thread
             line = self._lines.get(thread)
             if line is None:
                 line = self._lines[thread] = deque()
@@ -81,6 +104,18 @@ class Turns:
                 del self._lines[turn.thread]
         if following is not None:
             following.set_result(None)
+
+    def begin_storing(self, turn: Turn) -> float:
+        """Note that a turn is being stored; return how long it may wait for the next one."""
+        with self._lock:
+            self._storing.add(turn)
+            return _LINGER_S if self._is_followed else 0.0
+
+    def end_storing(self, turn: Turn) -> None:
+        """Learn whether anybody came meanwhile."""
+        with self._lock:
+            self._storing.discard(turn)
+            self._is_followed = turn.is_followed
 
     def needs(self, turn: Turn, loop: asyncio.AbstractEventLoop | None) -> bool:
         """Tell whether a turn comes only when a loop goes on."""
