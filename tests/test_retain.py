@@ -25,6 +25,14 @@ DAY = 86_400.0
 KEEP = outlive.Retain(keep_last=3, every_s=None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _restless():
+    """Let no test wait while a sweep rests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(outlive.sweep, "_LONGEST_REST_S", 0.0)
+        yield
+
+
 def fill(store, id="t", count=10, namespace=""):
     thread = store.thread(id, namespace=namespace)
     return [thread.save({"n": n, "text": f"{id} {n} " * 60}).id for n in range(count)]
@@ -135,7 +143,7 @@ def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path)
         for id in ("read", "left"):
             store.thread(id).save({"n": 1})
         saved_at = time.time()
-        time.sleep(1.0)
+        time.sleep(0.5)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
         between = outlive.Retain(
@@ -279,6 +287,7 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
         {"ttl_s": "3"},
         {"keep_last": 1, "every_s": 0},
         {"keep_last": 1, "refresh_on_read": True},
+        {"ttl_s": 1, "refresh_on_read": "no"},
         {"ttl_s": float("nan")},
         {"ttl_s": 1e12},
     ],
@@ -456,7 +465,7 @@ def test_savers_and_sweepers_of_several_threads_do_not_disturb_each_other(backen
     for thread in threads:
         thread.start()
     with outlive.open(url, retain=KEEP) as store:
-        swept = [store.sweep() for _ in range(rounds(5))]
+        swept = [store.sweep() for _ in range(rounds(3))]
         stop.set()
         for thread in threads:
             thread.join()
@@ -656,12 +665,13 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert store.sweep().max_age.checkpoints == 2
 
 
-def test_a_pair_is_swept_on_both_sides(tmp_path):
+def test_a_pair_is_swept_on_both_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr(outlive.layers.upkeep, "_IDLE_S", 0.05)
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
-    with outlive.open(one, secondary=two, replication="sync") as store:
+    with outlive.open(one, secondary=two, replication="sync", health_check_interval_s=0.05) as store:
         line = fill(store)
         fill(store, "old", 3)
-        time.sleep(2.5)  # the pair clears up behind itself, once, which counts as a change
+        time.sleep(1.2)  # the pair clears up behind itself, once, which counts as a change
         store.thread("t").save({"new": True})
         swept = store.sweep(retain=outlive.Retain(keep_last=3, ttl_s=0.8))
         assert (swept.ttl.threads, swept.keep_last.checkpoints, swept.problems) == (1, 8, [])

@@ -314,7 +314,7 @@ class AsyncStore:
         """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
 
         Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
-        nothing is changed, and the report says what would go. Raises ThreadBusy while another process sweeps.
+        nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
         """
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
