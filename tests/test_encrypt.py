@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 import outlive
 from crash import LONG, ram_folder, rounds
 from outlive.backend import KINDS, Commit, Removal, ThreadKey
-from outlive.backends.local import Inline, Threaded
+from outlive.backends.local import Inline
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.sqlite import SQLiteBackend
+from outlive.backends.threaded import Threaded
 from outlive.layers.encrypt import Encrypted, place_of_chunk
 from outlive.layers.keyring import KeyRing, key_of
 from outlive.runtime import run_now

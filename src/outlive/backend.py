@@ -62,6 +62,7 @@ EntryCursor = tuple[str, bytes]  # (key, thread's digest)
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # in place of a fence: the next one
 TOMBSTONE = "tombstone"  # the kind of an entry that says what was removed
+NOTE = "queue"  # the kind of one that says what another store has yet to get; no key of it is used twice
 
 
 def escape(text: str) -> str:

@@ -34,6 +34,7 @@ from .errors import (
     NewerFormat,
     OutliveError,
     StaleBase,
+    UnknownTag,
     refuse_unopened,
 )
 from .event import LOAD, SAVE, Event, Watched
@@ -98,9 +99,12 @@ class Engine:
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
+        self.timeout_s: float | None = None  # of commits that do not say how long they may take
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Do one commit; raise when it is refused."""
+        """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
+        if commit.timeout_s is None:
+            commit.timeout_s = self.timeout_s
         return await commit_one(self.backend, commit)
 
     # Saving
@@ -345,9 +349,8 @@ class Engine:
             check_format(record)
             try:
                 said = manifest.decode(self.codec, record.body, opaque=opaque)
-            except (
-                BadArgument
-            ):  # metadata of an adapter's, which it alone can build: that must not hide the rest
+            except (BadArgument, UnknownTag):
+                # Metadata that an adapter or another program alone can build: that must not hide the rest.
                 said = manifest.decode(self.codec, record.body, opaque=True)
         return replace(describe(key, record, said), _state=state, _writes=writes)
 
