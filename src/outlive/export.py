@@ -37,7 +37,9 @@ FORMAT = 1
 _LARGEST = (1 << 53) - 1  # of a counter: what every engine can hold
 _TRIES = 8
 _BATCH_BYTES = 8 << 20
-_SAID = {"metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts"}
+_SAID = {
+    "metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts", "leans": "leans",
+}  # fmt: skip
 
 
 # Out -----------------------------------------------------------------------------------------------------
