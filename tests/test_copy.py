@@ -7,6 +7,7 @@ import json
 import random
 import threading
 
+import ormsgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,10 @@ from crash import LONG, rounds
 from outlive.backend import ThreadKey
 from outlive.backends.local import Inline
 from outlive.backends.memory import MemoryBackend
+from outlive.engine import Draft
 from outlive.errors import NewerFormat
+from outlive.extension import Raw
+from outlive.manifest import leans
 from outlive.readable import changed, changes, packed, readable, readable_text, text_of
 from outlive.runtime import run_now
 from test_codec import CODEC, VALUES
@@ -534,6 +538,44 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(what):
             store.import_thread(BAD[what])
         assert list(store.threads()) == []
         assert store.import_thread(json.dumps(GOOD)).load() == 1
+
+
+def test_what_only_an_adapter_can_build_is_readable_and_comes_back():
+    message = ormsgpack.packb(
+        ["langchain_core.messages", "AIMessage", {"content": "hi", "x": ormsgpack.Ext(2, b"\xc1")}]
+    )
+    with outlive.open("memory:") as store:
+        store.thread("t").save({"messages": [Raw(53, message)], "n": 1})
+        store.thread("t").save({"messages": [Raw(53, message), Raw(48, b"\xc1 none")], "n": 2})
+        text = store.thread("t").export()
+        first, second = json.loads(text)["checkpoints"]
+        assert first["state"]["messages"] == [
+            {
+                "$extension": 53,
+                "value": [
+                    "langchain_core.messages",
+                    "AIMessage",
+                    {"content": "hi", "x": {"$extension": 2, "bytes": "wQ=="}},
+                ],
+            }
+        ]
+        made = store.import_thread(text, id="made")
+        assert json.loads(made.export())["checkpoints"] == [first, second]
+        assert store.verify().ok
+
+
+def test_that_a_checkpoint_needs_its_parent_is_exported_too():
+    with outlive.open("memory:") as store:
+        engine = store._store._engine
+        for id in ("whole", "difference"):
+            draft = Draft("", id, leans=id == "difference")
+            run_now(engine.save(ThreadKey.of("", "t"), {"of": id}, draft))
+        made = store.import_thread(store.thread("t").export(), id="made")
+        assert [leans(record.body) for record in run_now(engine.records(ThreadKey.of("", "made")))] == [
+            True,
+            False,
+        ]
+        assert made.prune(keep_last=1).checkpoints == 0
 
 
 def test_an_export_of_a_newer_outlive_is_refused_by_both_versions():

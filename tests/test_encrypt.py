@@ -134,6 +134,23 @@ def test_what_is_saved_under_a_key_comes_back_as_without_one(backend, url_for, t
         assert store.verify().problems == ()
 
 
+@pytest.mark.parametrize("ring", [None, RING], ids=["plain", "sealed"])
+def test_nobody_sees_that_two_tenants_hold_the_same(ring, tmp_path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    names = []
+    for tenant in ("", "a", "b\ud800"):
+        with outlive.open(url, key=ring, tenant=tenant) as store:
+            store.thread("t").save({"said": SECRET * 99})
+            store.thread("fork of t").save({"said": SECRET * 99})
+        with outlive.open(url, key=ring, tenant=tenant) as store:
+            assert store.thread("t").load() == {"said": SECRET * 99}
+            assert store.verify().ok
+            backend = store._store._engine.backend
+            names.append(set(run_now(backend.inventory(ThreadKey.of(tenant, "t"))).chunks))
+            assert names[-1] == set(run_now(backend.inventory(ThreadKey.of(tenant, "fork of t"))).chunks)
+    assert len(set.union(*names)) == 3
+
+
 def test_both_colours_read_what_the_other_sealed(tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
 

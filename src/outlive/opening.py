@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Generator
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
-from .backend import RESERVED, Backend
+from .backend import RESERVED, Backend, escape
 from .backends.local import Borrowed, Inline, Local
 from .backends.memory import MemoryBackend, NullBackend
 from .backends.server import Served, hide_secrets, take_options
@@ -166,9 +167,19 @@ async def _build(
     except BaseException:
         await backend.close()
         raise
-    engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
+    namer = _namer(key, target.settings.tenant)
+    engine = Engine(backend, Codec(), namer, Cache(target.cache_bytes), runtime, target.watched)
     engine.timeout_s = target.settings.timeout_s
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+
+
+def _namer(key: bytes, tenant: str) -> Namer:
+    """Return what names the chunks of one tenant: equal ones of two tenants have other names, which nobody can compare."""
+    if tenant:
+        key = hashlib.blake2b(
+            escape(tenant).encode(), digest_size=32, key=key, person=b"outlive.tenant"
+        ).digest()
+    return Namer(key)
 
 
 def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
@@ -181,7 +192,7 @@ def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: 
             key
         ):  # whoever opens it sees whether it is what it was named for
             return lambda name, data: True
-        namer = Namer(key)
+        namer = _namer(key, target.settings.tenant)
         return lambda name, data: namer.name(data) == name
 
     return Replicate(

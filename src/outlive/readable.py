@@ -7,6 +7,7 @@ What JSON has stands for itself. All else is an object with one key that begins 
     {"$datetime": "2026-11-16T08:30:00.000000", "zone": ..., "fold": 1}  {"$date": ...}  {"$time": ...}  {"$timedelta": [days, s, µs]}
     {"$uuid": ...}  {"$decimal": ...}  {"$complex": [...]}  {"$ndarray": [dtype, shape, bytes]}  {"$numpy": ...}
     {"$type": tag, "version": n, "value": ...}: a registered type   {"$dict": [[key, value], ...]}: a dict with a key that begins with $
+    {"$extension": code, "value": ...}, or "bytes": a value that only an adapter can build, as that has packed it
     {"$packed": base64}: bytes that have no such form
 
 Two values of a history are mostly the same, so the second can be told as changes of the first.
@@ -25,6 +26,7 @@ import ormsgpack
 from .backend import escape, unescape
 from .errors import BadArgument, Corrupt
 from .extension import (
+    ADAPTERS,
     BIG_INT,
     BYTEARRAY,
     COMPLEX,
@@ -108,27 +110,29 @@ def text_of(form: Json) -> str:
 # To JSON -------------------------------------------------------------------------------------------------
 
 
-def _form(value: Any) -> Json:
+def _form(value: Any, is_foreign: bool = False) -> Json:
     kind = type(value)
     if kind is dict:
-        pairs = [(key, _form(item)) for key, item in value.items()]
+        pairs = [(key, _form(item, is_foreign)) for key, item in value.items()]
         if any(key[:1] == "$" for key in value):
             return {"$dict": [list(pair) for pair in pairs]}
         return dict(pairs)
     if kind is list:
-        return [_form(item) for item in value]
+        return [_form(item, is_foreign) for item in value]
     if kind is float:
         return value if value - value == 0 else {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": _base64(value)}
     if kind is Raw:
-        return _extension(value.code, value.payload)
+        return _foreign(value.code, value.payload) if is_foreign else _extension(value.code, value.payload)
     return value
 
 
 def _extension(code: int, payload: bytes) -> Json:
     if code in _SCALARS:
         return _SCALARS[code](payload)
+    if code in ADAPTERS:
+        return _foreign(code, payload)
     inside = ormsgpack.unpackb(payload, ext_hook=Raw)
     if code == TAGGED:
         return {"$type": inside[0], "version": inside[1], "value": _form(inside[2])}
@@ -142,11 +146,18 @@ def _extension(code: int, payload: bytes) -> Json:
         return {"$date": _date(inside)}
     if code == TIME:
         return {"$time": _clock(inside[:4]), **_zone(*inside[4:])}
-    return {_LISTS[code]: _form(inside)} if code in _LISTS else _raise(code)
+    return {_LISTS[code]: _form(inside)}
 
 
-def _raise(code: int) -> Json:
-    raise ValueError(f"no form for extension {code}")
+def _foreign(code: int, payload: bytes) -> Json:
+    """Tell what an adapter has packed, in which extensions have another meaning."""
+    try:
+        form = _form(ormsgpack.unpackb(payload, ext_hook=Raw), is_foreign=True)
+        if ormsgpack.packb(_plain(form)) == payload:
+            return {"$extension": code, "value": form}
+    except _WRONG:
+        pass
+    return {"$extension": code, "bytes": _base64(payload)}
 
 
 _SCALARS: dict[int, Callable[[bytes], Json]] = {
@@ -212,6 +223,11 @@ def _read_datetime(form: Json, text: str) -> ormsgpack.Ext:
     )
 
 
+def _read_extension(form: Json, code: int) -> ormsgpack.Ext:
+    data = ormsgpack.packb(_plain(form["value"])) if "value" in form else _bytes(form["bytes"])
+    return ormsgpack.Ext(code, data)
+
+
 def _read_time(form: Json, text: str) -> ormsgpack.Ext:
     return _ext(TIME, [*_numbers(_TIME, text), form.get("fold", 0), form.get("zone")])
 
@@ -232,6 +248,7 @@ _READERS: dict[str, Callable[[Json, Any], Any]] = {
     "$int": _read_int,
     "$text": lambda form, text: ormsgpack.Ext(SURROGATES, unescape(text).encode("utf-8", "surrogatepass")),
     "$datetime": _read_datetime,
+    "$extension": _read_extension,
     "$date": lambda form, text: _ext(DATE, _numbers(_DATE, text)),
     "$time": _read_time,
     "$uuid": lambda form, text: ormsgpack.Ext(UUID, uuid.UUID(text).bytes),
