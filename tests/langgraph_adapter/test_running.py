@@ -234,6 +234,8 @@ def die_between_writes_and_checkpoint(report, url, folder):
 
     def put(saver, config, checkpoint, metadata, versions):
         if metadata["step"] == 1:
+            while all(write[1] != "log" for write in saver.get_tuple(config).pending_writes):
+                time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
         return real(saver, config, checkpoint, metadata, versions)
 
