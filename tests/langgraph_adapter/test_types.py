@@ -228,3 +228,15 @@ def test_an_annotation_that_cannot_be_read_hides_nothing_but_itself():
         y: "collections.no_such_thing" = 2
 
     assert naming.Named([Odd]).of(Odd) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[HumanMessage("a")], HumanMessage("a"), Send("a", 1), Base()],
+    ids=lambda value: type(value).__name__,
+)
+def test_who_reads_it_without_the_saver_is_sent_there(value):
+    with outlive.open("memory:") as store:
+        put(OutliveSaver(store, types=[Base]), "1", values={"a": value})
+        with pytest.raises(outlive.UnknownTag, match="read it through that adapter"):
+            store.thread("t").load()
