@@ -1,6 +1,7 @@
 """Invocations of graphs as runs: leased, exclusive, recovered by another process, and done once."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -338,6 +339,43 @@ def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finis
         assert recovered(store, graph_of(folder)).status == "completed"
         assert traces(folder) == ["one", "two", "three"]
         assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
+
+
+@pytest.mark.parametrize("how", ["a run", "an invocation"])
+def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_given_their_output(
+    workers, url, folder, how
+):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        if how == "a run":
+            end = time.monotonic() + SOON_S
+            while True:  # until the lease of the dead one has run out
+                with contextlib.suppress(outlive.ThreadBusy):
+                    run(graph, {"log": ["other"]}, thread_id="t", store=store, run_id="other", agent="b")
+                    break
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        else:
+            graph.invoke({"log": ["other"]}, thread())
+        before = [one.config for one in graph.get_state_history(thread())]
+        end = time.monotonic() + SOON_S
+        while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).failed:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "HeadMoved" in report.failed[0].reason
+        assert [one.config for one in graph.get_state_history(thread())] == before
+
+
+def test_a_person_may_edit_the_state_before_a_run_goes_on(workers, url, folder):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        graph.update_state(thread(), {"log": ["edited"]})
+        assert recovered(store, graph).status == "completed"
+        assert graph.get_state(thread()).values["log"] == ["in", "one", "edited", "two", "three"]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_input(workers, url, folder):
