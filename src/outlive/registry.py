@@ -104,6 +104,10 @@ class Registry:
             raise UnknownTag(tag, version, _FROM_ADAPTER if tag.startswith(_OF_ADAPTERS) else None)
         return entry
 
+    def has(self, tag: str) -> bool:
+        """Tell whether something is registered under `tag`."""
+        return tag in self._by_tag
+
     def add_annotated(self, root: Any) -> None:
         """Register every class that the annotations of `root` name, under its own qualified name."""
         seen: set[Any] = set()

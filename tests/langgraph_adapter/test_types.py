@@ -177,6 +177,25 @@ def test_secrets_are_stored_only_when_their_class_is_named():
         assert saver.get_tuple(at()).checkpoint["channel_values"]["a"].password.get_secret_value() == "x"
 
 
+def test_an_upgrade_or_another_name_takes_over_what_was_stored_by_types(tmp_path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    Old = dataclasses.make_dataclass("Old", [("days", int), ("city", str)], namespace={"__module__": "app"})
+    with OutliveSaver(url, types=[Old]) as saver:
+        put(saver, "1", values={"a": Old(days=3, city="Lisbon")})
+    Renamed = dataclasses.make_dataclass("Renamed", [("days", int), ("cities", list)])
+    outlive.register(
+        Renamed,
+        tag="langgraph:app.Old",
+        version=2,
+        upgrade={1: lambda fields: {"days": fields["days"], "cities": [fields["city"]]}},
+    )
+    with OutliveSaver(url) as saver:
+        value = saver.get_tuple(at()).checkpoint["channel_values"]["a"]
+        assert value == Renamed(3, ["Lisbon"])
+        put(saver, "2", values={"a": value})
+        assert saver.get_tuple(at()).checkpoint["channel_values"]["a"] == value
+
+
 def _model(**fields):
     return type(
         "Plan", (BaseModel,), {"__module__": "app", "__annotations__": dict.fromkeys(fields, Any), **fields}
