@@ -52,7 +52,7 @@ def test_every_command_opens_it_with_a_key_file_or_by_the_environment(sealed):
 
 
 def test_without_keys_it_is_verified_and_all_else_says_what_is_missing(sealed):
-    assert sealed("verify").out.startswith("ok: 1 threads, 2 checkpoints")
+    assert sealed("verify").out.startswith("ok: 1 thread, 2 checkpoints")
     assert sealed("verify", "trip", "--json").items[0]["problems"] == []
     for arguments in (
         ["ls"],
@@ -105,7 +105,7 @@ def test_keys_are_changed(sealed):
     assert done["total"] > 2
     assert (
         sealed("rotate", "--key-file", "both.keys").out
-        == "sealed nothing anew; all of 1 threads is under key new\n"
+        == "sealed nothing anew; all of 1 thread is under key new\n"
     )
     assert sealed("show", "trip", "--path", "said", "--key-file", "new.keys").out == f"{SECRET}\n"
     assert sealed("ls", "--key-file", "old.keys").code == 2
@@ -145,3 +145,39 @@ def test_async_handlers_recover_in_an_encrypted_store(sealed):
     retried = sealed("retry", "r-1", "--handlers", "agents:go_on", OUTLIVE_KEYS=keys)
     assert retried.code == 0, retried.err
     assert sealed("run", "r-1", "--json", OUTLIVE_KEYS=keys).items[0]["result"] == f"done: {SECRET}"
+
+
+def test_a_key_is_made_in_a_file_that_only_its_owner_reads(program):
+    made = program("new-key", "agent.keys", "--id", "a")
+    assert (made.code, made.out) == (0, "made key a in agent.keys; the newest is a\n")
+    assert (program.folder / "agent.keys").stat().st_mode & 0o777 == 0o600
+    (program.folder / "agent.keys").chmod(0o644)
+    (item,) = program("new-key", "agent.keys", "--json").items
+    assert (item["keys"], item["file"]) == (["a", item["key"]], "agent.keys")
+    assert program("new-key", "agent.keys", "--id", "z", "--first", "-q").out == ""
+    assert (program.folder / "agent.keys").stat().st_mode & 0o777 == 0o600
+    lines = (program.folder / "agent.keys").read_text().splitlines()
+    assert outlive.KeyRing.parse(" ".join(lines)).ids == ("z", "a", item["key"])
+    for id in ("a", "b c", "b:c", "", "é"):
+        assert program("new-key", "agent.keys", "--id", id).code == 2
+    (program.folder / "notes.txt").write_text("no key")
+    assert program("new-key", "notes.txt").code == 2
+    assert (program.folder / "notes.txt").read_text() == "no key"
+    assert outlive.KeyRing.parse(program("new-key", "-", "--id", "b").out).ids == ("b",)
+    store = f"sqlite:///{program.folder}/agent.db"
+    build(f"{store}.plain")
+    assert program("copy", f"{store}.plain", store, "--target-key-file", "agent.keys").code == 0
+    assert program("ls", "-q", "--store", store, "--key-file", "agent.keys").code == 0
+
+
+def test_a_ring_without_keys_opens_for_what_needs_none(sealed):
+    assert sealed("ls", "-q", "--key-file", "/dev/null").out == "trip\n"
+    assert sealed("show", "trip", "--key-file", "/dev/null").code == 2
+
+
+def test_a_ring_without_keys_is_refused_for_a_store_that_is_not_encrypted(program):
+    build(f"sqlite:///{program.folder}/agent.db")
+    for command in (["ls"], ["show", "trip-42"], ["verify"]):
+        ended = program(*command, "--key-file", "/dev/null")
+        assert (ended.code, ended.out) == (3, "")
+        assert "this store is not encrypted; leave --key-file" in ended.err

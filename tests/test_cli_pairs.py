@@ -242,7 +242,8 @@ def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
     assert two("replication").code == 0
     assert "sealed under key 'k', which was not given" in two("ls").err
     for url in two.env.values():
-        assert program("verify", "--store", url).out.startswith("ok: 1 threads")
+        assert program("verify", "--store", url).out.startswith("ok: 1 thread, ")
+    assert two("verify").out.startswith("ok: 1 thread, ")
     keys = "k:" + base64.b64encode(key).decode()
     assert two("promote", "--yes", OUTLIVE_KEYS=keys).code == 0
     assert two("show", "t", "--path", "n", OUTLIVE_KEYS=keys).out == "1\n"
@@ -263,3 +264,28 @@ def test_replication_without_a_second_store_says_how_to_name_one(program):
     build(f"sqlite:///{program.folder}/agent.db")
     ended = program("replication")
     assert (ended.code, "--secondary URL" in ended.err) == (2, True)
+
+
+def test_a_pair_whose_secondary_is_down_is_written_when_one_says_so(program, postgres_store, postgres_server):
+    near = f"sqlite:///{program.folder}/near.db"
+    build(near)
+    with FaultProxy(postgres_server.host, postgres_server.port) as network:
+        two = Two(program, near, network.through(postgres_store))
+        assert two("replication", "--join", "-q").code == 0
+        with cut(network):
+            assert two("fork", "trip-42", "new", "--timeout", "0.3s").code == 3
+            assert two("fork", "trip-42", "waits", "--timeout", "0.3s", "--replication", "queue").code == 0
+        assert two("ls", "-q", "--replication", "async").code == 0
+    alone = program("ls", "--store", near, "--replication", "queue")
+    assert (alone.code, "--secondary URL" in alone.err) == (2, True)
+
+
+def test_a_store_is_copied_into_a_pair(joined):
+    third, fourth = (f"sqlite:///{joined.folder}/{name}.db" for name in ("third", "fourth"))
+    assert joined("backup", third, "--target-secondary", fourth, "--verify").out.endswith(
+        "the target is whole\n"
+    )
+    for url in (third, fourth):
+        assert len(joined.program("ls", "-q", "--store", url).out.splitlines()) == 5
+    seen = items(joined.program("replication", "--store", third, "--secondary", fourth, "--json"))
+    assert [one["state"] for one in seen] == ["active", "standby"]

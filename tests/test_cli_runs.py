@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 
 import pytest
@@ -19,6 +20,9 @@ async def go_on_async(run):
     return await run.step("ask", lambda: "Porto")
 
 def raises(run):
+    raise RuntimeError("no answer")
+
+async def raises_async(run):
     raise RuntimeError("no answer")
 
 SYNC = {"planner": go_on}
@@ -132,7 +136,7 @@ def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
     run.complete({"city": "Lisbon"})
     (item,) = cli("run", "r-", "--json").items
     assert [(step["name"], step["key"], step["status"]) for step in item["steps"]] == [
-        ("ask", "=first", "done"), ("book", "#1", "raised"), ("count", "#1", "done"),
+        ("ask", "=first", "done"), ("count", "#1", "done"), ("book", "#1", "raised"),
     ]  # fmt: skip
     assert item["steps"][0]["value"] == {"city": "Lisbon"}
     assert [(one["model_id"], one["status"]) for one in item["responses"]] == [
@@ -147,6 +151,27 @@ def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
     assert "RuntimeError: no flight" in text
     assert 'prompt   "Where to?"' in text
     assert cli("run", "nope").err == "outlive: there is no run 'nope'; outlive runs --all lists them\n"
+
+
+def test_steps_stand_in_the_order_in_which_they_began(cli, store):
+    names = [f"step {number}" for number in (3, 1, 12, 2)]
+    run = begin(store, "r-1")
+    for name in names:
+        run.step(name, lambda: 1, effect=name == "step 1")
+    run.interrupt()
+    with store.retry("r-1") as again:
+        for name in (*names, "step 0"):
+            again.step(name, lambda: 2)
+    assert [step["name"] for step in cli("run", "r-1", "--json").items[0]["steps"]] == [*names, "step 0"]
+
+
+def test_runs_come_in_pages(cli, store):
+    for number in range(3):
+        begin(store, f"r-{number}", thread=f"t-{number}").fail("broken")
+    first = json.loads(cli("runs", "--limit", 2, "--json").out)
+    assert ([item["id"] for item in first["items"]], first["next"]) == (["r-0", "r-1"], "r-1")
+    assert cli("runs", "--limit", 2).err.endswith("outlive: there are more: --after r-1\n")
+    assert cli("runs", "--after", "r-1", "-q").out == "r-2\n"
 
 
 def _raise():
@@ -211,6 +236,26 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     fail(store, "r-3")
     assert cli("retry", "r-3", "--handlers", "handlers:ASYNC", "-q").code == 0
     assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
+
+
+def test_a_retry_that_fails_again_is_a_finding(cli, store):
+    fail(store, "r-1")
+    ended = cli("retry", "r-1", "--handlers", "handlers:FAILING")
+    assert (ended.code, ended.err) == (1, "")
+    assert ended.out == "run r-1 is failed: RuntimeError: no answer; outlive run r-1 shows it\n"
+    (item,) = cli("retry", "r-1", "--handlers", "handlers:raises_async", "--json").items
+    assert (item["status"], item["error"]) == ("failed", "RuntimeError: no answer")
+    assert "Traceback" in cli("retry", "r-1", "--handlers", "handlers:FAILING", "--debug").err
+
+
+def test_the_handler_of_a_run_that_is_finished_is_not_called(cli, store):
+    begin(store, "r-1").complete(7)
+    for name in ("FAILING", "raises_async"):
+        ended = cli("retry", "r-1", "--handlers", f"handlers:{name}")
+        assert (ended.code, ended.err) == (
+            2,
+            "outlive: run 'r-1' is completed: there is nothing left to do\n",
+        )
 
 
 def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):

@@ -55,6 +55,16 @@ def test_a_table_is_as_wide_as_the_terminal_at_most(here, columns):
     assert ("…" in text) == (columns < 200)
 
 
+def test_what_is_short_stays_whole_in_a_narrow_terminal(here):
+    assert "HEAD" in run(here, "ls", columns=40).text
+    assert re.search(r"types +\d+ B +\d\.\d×", run(here, "stats", columns=40).text)
+    with here.on_terminal("doctor", columns=50) as terminal:
+        assert terminal.end() == 0
+    words = terminal.text.split()
+    assert {"ormsgpack", "cryptography", "survives", "nobody"} <= set(words)
+    assert max(map(columns_of, terminal.text.splitlines())) <= 50 or "outlive:" in terminal.text
+
+
 def test_colours_are_for_terminals_that_want_them(here):
     with outlive.open(f"sqlite:///{here.folder}/agent.db") as store:
         store.run("t", run_id="r-1").start().fail("broken")

@@ -17,8 +17,8 @@ SOURCE = Path(outlive.__file__).parent
 
 # Where the two colours meet, and where the suite drives both.
 MAY_IMPORT_ASYNCIO = {
-    "runtime.py",
-    "backends/local.py",
+    "loop.py",
+    "backends/threaded.py",
     "backends/postgres_link.py",
     "backends/postgres_pool.py",
     "backends/redis_families.py",
@@ -204,6 +204,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "interrupted",
         "recover",
         "retry",
+        "park",
+        "cancel",
         "lock",
         "worker",
     }  # their own tests drive them in both colours

@@ -6,11 +6,13 @@ from typing import cast
 import pytest
 
 from outlive.backend import Backend
-from outlive.backends.local import Inline, Threaded
+from outlive.backends.local import Inline
 from outlive.backends.memory import MemoryBackend
+from outlive.backends.threaded import Threaded
 from outlive.layers.replicate import Replicate
 from outlive.layers.status import Replication
-from outlive.runtime import AsyncRuntime, SyncRuntime
+from outlive.loop import AsyncRuntime
+from outlive.runtime import SyncRuntime
 from outlive.testing import BackendContract, Opener, StoreContract, WaistContract
 from outlive.testing.store.pending import PendingContract
 from outlive.testing.store.pruning import PruningContract

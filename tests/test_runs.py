@@ -131,6 +131,39 @@ def test_how_the_block_ends_decides_what_becomes_of_the_run(backend, url, error,
 
 
 @pytest.mark.parametrize("backend", ["memory", *ALL])
+def test_a_run_is_parked_and_cancelled_from_outside_by_its_id(backend, url):
+    with outlive.open(url) as store:
+        run = store.run("t", run_id="r", agent="a", lease_s=600).start()
+        assert store.park("r").status == "parked"
+        with pytest.raises(LeaseLost):
+            run.save({"n": 1})
+        assert [one.id for one in store.interrupted()] == []
+        with pytest.raises(RunEnded):
+            store.park("r")
+        again = store.retry("r").start()
+        assert store.cancel("r").ended_at is not None
+        with pytest.raises(LeaseLost):
+            again.save({"n": 2})
+        assert [one.status for one in store.runs()] == ["cancelled"]
+        store.run("t", run_id="next").start().complete()  # its place is free at once
+        for end in (store.park, store.cancel):
+            with pytest.raises(RunEnded):
+                end("next")
+            with pytest.raises(outlive.BadArgument, match="there is no run 'nex'"):
+                end("nex")
+
+    async def both():
+        async with outlive.open_async(url) as store:
+            for end, status in ((store.park, "parked"), (store.cancel, "cancelled")):
+                run = await store.run("t", run_id=status, lease_s=600).start()
+                assert (await end(status)).status == status
+                with pytest.raises(LeaseLost):
+                    await run.save({"n": 1})
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("backend", ["memory", *ALL])
 def test_a_cancelled_task_leaves_its_run_to_be_recovered(backend, url):
     async def main():
         async with outlive.open_async(url) as store:

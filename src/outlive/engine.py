@@ -99,9 +99,12 @@ class Engine:
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
+        self.timeout_s: float | None = None  # of commits that do not say how long they may take
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Do one commit; raise when it is refused."""
+        """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
+        if commit.timeout_s is None:
+            commit.timeout_s = self.timeout_s
         return await commit_one(self.backend, commit)
 
     # Saving
@@ -377,10 +380,10 @@ class Engine:
                 found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
         return found
 
-    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose, generation: int) -> None:
-        """Remember what was stored as a write: the next state of its thread is likely to have it."""
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose) -> None:
+        """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
-        if base is not None and base.generation == generation and len(base.loose) < _MOST_LOOSE:
+        if base is not None and len(base.loose) < _MOST_LOOSE:
             base.loose.update(loose)
 
     def pending(

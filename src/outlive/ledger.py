@@ -2,7 +2,7 @@
 
 A step is an entry of kind "step" under (run, name, key). When its function has returned, the value is stored by one durable
 write, and given back on every later attempt instead of calling the function. What a step was called with is remembered as a
-digest: a run that comes back with other arguments is told so. A step with `effect=True` is noted before it begins, so that a crash in
+digest: a run that comes back with other arguments is told so. The revision of its entry tells its place in the order of beginning. A step with `effect=True` is noted before it begins, so that a crash in
 the middle of a side effect is known afterwards and goes to a policy instead of being repeated in silence.
 """
 
@@ -57,6 +57,8 @@ class Ledger:
         self._run = run
         self._steps: dict[tuple[str, str], Step] = {}
         self._counts: dict[str, int] = {}
+        self._order: dict[tuple[str, str], int] = {}  # which began when, from 1 on
+        self._begun = 0
         self._in_flight: set[tuple[str, str]] = set()
         self._lock = run.engine.runtime.lock()  # steps may begin in many threads at once
 
@@ -77,6 +79,8 @@ class Ledger:
             for _, entry in page:
                 step = self._unpack(entry)
                 self._steps[step.name, step.key] = step
+                self._order[step.name, step.key] = entry.revision
+                self._begun = max(self._begun, entry.revision)
             if len(page) < _PAGE:
                 return
             after = (page[-1][1].key, page[-1][0].digest)
@@ -143,6 +147,9 @@ class Ledger:
             if key is None:
                 self._counts[name] = self._counts.get(name, 0) + 1
             self._in_flight.add(place)
+            if place not in self._order:
+                self._begun += 1
+                self._order[place] = self._begun
         return place
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
@@ -207,6 +214,7 @@ class Ledger:
             step.status,
             epoch=run.rank[0],
             fence=run.rank[1],
+            revision=self._order[step.name, step.key],
         )
         await run.write_entries(entry)
         self._steps[step.name, step.key] = step

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from .backend import RESERVED, Backend
-from .backends import postgres_url, redis_url
-from .backends.local import Borrowed, Inline, Local, Threaded, in_thread
+from .backends.local import Borrowed, Inline, Local
 from .backends.memory import MemoryBackend, NullBackend
 from .backends.server import Served, hide_secrets, take_options
 from .cache import Cache
@@ -21,19 +20,19 @@ from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
-from .layers.encrypt import Encrypted
 from .layers.keyring import KeyRing, is_sealed, key_of
-from .layers.replicate import Replicate
 from .layers.status import OPTIONS as PAIR_OPTIONS
 from .layers.status import Replication
 from .retain import Retain
-from .runtime import AsyncRuntime, SyncRuntime, run_now
+from .runtime import SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
 
 if TYPE_CHECKING:
     import redis
     import redis.asyncio
+
+    from .layers.replicate import Replicate
 
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
@@ -121,6 +120,8 @@ async def _open_inline(target: _Target) -> AsyncStore:
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
+    from .loop import AsyncRuntime
+
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
@@ -134,6 +135,7 @@ async def _open_threaded(target: _Target) -> AsyncStore:
 
 def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> AsyncStore:
     """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
+    from .backends.threaded import Threaded
 
     def same(backend: Backend, served: Served) -> Backend:
         if isinstance(backend, Threaded):
@@ -154,6 +156,8 @@ async def _build(
     pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
     backend = primary if pair is None else cast(Backend, pair)
     if target.ring is not None:  # around the pair: both stores hold the same sealed bytes
+        from .layers.encrypt import Encrypted
+
         backend = Encrypted(backend, target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
@@ -163,10 +167,13 @@ async def _build(
         await backend.close()
         raise
     engine = Engine(backend, Codec(), Namer(key), Cache(target.cache_bytes), runtime, target.watched)
+    engine.timeout_s = target.settings.timeout_s
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
 
 
 def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
+    from .layers.replicate import Replicate
+
     assert target.replication is not None
 
     def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
@@ -216,7 +223,7 @@ def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str
 def _serve(where: Any, options: dict[str, Any]) -> tuple[Served, dict[str, Any]]:
     serve: Callable[[Any, dict[str, Any]], Served]
     if type(where).__module__.partition(".")[0] == "redis":
-        serve = redis_url.serve_client
+        from .backends.redis_url import serve_client as serve
     else:
         serve = _SCHEMES[_scheme(where)]
         where, options = take_options(where, options, _COMMON)
@@ -291,6 +298,8 @@ def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = 
 
 def _local(shown: str, make: Callable[[], Local]) -> Served:
     async def asynchronous(timeout_s: float | None) -> Backend:
+        from .backends.threaded import Threaded, in_thread
+
         return cast(Backend, Threaded(await in_thread(make)))
 
     return Served(shown, lambda _: cast(Backend, Inline(make())), asynchronous)
@@ -357,15 +366,27 @@ def _file(url: str, options: dict[str, Any]) -> Served:
     return _local(url.partition("?")[0], make)
 
 
+def _postgres(url: str, options: dict[str, Any]) -> Served:
+    from .backends.postgres_url import serve
+
+    return serve(url, options)
+
+
+def _redis(url: str, options: dict[str, Any]) -> Served:
+    from .backends.redis_url import serve
+
+    return serve(url, options)
+
+
 _SCHEMES: dict[str, Callable[[str, dict[str, Any]], Served]] = {
     "memory": _memory,
     "null": _memory,
     "sqlite": _sqlite,
     "file": _file,
-    "postgresql": postgres_url.serve,
-    "postgres": postgres_url.serve,
-    "redis": redis_url.serve,
-    "rediss": redis_url.serve,
-    "redis+sentinel": redis_url.serve,
-    "redis+cluster": redis_url.serve,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "redis": _redis,
+    "rediss": _redis,
+    "redis+sentinel": _redis,
+    "redis+cluster": _redis,
 }

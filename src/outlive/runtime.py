@@ -2,13 +2,11 @@
 
 The core is written once, as `async def`. On the sync side every awaited method of a backend returns
 without suspending, so `run_now` finishes a coroutine with a single `send(None)`: no event loop, no
-thread, and a traceback that reads like a call.
+thread, and a traceback that reads like a call. What the async side has instead is in `loop.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import random
 import threading
@@ -121,14 +119,6 @@ class _ThreadTask:
         self._thread.join(timeout_s)
 
 
-class _LoopTask:
-    def __init__(self, work: Work) -> None:
-        self._task = asyncio.get_running_loop().create_task(work())
-
-    async def wait(self, timeout_s: float | None = None) -> None:
-        await asyncio.wait([self._task], timeout=timeout_s)
-
-
 class _ThreadTicker:
     def __init__(self, interval_s: float, work: Work) -> None:
         self._stop = threading.Event()
@@ -144,19 +134,6 @@ class _ThreadTicker:
         self._stop.set()
 
 
-class _LoopTicker:
-    def __init__(self, interval_s: float, work: Work) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._go_on(interval_s, work))
-
-    async def _go_on(self, interval_s: float, work: Work) -> None:
-        while True:
-            await asyncio.sleep(interval_s)
-            await work()
-
-    def stop(self) -> None:
-        self._task.cancel()
-
-
 class _ThreadBell:
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -169,21 +146,6 @@ class _ThreadBell:
 
     async def wait(self, timeout_s: float) -> None:
         self._event.wait(timeout_s)
-
-
-class _LoopBell:
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        self._event.set()
-
-    def has_rung(self) -> bool:
-        return self._event.is_set()
-
-    async def wait(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), timeout_s)
 
 
 class _ThreadMutex:
@@ -223,34 +185,6 @@ class SyncRuntime:
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
         return _ThreadMutex()
-
-
-class AsyncRuntime(SyncRuntime):
-    """The runtime of `outlive.open_async`."""
-
-    def spawn(self, work: Work) -> Task:
-        return _LoopTask(work)
-
-    def tick(self, interval_s: float, work: Work) -> Ticker:
-        return _LoopTicker(interval_s, work)
-
-    def thread_ident(self) -> int | None:
-        return None
-
-    def bell(self) -> Bell:
-        return _LoopBell()
-
-    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.get_running_loop().create_task(work)
-        while True:
-            try:
-                return await asyncio.shield(task)
-            except asyncio.CancelledError:
-                if task.done():
-                    raise
-
-    def mutex(self) -> AbstractAsyncContextManager[Any]:
-        return asyncio.Lock()
 
 
 class _Ids:

@@ -6,39 +6,32 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from . import copying, export, verifying
 from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
-from .backend import ThreadKey
+from .backend import Entry, ThreadKey
 from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
-from .errors import BadArgument, StoreError
+from .errors import BadArgument, Corrupt, KeyMissing, StoreError
 from .heart import Heart
-from .layers.encrypt import Encrypted
-from .layers.replicate import Replicate
-from .layers.rotation import Rotated, rotate
-from .layers.status import ReplicationStatus, Switched
-from .lease import RUN, RunInfo, unpack_run
+from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
-from .recovery import (
-    Handler,
-    Policy,
-    Recovered,
-    Recovery,
-    check_statuses,
-    find_interrupted,
-    find_runs,
-)
 from .retain import Retain, Swept
-from .run import AsyncRun, check_run
 from .runtime import new_id
 from .sweep import Sweeper
 from .thread import AsyncThread
-from .worker import AsyncWorker
+
+if TYPE_CHECKING:  # what runs, pairs and keys need is imported by the first call that is about them
+    from .layers.replicate import Replicate
+    from .layers.rotation import Rotated
+    from .layers.status import ReplicationStatus, Switched
+    from .recovery import Handler, Policy, Recovered
+    from .run import AsyncRun
+    from .worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
@@ -140,6 +133,8 @@ class AsyncStore:
         With the id of a run that was interrupted it goes on with that; with one that has ended, `run.is_finished` is true and
         `run.result` is what it gave. Raises ThreadBusy and RunBusy when it starts.
         """
+        from .run import check_run
+
         check_run(lease_s, throttle_s, max_attempts)
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
@@ -159,6 +154,8 @@ class AsyncStore:
     def _run(
         self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False, is_bare: bool = False
     ) -> AsyncRun:
+        from .run import AsyncRun
+
         place = self.thread(info.thread, namespace=info.namespace)
         return AsyncRun(
             self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries, is_bare=is_bare
@@ -166,18 +163,44 @@ class AsyncStore:
 
     async def retry(self, run_id: str) -> AsyncRun:
         """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
+        key, entry = await self._find_run(run_id)
+        return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+
+    async def park(self, run_id: str) -> RunInfo:
+        """Set a run aside, wherever it is: nobody recovers it until `retry`. A live one is refused with its next write.
+
+        Raises RunEnded when it has ended already.
+        """
+        return await self._end(run_id, PARKED)
+
+    async def cancel(self, run_id: str) -> RunInfo:
+        """End a run, wherever it is. A live one is refused with its next write, and its place is free at once.
+
+        Raises RunEnded when it has ended already.
+        """
+        return await self._end(run_id, CANCELLED)
+
+    async def _end(self, run_id: str, status: str) -> RunInfo:
+        from .ending import end_run
+
+        key, _ = await self._find_run(run_id)
+        return await end_run(self._engine, key, run_id, status)
+
+    async def _find_run(self, run_id: str) -> tuple[ThreadKey, Entry]:
         found = await self._engine.backend.entries(
             self._settings.tenant, RUN, prefix=check_id("run_id", run_id), limit=1
         )
         for key, entry in found:
             if entry.key == run_id:
-                return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+                return key, entry
         raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
 
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
         """Return a lock on a thread: while it is held, no run and no other lock has that place."""
+        from .run import check_run
+
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -199,6 +222,8 @@ class AsyncStore:
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
         """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
+        from .worker import AsyncWorker
+
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
@@ -217,12 +242,16 @@ class AsyncStore:
         thread: str | None = None,
     ) -> AsyncIterator[RunInfo]:
         """Iterate over the runs of this tenant by id, also those that have ended."""
+        from .recovery import check_statuses, find_runs
+
         async for _, run in find_runs(self._engine, self._settings.tenant, statuses=check_statuses(status)):
             if (agent is None or run.agent == agent) and (thread is None or run.thread == thread):
                 yield run
 
     async def interrupted(self) -> AsyncIterator[RunInfo]:
         """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
+        from .recovery import find_interrupted
+
         async for _, run in find_interrupted(self._engine, self._settings.tenant):
             yield run
 
@@ -239,6 +268,8 @@ class AsyncStore:
         Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
         can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
         """
+        from .recovery import Recovery, find_interrupted
+
         recovery = Recovery(self._engine, self._run, handlers, policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
             recovery.refusal = "primary_unreachable"
@@ -283,7 +314,7 @@ class AsyncStore:
         """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
 
         Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
-        nothing is changed, and the report says what would go. Raises ThreadBusy while another process sweeps.
+        nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
         """
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
@@ -293,9 +324,12 @@ class AsyncStore:
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
         """Seal everything of this tenant anew under the newest key of the ring, while others go on.
 
-        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned, and
-        every process has the new ring, the old keys can go.
+        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned without
+        `problems`, and every process has the new ring, the old keys can go.
         """
+        from .layers.encrypt import Encrypted
+        from .layers.rotation import rotate
+
         backend = self._engine.backend
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
@@ -324,18 +358,19 @@ class AsyncStore:
 
         Can be repeated, also after it was cut off: what is there stays, what is new is added and read back. `since` leaves out
         threads that did not change since a moment. Others may go on saving. Runs come along, with their steps and
-        responses; what was deleted here stays there.
+        responses; what was deleted here stays there. A thread that is damaged raises Corrupt when all others are copied.
         """
-        if target._engine.backend is self._engine.backend:
-            raise BadArgument("a store cannot be copied into itself")
-        if target._settings.tenant != self._settings.tenant:
-            raise BadArgument("source and target must be opened with the same tenant")
+        self._check_target(target)
         await self.flush()
         ids = await self._chosen(threads, None if since is None else micros(since))
+        damaged: list[Corrupt] = []
         for done, id in enumerate(ids, 1):
             rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
             for row in rows:  # else it was deleted meanwhile
-                await copying.into_store(self._engine, target._engine, self._key(id), row)
+                try:
+                    await copying.into_store(self._engine, target._engine, self._key(id), row)
+                except Corrupt as error:
+                    damaged.append(error)
             if progress is not None:
                 progress(done, len(ids))
         if threads is None and since is None:
@@ -343,12 +378,34 @@ class AsyncStore:
                 await copying.entries_into_store(
                     self._engine, target._engine, self._settings.tenant, kind, set(ids)
                 )
+        if damaged:
+            for other in damaged[1:]:
+                damaged[0].add_note(str(other))
+            raise damaged[0]
         return len(ids)
+
+    def _check_target(self, target: object) -> None:
+        from .layers.encrypt import Encrypted
+
+        if not isinstance(target, AsyncStore) or type(target._engine.runtime) is not type(
+            self._engine.runtime
+        ):
+            raise BadArgument(
+                f"copy_to takes a store that is open, by outlive.open or open_async as this one, not {target!r:.100}; "
+                "backup takes a URL"
+            )
+        backend = self._engine.backend
+        if target._engine.backend is backend:
+            raise BadArgument("a store cannot be copied into itself")
+        if target._settings.tenant != self._settings.tenant:
+            raise BadArgument("source and target must be opened with the same tenant")
+        if isinstance(backend, Encrypted) and not backend.has_key:
+            raise KeyMissing(None)  # what it holds cannot be seen, and would be left out
 
     async def _chosen(self, threads: Iterable[str] | None, since: int | None) -> list[str]:
         """Return the ids of the threads to be copied."""
-        if isinstance(threads, str):
-            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r}]")
+        if isinstance(threads, str) or not isinstance(threads, Iterable | None):
+            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r:.100}]")
         wanted = None if threads is None else {check_id("thread id", id) for id in threads}
         pages = Threads(self._engine, self._settings.tenant, heads=False)
         found, missing = [], set(wanted or ())

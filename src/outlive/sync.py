@@ -7,22 +7,24 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
-from .layers.rotation import Rotated
-from .layers.status import ReplicationStatus, Switched
 from .lease import RunInfo
 from .lock import AsyncLock
-from .recovery import Policy, Recovered
 from .retain import Retain, Swept
-from .run import AsyncRun
 from .runtime import run_now
 from .store import AsyncStore, Progress
-from .sync_responses import Responses
 from .thread import AsyncThread
-from .worker import AsyncWorker
+
+if TYPE_CHECKING:
+    from .layers.rotation import Rotated
+    from .layers.status import ReplicationStatus, Switched
+    from .recovery import Policy, Recovered
+    from .run import AsyncRun
+    from .sync_responses import Responses
+    from .worker import AsyncWorker
 
 T = TypeVar("T")
 
@@ -235,6 +237,8 @@ class Run:
 
     @property
     def responses(self) -> Responses:
+        from .sync_responses import Responses
+
         return Responses(self._run.responses)
 
     def start(self) -> Self:
@@ -411,6 +415,12 @@ class Store:
     def retry(self, run_id: str) -> Run:
         return Run(run_now(self._store.retry(run_id)))
 
+    def park(self, run_id: str) -> RunInfo:
+        return run_now(self._store.park(run_id))
+
+    def cancel(self, run_id: str) -> RunInfo:
+        return run_now(self._store.cancel(run_id))
+
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> Lock:
@@ -476,7 +486,8 @@ class Store:
         since: dt.datetime | None = None,
         progress: Progress | None = None,
     ) -> int:
-        return run_now(self._store.copy_to(target._store, threads=threads, since=since, progress=progress))
+        other = target._store if isinstance(target, Store) else target
+        return run_now(self._store.copy_to(other, threads=threads, since=since, progress=progress))
 
     def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread:
         return Thread(run_now(self._store.import_thread(text, id=id)))

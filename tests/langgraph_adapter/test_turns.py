@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,7 @@ import outlive
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
 from outlive.adapters.langgraph import OutliveSaver, turns
 from outlive.adapters.langgraph.turns import Turns
+from outlive.backends.sqlite import SQLiteBackend
 from outlive.runtime import run_now
 
 
@@ -34,6 +36,43 @@ def test_thousands_may_stand_in_one_line():
         turn.end()
     line[0].end()
     run_now(line[-1].wait())
+
+
+def test_who_saw_the_next_one_come_lets_the_one_after_it_linger_once():
+    order = Turns()
+
+    def store(follower):
+        turn = order.take("t")
+        with turn.storing() as linger_s:
+            turn.end()
+            if follower is not None:
+                order.take(follower).end()
+        return linger_s > 0
+
+    assert [store(who) for who in (None, "t", "t", None, None, "another thread", None)] == [
+        False, False, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path, monkeypatch):
+    groups = []
+    commit_all = SQLiteBackend.commit_all
+    monkeypatch.setattr(
+        SQLiteBackend, "commit_all", lambda self, group: groups.append(len(group)) or commit_all(self, group)
+    )
+    monkeypatch.setattr(turns, "_LINGER_S", 30.0)
+    with OutliveSaver(f"sqlite:///{tmp_path}/a.db") as saver:
+        put(saver, "1")
+        saver._shared.turns._is_followed = True
+        writer = threading.Thread(target=saver.put_writes, args=(at(id="1"), [("a", 1)], "task"))
+        writer.start()
+        while not saver._shared.sync._engine.backend._queue:
+            time.sleep(0.001)
+        put(saver, "2")
+        writer.join(20)
+        assert not writer.is_alive()
+        assert groups == [1, 2]
+        assert saver.get_tuple(at(id="1")).pending_writes == [("task", "a", 1)]
 
 
 @pytest.fixture(params=["url", "loop"])

@@ -29,7 +29,7 @@ from ..backend import (
     unescape,
 )
 from ..errors import Corrupt, OutliveError
-from .rules import Clock, Effect, Row, decide
+from .rules import Clock, Effect, Row, check_found, decide
 
 
 def new_token() -> int:
@@ -85,8 +85,8 @@ class Table:
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
         return self.pending.get(key[:2], {}).get(key)
 
-    def has_writes(self, pair: tuple[str, str]) -> bool:
-        return pair in self.pending
+    def has(self, pair: tuple[str, str]) -> bool:
+        return pair in self.records or pair in self.pending
 
     def info(self) -> bytes | None:
         return self.metadata
@@ -248,6 +248,7 @@ class MemoryBackend:
         table = self._table(commit.thread)
         effect, receipt = decide(commit, table, clock(), new_token())
         if effect is not None:
+            check_found(effect, table)
             self._apply(table, effect)
         return receipt
 

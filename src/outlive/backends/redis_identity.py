@@ -137,6 +137,10 @@ class Identity:
                 await self.register(bucket, deadline)
         self._is_complete = True
 
+    async def format(self) -> int:
+        """Return the format that the store was made with."""
+        return int(ormsgpack.unpackb((await self._load())[b"key"])[0])
+
     async def audit(self) -> list[Corrupt]:
         """Check the naming key."""
         held = await self._load()

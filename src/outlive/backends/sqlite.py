@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -385,6 +384,8 @@ class SQLiteBackend:
         db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
         try:
             if self._is_ours(db) is None:
+                from importlib import resources  # only who makes a file pays for it
+
                 db.execute(resources.files(__package__).joinpath("sqlite_schema.sql").read_text("utf-8"))
                 db.execute(
                     f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION}"

@@ -23,7 +23,10 @@ STEPS = ("search ferries", "read timetable", "compare fares", "book the ferry")
 def play(call: Call, folder: str, url: str) -> None:
     """Kill the first process, let the second finish, and say what there is to look at."""
     path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadArgument(f"{folder!r} cannot be made: {error.strerror}; name another folder") from None
     if any(path.iterdir()):
         raise BadArgument(f"{folder!r} is not empty; name another folder, or delete that one")
     call.note("an agent starts, and is killed with SIGKILL in its third step")

@@ -40,6 +40,8 @@ class Call:
     is_yes: bool = False
     secondary_url: str | None = None
     key_file: str | None = None
+    timeout: str | None = None
+    replication: str | None = None
     found_url: str | None = None
     shown_store: str | None = None
     code: int = OK
@@ -68,8 +70,28 @@ class Call:
         """Return what the store is opened with beside its URL."""
         from .keys import read_ring
 
-        found = {"tenant": self.tenant, "key": read_ring(self.key_file), "secondary": self.secondary}
+        found = {
+            "tenant": self.tenant,
+            "key": read_ring(self.key_file),
+            "secondary": self.secondary,
+            "timeout_s": self.timeout_s,
+            **self._way(),
+        }
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def timeout_s(self) -> float | None:
+        from .measure import seconds
+
+        return None if self.timeout is None else seconds("--timeout", self.timeout)
+
+    def _way(self) -> dict[str, str]:
+        """Return how a pair is written."""
+        if self.replication is not None and self.secondary is None:
+            raise BadArgument("--replication is for two stores; name the second one: --secondary URL")
+        return {"queue": {"on_secondary_down": "queue"}, "async": {"replication": "async"}}.get(
+            self.replication or "", {}
+        )
 
     @contextlib.contextmanager
     def open(
@@ -129,6 +151,7 @@ class Call:
     def note(self, sentence: str) -> None:
         """Say something beside the answer, to whoever watches."""
         if not self.is_quiet:
+            sys.stdout.flush()  # what was printed before stands before, also where both go into one file
             print(f"outlive: {shown(sentence)}", file=sys.stderr)
 
     def confirm(self, what: str) -> None:
@@ -140,6 +163,10 @@ class Call:
         print(f"This will {what}.", file=sys.stderr)
         if not click.confirm("Go on?", err=True):
             raise Declined
+
+
+class Unread(Exception):
+    """Whoever read the output has closed it."""
 
 
 class Declined(Exception):

@@ -12,6 +12,7 @@ from .harmless import shown
 
 if TYPE_CHECKING:
     from ..checkpoint import Sizes, Verified
+    from ..layers.rotation import Rotated
     from ..sync import Store
 
 
@@ -62,14 +63,15 @@ def _verify_threads(store: Store, names: list[str], tell: Any) -> Verified:
 
 
 def _show_verified(found: Verified) -> None:
-    counts = f"{found.threads:,} threads, {found.checkpoints:,} checkpoints, {found.chunks:,} chunks"
+    from .measure import counted
+
+    counts = f"{counted(found.threads, 'thread')}, {counted(found.checkpoints, 'checkpoint')}, {counted(found.chunks, 'chunk')}"
     if found.ok:
         print(f"ok: {counts}")
         return
     for problem in found.problems:
         print(shown(problem))
-    number = len(found.problems)
-    print(f"{number} problem{'' if number == 1 else 's'} in {counts}")
+    print(f"{counted(len(found.problems), 'problem')} in {counts}")
     print(
         "What is broken cannot be mended from within: restore those threads from a copy or backup, or delete them with outlive rm."
     )
@@ -121,8 +123,8 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
         (f"all {len(rows):,}", f"{checkpoints:,}", size(stored), size(states), times(stored, states))
     )
     columns = (
-        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True), Column("STORED", right=True, keeps=True),
-        Column("AS WHOLE STATES", right=True, keeps=True), Column("RATIO", right=True, keeps=True),
+        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True, drops=2), Column("STORED", right=True, keeps=True),
+        Column("AS WHOLE STATES", right=True, keeps=True, drops=1), Column("RATIO", right=True, keeps=True),
     )  # fmt: skip
     print_table(columns, shown_rows)
 
@@ -131,7 +133,8 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
 def rotate(call: Call) -> None:
     """Seal everything of the tenant anew under the newest key, which is the last one of the key file.
 
-    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when.
+    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when. Exits with 1 when
+    there are records that no key opens; they stay as they are.
     """
     with call.open() as store:
         from .keys import read_ring
@@ -145,7 +148,18 @@ def rotate(call: Call) -> None:
         with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
             done = store.rotate(progress=tell)
         item = {**asdict(done), "total": done.total, "key": ring.newest}
-        what = f"{done.total:,} record{'' if done.total == 1 else 's'}" if done.total else "nothing"
         call.answer(
-            [item], lambda: print(f"sealed {what} anew; all of {done.threads:,} threads is under key {shown(str(ring.newest))}")
+            [item], lambda: _show_rotated(done, shown(str(ring.newest))), brief=map(shown, done.problems), is_ok=not done.problems
         )  # fmt: skip
+
+
+def _show_rotated(done: Rotated, key: str) -> None:
+    from .measure import counted
+
+    for problem in done.problems:
+        print(shown(problem))
+    what = counted(done.total, "record") if done.total else "nothing"
+    rest = f"; {len(done.problems):,} could not be opened" if done.problems else ""
+    print(
+        f"sealed {what} anew; all{' else' if rest else ''} of {counted(done.threads, 'thread')} is under key {key}{rest}"
+    )

@@ -66,7 +66,7 @@ def show(
         else:
             found = place.checkpoint(at=moment("--at", at))
         if found is None:
-            raise BadArgument(f"thread {shown(place.id)!r} had no checkpoint at that moment")
+            raise BadArgument(f"thread '{shown(place.id)}' had no checkpoint at that moment")
         answer = Shown(store, found, path, is_head=found.id == head.id, is_full=full)
         items = answer.part_items() if parts else [answer.item()]
         call.answer(items, answer.show_parts if parts else answer.show, brief=answer.brief)

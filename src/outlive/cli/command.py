@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ..errors import BadArgument
-from .call import Call
+from .call import Call, Unread
 
-_SHARED = ("store", "secondary", "key_file", "tenant", "json", "quiet", "debug")
+_SHARED = ("store", "secondary", "replication", "key_file", "tenant", "timeout", "json", "quiet", "debug")
+_WAYS = ("sync", "queue", "async")
 
 
 def shared_options() -> list[click.Parameter]:
@@ -20,12 +21,17 @@ def shared_options() -> list[click.Parameter]:
             ["--store"], metavar="URL", help="The store; else OUTLIVE_STORE, else the SQLite file of outlive's in this folder."
         ),
         click.Option(["--secondary"], metavar="URL", help="The second store, if there are two; else OUTLIVE_SECONDARY."),
-        click.Option(["--key-file"], metavar="PATH", help="The keys of an encrypted store; else OUTLIVE_KEYS."),
+        click.Option(["--replication"], type=click.Choice(_WAYS), help="How two stores are written: both or not at all; queued while one is down; later. Default: sync."),
+        click.Option(["--key-file"], metavar="PATH", type=click.Path(), help="The keys of an encrypted store; else OUTLIVE_KEYS."),
         click.Option(["--tenant"], metavar="NAME", help="Whose threads; default: the tenant without a name."),
+        click.Option(["--timeout"], metavar="TIME", help="How long the store may take for one call, such as 5s or 2min; default: 30s."),
         click.Option(["--json"], is_flag=True, help="Print JSON: one object, whose items are listed in docs/cli.md."),
         click.Option(["--quiet", "-q"], is_flag=True, help="Print only ids, or what was found; no notes, no headings."),
         click.Option(["--debug"], is_flag=True, help="Show the traceback of an error."),
     ]  # fmt: skip
+
+
+SHARED = shared_options()
 
 
 class Command(click.Command):
@@ -33,8 +39,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.shared = shared_options()
-        self.params = [*self.params, *self.shared]
+        self.params = [*self.params, *SHARED]
 
     def invoke(self, ctx: click.Context) -> Any:
         here = {name: ctx.params.pop(name) for name in _SHARED}
@@ -50,9 +55,14 @@ class Command(click.Command):
             bool(ctx.params.pop("yes", False)),
             said["secondary"],
             said["key_file"],
+            said["timeout"],
+            said["replication"],
         )
         assert self.callback is not None
-        ctx.invoke(self.callback, call, **ctx.params)
+        try:
+            ctx.invoke(self.callback, call, **ctx.params)
+        except BrokenPipeError:
+            raise Unread from None  # click would end with 1, which means findings
         return call.code
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -60,7 +70,7 @@ class Command(click.Command):
             records = [
                 record
                 for param in self.get_params(ctx)
-                if (param in self.shared) == wanted and (record := param.get_help_record(ctx)) is not None
+                if (param in SHARED) == wanted and (record := param.get_help_record(ctx)) is not None
             ]
             if records:
                 with formatter.section(title):
@@ -86,7 +96,11 @@ def argument(name: str, **attributes: Any) -> click.Argument:
 
 
 def option(*names: str, **attributes: Any) -> click.Option:
-    return click.Option(list(names), **attributes)
+    """Return an option; ids are completed as those of an argument are."""
+    from .completion import COMPLETERS
+
+    complete = COMPLETERS.get(attributes.get("metavar", ""))
+    return click.Option(list(names), shell_complete=complete, **attributes)
 
 
 def flag(*names: str, help: str) -> click.Option:

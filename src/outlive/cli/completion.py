@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+)
 
 from .call import Call
 from .command import Command
 from .harmless import shown
 
 _MANY = 100
-_SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_PATIENCE = "2s"  # nobody waits longer behind the tabulator for a server that does not answer
+
+
+class Bash(BashComplete):
+    """Click's completion for bash breaks words at colons, as bash does, and there are colons in every URL and in many ids."""
+
+    source_template = """\
+%(complete_func)s() {
+    local line="${COMP_LINE:0:COMP_POINT}" kind value quoted word before=""
+    word="${line##*[[:space:]]}"
+    # Bash replaces only what stands behind the last colon, so what stands before it is taken off.
+    [[ $COMP_WORDBREAKS == *:* && $word == *:* ]] && before="${word%%"${word##*:}"}"
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain)
+                printf -v quoted %%q "$value"
+                COMPREPLY+=("${quoted#"$before"}")
+                ;;
+        esac
+    done < <(COMP_WORDS="$line" %(complete_var)s=bash_complete "$1")
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Read the line up to the cursor; the word that is being written is the last one."""
+        from click.shell_completion import split_arg_string
+
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        return words[1:], incomplete
+
+
+add_completion_class(Bash)
+_SHELLS = {"bash": Bash, "zsh": ZshComplete, "fish": FishComplete}
 
 
 def _call_of(ctx: click.Context) -> Call:
@@ -22,7 +68,16 @@ def _call_of(ctx: click.Context) -> Call:
     store, tenant, secondary, key_file = (
         ctx.params.get(name) or before.get(name) for name in ("store", "tenant", "secondary", "key_file")
     )
-    return Call("completion", store, tenant, is_quiet=True, secondary_url=secondary, key_file=key_file)
+    patience = None if "timeout_s=" in (store or os.environ.get("OUTLIVE_STORE") or "") else _PATIENCE
+    return Call(
+        "completion",
+        store,
+        tenant,
+        is_quiet=True,
+        secondary_url=secondary,
+        key_file=key_file,
+        timeout=patience,
+    )
 
 
 def _completing(look: Callable[[Any, click.Context, str], Iterable[str]]) -> Any:

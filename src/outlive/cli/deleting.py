@@ -10,7 +10,7 @@ from .call import Call
 from .clock import LeaseClock
 from .find import find_checkpoint, find_run
 from .harmless import shown
-from .measure import size
+from .measure import counted, size
 from .table import progress
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ def remove_thread(call: Call, store: Store, place: Thread) -> None:
     sizes = place.size()
     runs = list(store.runs(thread=place.id))
     clock = LeaseClock.of(store)
-    what = f"delete thread {shown(place.id)} with its {_counted(sizes.checkpoints, 'checkpoint')} ({size(sizes.stored_bytes)})"
+    what = f"delete thread {shown(place.id)} with its {counted(sizes.checkpoints, 'checkpoint')} ({size(sizes.stored_bytes)})"
     if runs:
-        what += f" and {_counted(len(runs), 'run')}"
+        what += f" and {counted(len(runs), 'run')}"
     live = [run for run in runs if clock.standing(run) == "live"]
     if live:
         what += f"; {shown(live[0].id)} is live in {live[0].owner}, and its next write will be refused"
     call.confirm(what)
     place.delete()
     call.did(
-        f"deleted thread {shown(place.id)}: {_counted(sizes.checkpoints, 'checkpoint')}, {size(sizes.stored_bytes)}",
+        f"deleted thread {shown(place.id)}: {counted(sizes.checkpoints, 'checkpoint')}, {size(sizes.stored_bytes)}",
         thread=place.id,
         checkpoints=sizes.checkpoints,
         freed_bytes=sizes.stored_bytes,
@@ -51,7 +51,7 @@ def remove_checkpoints(
         count += sum(1 for one in place.history(run=run_id, all_namespaces=True) if one.id not in ids)
     names = ", ".join(f"@{record.seq}" for record in records)
     of_run = f"those of run {shown(run_id)}" if run_id else ""
-    what = f"delete {_counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
+    what = f"delete {counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
     call.confirm(what)
     done = place.remove(ids, run=run_id, erase=erase)
     call.did(f"deleted {_told(done)}", thread=place.id, **asdict(done))
@@ -73,7 +73,7 @@ class Pruning:
         planned = [(name, done) for name, done in self._each(dry_run=True) if done.checkpoints]
         total = _sum(done for _, done in planned)
         where = (
-            f"thread {shown(self._names[0])}" if len(self._names) == 1 else _counted(len(planned), "thread")
+            f"thread {shown(self._names[0])}" if len(self._names) == 1 else counted(len(planned), "thread")
         )
         if is_dry or not planned:
             self._tell(planned, f"would delete {_told(total)} of {where}" if planned else "nothing to delete")
@@ -111,8 +111,4 @@ def _sum(found: Any) -> Pruned:
 
 
 def _told(done: Pruned) -> str:
-    return f"{_counted(done.checkpoints, 'checkpoint')} ({size(done.freed_bytes)})"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{counted(done.checkpoints, 'checkpoint')} ({size(done.freed_bytes)})"

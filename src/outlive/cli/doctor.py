@@ -10,7 +10,7 @@ from .command import command
 from .table import Column
 
 if TYPE_CHECKING:
-    from .examining import Finding
+    from .finding import Finding
 
 _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _STYLES = {"WARNING": "yellow", "PROBLEM": "red", "ok": "green"}
@@ -22,7 +22,8 @@ def doctor(call: Call) -> None:
 
     Each finding says what mends it. Exits with 1 when there is a warning or a problem.
     """
-    from .examining import Finding, examine_installation, examine_store
+    from .examining import examine_installation, examine_store
+    from .finding import Finding
     from .place import NoStore
 
     found = list(examine_installation())
@@ -44,7 +45,11 @@ def _show(found: list[Finding]) -> None:
     from .table import print_table
 
     rows = [(one.check, _MARKS[one.level], one.said) for one in found]
-    columns = (Column("CHECK", keeps=True), Column("", keeps=True, styles=_STYLES.get), Column("FOUND"))
+    columns = (
+        Column("CHECK", keeps=True),
+        Column("", keeps=True, styles=_STYLES.get),
+        Column("FOUND", wraps=True),
+    )
     print_table(columns, rows)
     for one in found:
         if one.mend:

@@ -6,7 +6,6 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,13 @@ from ..errors import KeyMissing, NewerFormat, OutliveError, WrongKey
 from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
+from .durability import durability
 from .find import backend_of
-from .keys import mended
-from .measure import size
+from .finding import Finding, lowest, pragma
+from .measure import counted, size
+from .mending import mended, parted
+from .place import opening
+from .schema import schema
 
 if TYPE_CHECKING:
     from ..sync import Store
@@ -41,16 +44,6 @@ _REMOTE = frozenset(
 _SKEW_S = 2.0
 _BIG_WAL = 256 << 20
 _LITTLE_SPACE = 512 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `level` is ok, note, warning or problem."""
-
-    check: str
-    level: str
-    said: str
-    mend: str = ""
 
 
 # The installation ---------------------------------------------------------------------------------------------
@@ -107,24 +100,25 @@ def sqlite_finding(version: str) -> Finding:
 
 def examine_store(call: Call, url: str) -> list[Finding]:
     """Look at a store; one that cannot be opened is the finding."""
-    began = time.monotonic()
     found = list(_pair(call, url))
+    opening()  # importing is not what is timed
+    began = time.monotonic()
     try:
         with call.open() as store:
             took_ms = (time.monotonic() - began) * 1000
             found.append(Finding("store", "ok", f"{call.shown_store} opened in {took_ms:.0f} ms"))
             if call.secondary is None:
-                found += _guarded(_alone, store, url)
-            for look in (_schema, _clock, _durability, _disk, _sizes, _runs):
+                found += _guarded(_role, store, url)
+            for look in (schema, _clock, durability, _disk, _sizes, _runs):
                 found += _guarded(look, store, url)
             return found
     except NewerFormat as error:
         return [*found, Finding("store", "problem", str(error), "pip install -U outlive")]
     except (KeyMissing, WrongKey) as error:
-        said, _, mend = mended(error).rpartition("; ")
-        return [*found, Finding("keys", "problem", said, mend)]
+        return [*found, Finding("keys", "problem", *parted(error))]
     except OutliveError as error:
-        return [*found, Finding("store", "problem", mended(error), _reach(url))]
+        said, mend = parted(error)
+        return [*found, Finding("store", "problem", said, mend or _reach(url))]
 
 
 def _pair(call: Call, url: str) -> Iterator[Finding]:
@@ -141,7 +135,7 @@ def _pair(call: Call, url: str) -> Iterator[Finding]:
     yield Finding("pair", "ok" if is_well(seen) else "warning", said, mend)
 
 
-def _alone(store: Store, url: str) -> Iterator[Finding]:
+def _role(store: Store, url: str) -> Iterator[Finding]:
     """A store of a pair that is looked at by itself."""
     from ..layers.pair import ROLES, read_side
 
@@ -158,46 +152,14 @@ def _guarded(look: Any, store: Store, url: str) -> Iterable[Finding]:
     try:
         return list(look(store, url))
     except OutliveError as error:
-        return [Finding(look.__name__.strip("_"), "problem", str(error), "outlive verify tells more")]
+        said, mend = parted(error)
+        return [Finding(look.__name__.strip("_"), "problem", said, mend or "outlive verify tells more")]
 
 
 def _reach(url: str) -> str:
     if url.startswith(("postgres", "redis")):
         return "check host, port, user and database in the URL, and that the server is running and lets this machine in"
     return "check the path and its permissions; outlive demo makes a store to look at"
-
-
-def _backend(store: Store) -> Any:
-    backend = backend_of(store)
-    return getattr(backend, "local", backend)
-
-
-def _schema(store: Store, url: str) -> Iterator[Finding]:
-    backend = _backend(store)
-    if backend.name == "sqlite":
-        from ..backends.sqlite import SCHEMA_VERSION
-
-        yield Finding(
-            "schema",
-            "ok",
-            f"version {_pragma(backend, 'user_version')}, this outlive writes {SCHEMA_VERSION}",
-        )
-    elif backend.name == "postgresql":
-        from ..backends.postgres_statements import VERSION
-
-        server = _ask(backend, "show server_version")
-        yield Finding("schema", "ok", f"version {VERSION} in schema {backend._schema}, PostgreSQL {server}")
-
-
-def _pragma(backend: Any, name: str) -> Any:
-    return backend._db().execute(f"pragma {name}").fetchall()[0][0]
-
-
-def _ask(backend: Any, statement: str) -> str:
-    from ..backends.postgres_rows import to_text
-
-    ((cell,),) = run_now(backend._ask(statement))
-    return to_text(cell)
 
 
 def _clock(store: Store, url: str) -> Iterator[Finding]:
@@ -215,85 +177,6 @@ def skew_finding(skew_s: float) -> Finding:
         return Finding("clock", "ok", said)
     mend = "start a time service (chrony, systemd-timesyncd) on both; leases are safe, they are timed by the server, but ages shown here are off"
     return Finding("clock", "warning", said, mend)
-
-
-def _durability(store: Store, url: str) -> Iterator[Finding]:
-    backend = _backend(store)
-    look = {
-        "sqlite": _sqlite_durability,
-        "file": _file_durability,
-        "postgresql": _postgres_durability,
-        "redis": _redis_durability,
-    }
-    if backend.name in look:
-        yield from look[backend.name](backend)
-    else:
-        mend = "use sqlite:, file:, postgresql: or redis: for what must outlive the process"
-        yield Finding("durability", "warning", f"{backend.name}: keeps nothing when the process ends", mend)
-
-
-def _sqlite_durability(backend: Any) -> Iterator[Finding]:
-    journal, level = _pragma(backend, "journal_mode"), _pragma(backend, "synchronous")
-    said = f"journal_mode={journal}, synchronous={('off', 'normal', 'full', 'extra')[level]}"
-    if level >= 2:
-        yield Finding("durability", "ok", f"{said}: a saved checkpoint survives a power cut")
-    else:
-        yield Finding(
-            "durability",
-            "warning",
-            f"{said}: a power cut may lose the last saves",
-            "open without fsync=normal, here and in the programs that save",
-        )
-
-
-def _file_durability(backend: Any) -> Iterator[Finding]:
-    if backend._is_full:
-        yield Finding("durability", "ok", "fsync for every save: a saved checkpoint survives a power cut")
-    else:
-        said = "fsync=normal: a power cut may lose the last saves"
-        yield Finding(
-            "durability", "warning", said, "open without fsync=normal, here and in the programs that save"
-        )
-
-
-def _postgres_durability(backend: Any) -> Iterator[Finding]:
-    settings = {
-        name: _ask(backend, f"show {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")
-    }
-    said = ", ".join(f"{name}={value}" for name, value in settings.items())
-    off = [name for name, value in settings.items() if value == "off"]
-    if off:
-        mend = f"set {' and '.join(f'{name} = on' for name in off)} in postgresql.conf (or for the role), and reload the server"
-        yield Finding("durability", "warning", f"{said}: a crash of the server may lose saves", mend)
-    else:
-        yield Finding("durability", "ok", said)
-
-
-def _redis_durability(backend: Any) -> Iterator[Finding]:
-    settings = {name: _config(backend, name) for name in ("appendonly", "appendfsync", "maxmemory-policy")}
-    said = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
-    if settings["appendonly"] is None:
-        yield Finding("durability", "note", "the server does not tell its settings (CONFIG is not allowed)")
-    elif settings["appendonly"] != "yes":
-        mend = (
-            "CONFIG SET appendonly yes, and CONFIG REWRITE; docs/guarantees.md tells what each setting loses"
-        )
-        yield Finding(
-            "durability", "warning", f"{said}: a crash of the server loses all since its last snapshot", mend
-        )
-    elif settings["appendfsync"] != "always":
-        yield Finding("durability", "note", f"{said}: a crash of the server loses about a second")
-    else:
-        yield Finding("durability", "ok", said)
-
-
-def _config(backend: Any, name: str) -> str | None:
-    async def ask() -> Any:
-        command = ("CONFIG", "GET", name)
-        return await backend.attempt(lambda deadline: backend._link.everywhere(command, deadline))
-
-    reply = run_now(ask())[0]
-    return reply[1].decode() if isinstance(reply, list) and len(reply) == 2 else None
 
 
 def _disk(store: Store, url: str) -> Iterator[Finding]:
@@ -354,11 +237,11 @@ def _sizes(store: Store, url: str) -> Iterator[Finding]:
     threads = checkpoints = stored = 0
     for info in store.threads():
         threads, checkpoints, stored = threads + 1, checkpoints + info.checkpoints, stored + info.stored_bytes
-    backend = _backend(store)
-    said = f"{threads:,} threads, {checkpoints:,} checkpoints, {size(stored)}"
+    backend = lowest(store)
+    said = f"{counted(threads, 'thread')}, {counted(checkpoints, 'checkpoint')}, {size(stored)}"
     if backend.name == "sqlite":
         pages, unused, page = (
-            _pragma(backend, name) for name in ("page_count", "freelist_count", "page_size")
+            pragma(backend, name) for name in ("page_count", "freelist_count", "page_size")
         )
         said += f"; the file has {size(pages * page)}, of which {size(unused * page)} are unused"
     yield Finding("sizes", "ok", said)

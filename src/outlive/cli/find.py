@@ -31,13 +31,11 @@ def engine_of(store: Store) -> Engine:
 
 def backend_of(store: Store) -> Any:
     """Return the backend below all layers: of a pair, the active one."""
-    from ..layers.encrypt import Encrypted
-    from ..layers.replicate import Replicate
-
     backend: Any = engine_of(store).backend
-    if isinstance(backend, Encrypted):
-        backend = backend.inner
-    return backend.stores.active if isinstance(backend, Replicate) else backend
+    pair = store._store._pair
+    if pair is not None:
+        return pair.stores.active
+    return getattr(backend, "inner", backend)
 
 
 def key_of(store: Store, thread: str) -> ThreadKey:
@@ -127,8 +125,8 @@ def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str)
     if len(found) == 1:
         return found[0]
     if not found:
-        raise BadArgument(f"there is no {what} {shown(said)!r}; {lists}")
-    raise BadArgument(f"{shown(said)!r} is the beginning of several: {_list(found)}; give more of it")
+        raise BadArgument(f"there is no {what} '{shown(said)}'; {lists}")
+    raise BadArgument(f"'{shown(said)}' is the beginning of several: {_list(found)}; give more of it")
 
 
 def _list(ids: Iterable[str]) -> str:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 import shlex
-import unicodedata
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _BACK = {shown: char for char, shown in _NAMED.items()}
 _ESCAPE = re.compile(r"\\n|\\r|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
-_TURNING = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Control characters (Cc), lone surrogates (Cs), and what turns the direction of text or begins a line.
+_HARMFUL = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+_NOT_ASCII = re.compile(f"{_HARMFUL.pattern}|[^\\x00-\\x7f]")
 
 
 def shown(text: str) -> str:
     """Return text on one line, without anything that a terminal would obey."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_NAMED.get(char) or (_escaped(char) if _is_harmful(char) else char) for char in text)
+    return _HARMFUL.sub(lambda found: _NAMED.get(found[0]) or _escaped(found[0]), text)
 
 
 def shown_lines(text: str) -> str:
@@ -30,12 +31,8 @@ def shown_lines(text: str) -> str:
 
 def shown_json(text: str, *, is_ascii: bool = False) -> str:
     """Return JSON that says the same without characters that a terminal would obey; with `is_ascii` with none that needs UTF-8."""
-    return "".join(
-        char
-        if char == "\n" or not (_is_harmful(char) or (is_ascii and not char.isascii()))
-        else _json_escape(char)
-        for char in text
-    )
+    harmful = _NOT_ASCII if is_ascii else _HARMFUL
+    return harmful.sub(lambda found: found[0] if found[0] == "\n" else _json_escape(found[0]), text)
 
 
 def _json_escape(char: str) -> str:
@@ -52,10 +49,6 @@ def as_argument(text: str) -> str:
     """Return an id as a shell takes it, for a command that the reader may copy."""
     quoted = shlex.quote(shown(text))
     return f"-- {quoted}" if text.startswith("-") else quoted
-
-
-def _is_harmful(char: str) -> bool:
-    return char in _TURNING or unicodedata.category(char) in ("Cc", "Cs")
 
 
 def _escaped(char: str) -> str:

@@ -65,6 +65,14 @@ def local(when: dt.datetime | None) -> str:
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S %Z} ({age(when)})"
 
 
+def counted(count: int, what: str) -> str:
+    """Return how many of something there are: 1 thread, 2 threads."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def times(part: int, whole: int) -> str:
     """Return how often a part goes into a whole."""
-    return f"{whole / part:.1f}×" if part else "–"
+    from .table import can_draw
+
+    sign, none = ("×", "–") if can_draw() else ("x", "-")
+    return f"{whole / part:.1f}{sign}" if part else none

@@ -9,10 +9,10 @@ from typing import Any
 from ..backends.server import Served
 from ..errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from ..layers.backlog import Backlog
-from ..layers.keyring import is_sealed, key_of
+from ..layers.keyring import KeyRing, is_sealed, key_of
 from ..layers.pair import PRIMARY, ROLES, SECONDARY, Side, check_match, read_side
 from ..runtime import SyncRuntime, run_now
-from .measure import size, span
+from .measure import counted, size, span
 from .place import Absent, check_path, check_served, opening
 
 _PATIENCE_S = 5.0
@@ -93,7 +93,9 @@ def active_of(seen: Pair) -> int | None:
     return None if epoch is None else epoch % 2
 
 
-def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) -> dict[str, Any]:
+def options_of_pair(
+    seen: Pair, options: dict[str, Any], *, takes_over: bool, needs_key: bool = True
+) -> dict[str, Any]:
     """Return options with which the pair is opened as it is; refuse what opening would change without being asked.
 
     An empty secondary would be filled, and an empty primary left: a mistake in a URL must do neither. `takes_over` means the latter.
@@ -109,27 +111,15 @@ def options_of_pair(seen: Pair, options: dict[str, Any], *, takes_over: bool) ->
         )
     keys = [one.key for one in seen if one.key is not None]
     if keys and "key" not in options:
-        raise KeyMissing(keys[0])
+        if needs_key:
+            raise KeyMissing(keys[0])
+        options = {**options, "key": KeyRing()}
     return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
 
 
 def _is_paused(seen: Pair) -> bool:
     side = seen[PRIMARY].side
     return side is not None and side.is_paused
-
-
-def seed_primary(url: str, options: dict[str, Any]) -> None:
-    """Give a new and empty primary the naming key of the secondary: with a key of its own it would be refused as another store."""
-    target = opening()._parse(url, options)
-    timeout_s = target.settings.timeout_s
-    backends: list[Any] = [target.secondary.sync(timeout_s), target.served.sync(timeout_s)]
-    try:
-        key = b""
-        for backend in backends:
-            key = run_now(backend.identity(key))
-    finally:
-        for backend in backends:
-            run_now(backend.close())
 
 
 # What is said of it -------------------------------------------------------------------------------------------
@@ -178,7 +168,7 @@ def told(seen: Pair) -> tuple[str, str]:
     queued = sum(one.queued for one in seen)
     if queued:
         behind = f"{size(sum(one.queued_bytes for one in seen))}, the oldest {span(max(one.lag_s for one in seen))} old"
-        said += f"; {queued:,} commit{'' if queued == 1 else 's'} queued ({behind})"
+        said += f"; {counted(queued, 'commit')} queued ({behind})"
     return said, _mend(seen, states)
 
 

@@ -12,6 +12,7 @@ from .harmless import shown
 
 if TYPE_CHECKING:
     from ..layers.status import Switched
+    from ..sync import Store
     from .pairing import Pair
 
 
@@ -83,10 +84,15 @@ def _join(call: Call, seen: Pair) -> None:
         opened(call.url, options, creates=True) as store,
         progress("filling", is_quiet=call.is_quiet or call.is_json),
     ):
-        while not (status := store.replication_status()).is_whole:
-            if status.last_error is not None:
-                raise StoreUnavailable(f"the secondary could not be filled: {status.last_error}")
-            time.sleep(0.05)
+        wait_until_whole(store)
+
+
+def wait_until_whole(store: Store) -> None:
+    """Wait until the secondary has everything."""
+    while not (status := store.replication_status()).is_whole:
+        if status.last_error is not None:
+            raise StoreUnavailable(f"the secondary could not be filled: {status.last_error}")
+        time.sleep(0.05)
 
 
 @command("promote", "Make the secondary the active store.", yes_option())
@@ -95,7 +101,7 @@ def promote(call: Call) -> None:
 
     What the primary has queued is carried over first, if it can be reached.
     """
-    from .pairing import active_of, seed_primary
+    from .pairing import active_of
 
     seen = _look(call)
     if active_of(seen) == 1:
@@ -110,8 +116,6 @@ def promote(call: Call) -> None:
     elif primary.is_absent:
         what += f"; the primary, {primary.url}, holds nothing"
     call.confirm(shown(what))
-    if primary.is_absent and primary.error is not None:
-        seed_primary(call.url, call.options())
     with call.open(takes_over=True) as store:
         done = store.promote()
         _tell(call, "secondary", done)
@@ -133,7 +137,9 @@ def failback(call: Call) -> None:
 
 
 def _tell(call: Call, active: str, done: Switched) -> None:
-    carried = f"{done.carried:,} queued commit{'' if done.carried == 1 else 's'} carried over"
+    from .measure import counted
+
+    carried = f"{counted(done.carried, 'queued commit')} carried over"
     sentence = f"the {active} is active now, in epoch {done.epoch}; {carried}"
     if done.branched:
         names = ", ".join(shown(name) for name in done.branched)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, KeyMissing, StoreUnavailable
+from ..errors import BadArgument, KeyMissing, NotSealed, StoreUnavailable
 
 if TYPE_CHECKING:
     from ..backends.server import Served
+    from ..layers.keyring import KeyRing
     from ..store import AsyncStore
     from ..sync import Store
 
@@ -38,7 +39,8 @@ def find_store() -> str:
     if len(names) == 1:
         return f"sqlite:///{quoted(names[0])}"
     if names:
-        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {_EXAMPLE}")
+        example = _EXAMPLE.replace("agent.db", quoted(names[0]))
+        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
@@ -91,8 +93,9 @@ def opened(
     from ..sync import Store
     from .opaque import OpaqueCodec
 
+    _check_scheme(url)
     if not creates:
-        options = checked(url, options, takes_over=takes_over)
+        options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
     target = opening()._parse(url, options)
     if not creates and target.secondary is None:
         check_path(url, target.served)
@@ -102,13 +105,21 @@ def opened(
         yield store
 
 
-def checked(url: str, options: dict[str, Any], *, takes_over: bool = False) -> dict[str, Any]:
+def _check_scheme(url: str) -> None:
+    if ":" not in url:  # a person means the file
+        meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
+        raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")
+
+
+def checked(
+    url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
+) -> dict[str, Any]:
     """Return options with which a pair can be opened without changing it."""
     if "secondary" not in options:
         return options
     from .pairing import look, options_of_pair
 
-    return options_of_pair(look(url, options), options, takes_over=takes_over)
+    return options_of_pair(look(url, options), options, takes_over=takes_over, needs_key=needs_key)
 
 
 def opening() -> Any:
@@ -126,6 +137,7 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
     secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
     if not creates and secondary is None:
         check_served(backend, target.served)
+        _check_sealed(backend, target.ring)
     opener: Any = None  # of further stores: this program opens them itself
     try:
         store: AsyncStore = run_now(opening()._build(backend, secondary, target, SyncRuntime(), opener))
@@ -138,15 +150,36 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
     return _built(replace(target, ring=KeyRing()), creates, needs_key)
 
 
+def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
+    """Refuse a ring without keys for a store that is not encrypted: all of it would be taken for broken."""
+    if ring is None or ring.ids:
+        return
+    from ..layers.keyring import is_sealed
+    from ..runtime import run_now
+
+    if not is_sealed(run_now(backend.identity(b""))):
+        run_now(backend.close())
+        raise NotSealed("this store is not encrypted")
+
+
 def check_path(url: str, served: Served) -> None:
     """Refuse a store of this machine that is not there, which opening would make."""
     path = local_path(url)
     if path is None:
         return
-    if not os.path.exists(path if url.startswith("sqlite") else os.path.join(path, "store")):
+    is_there = _is_begun(path) if url.startswith("sqlite") else os.path.exists(os.path.join(path, "store"))
+    if not is_there:
         raise Absent(
             f"there is no store at {served.shown} ({path}); check the path, or save something there first"
         )
+
+
+def _is_begun(path: str) -> bool:
+    """Tell whether a SQLite file is more than empty: SQLite would make a database of an empty one. A new one may be in its log only."""
+    return any(
+        os.path.exists(name) and (os.path.isdir(name) or os.path.getsize(name))
+        for name in (path, f"{path}-wal")
+    )
 
 
 def check_served(backend: Any, served: Served) -> None:

@@ -1,7 +1,7 @@
 """The program: its commands, the options that all of them have, and how it ends.
 
 Exit codes: 0 done; 1 something was found, or the person said no; 2 the call is to be changed (usage, `CallerError`); 3 the store is in
-the way (`StoreError`); 130 interrupted. A traceback is shown with --debug only.
+the way (`StoreError`); 130 interrupted; 141 the reader of the output, `head` perhaps, closed it. A traceback is shown with --debug only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,23 @@ from typing import Any
 import click
 
 from ..errors import CallerError, OutliveError
-from . import care, checkpoints, completion, demo, doctor, langgraph, pairs, runs, sweeping, threads, transfer
-from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined
-from .command import Command, shared_options
-from .harmless import shown_lines
+from . import (
+    care,
+    checkpoints,
+    completion,
+    demo,
+    doctor,
+    langgraph,
+    new_key,
+    pairs,
+    runs,
+    sweeping,
+    threads,
+    transfer,
+)
+from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Unread
+from .command import SHARED, Command
+from .harmless import shown
 
 # The one place where commands are registered: what they are about → the commands, in the order of the help.
 SECTIONS: dict[str, tuple[Command, ...]] = {
@@ -28,7 +41,7 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
     ),
     "Runs": (runs.runs, runs.run, runs.recover, runs.retry, runs.park, runs.cancel),
     "Care": (
-        care.verify, doctor.doctor, care.stats, sweeping.sweep, transfer.copy, transfer.backup, care.rotate, langgraph.import_langgraph,
+        care.verify, doctor.doctor, care.stats, sweeping.sweep, transfer.copy, transfer.backup, new_key.new_key, care.rotate, langgraph.import_langgraph,
     ),
     "Two stores": (pairs.replication, pairs.promote, pairs.failback),
     "More": (demo.demo, completion.completion),
@@ -68,7 +81,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
-        *shared_options(),
+        *SHARED,
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
         ),
@@ -86,8 +99,12 @@ for _commands in SECTIONS.values():
         program.add_command(_command)
 
 
+UNREAD = 141  # as a shell says of a program that SIGPIPE ended
+
+
 def run(arguments: Sequence[str]) -> int:
     """Do what the arguments say; return the exit code."""
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show it all is no error
@@ -95,9 +112,24 @@ def run(arguments: Sequence[str]) -> int:
         ended = _run(list(arguments))
         sys.stdout.flush()
         return ended
-    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except (BrokenPipeError, Unread):  # the reader has seen enough
+        _forget_output()
+        return UNREAD
+    except OSError as error:  # nothing but the output is left to fail here
+        _forget_output()
+        print(f"outlive: the output could not be written: {error.strerror}", file=sys.stderr)
+        return STORE
+
+
+def _open_closed() -> None:
+    """Let streams that were closed lead nowhere: files that are opened later must not take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _forget_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
@@ -112,9 +144,13 @@ def _run(arguments: list[str]) -> int:
     except Declined:
         print("Nothing was done.", file=sys.stderr)
         return FINDINGS
-    except BrokenPipeError:
+    except (BrokenPipeError, Unread):
         raise
     except Exception as error:  # noqa: BLE001  # told in a line below; --debug shows all of it
+        if not arguments:  # then it is the help that click raises
+            print(error, file=sys.stderr)
+            return USAGE
+        arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
         if "--debug" in arguments:
             import traceback
 
@@ -131,7 +167,7 @@ def _tell(error: Exception, arguments: list[str]) -> int:
             json.dumps({"format": FORMAT, "error": kind, "message": message, "exit": code}), file=sys.stderr
         )
     else:
-        print(shown_lines(f"outlive: {message}"), file=sys.stderr)
+        print(f"outlive: {shown(message)}", file=sys.stderr)
     return code
 
 
@@ -140,13 +176,19 @@ def _weigh(error: Exception) -> tuple[int, str]:
         return USAGE, _usage(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, OutliveError):
-        from .keys import mended
+        from .mending import mended
 
         return USAGE if isinstance(error, CallerError) else STORE, f"{mended(error)}{notes}"
+    if isinstance(error, OSError):
+        what = f" ({error.filename!r})" if error.filename is not None else ""
+        return STORE, f"the system refused: {error.strerror or error}{what}; --debug shows where"
     return STORE, f"internal error: {type(error).__name__}: {error}; --debug shows where"
 
 
 def _usage(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     hint = f" (outlive {ctx.info_name} --help)" if ctx is not None and ctx.parent is not None else ""
-    return f"{error.format_message().rstrip('.')}{hint}"
+    said = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
+        said += "; an id that begins with - goes behind --"
+    return f"{said}{hint}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument
+from ..errors import BadArgument, OutliveError
 from .call import Call
 from .clock import LeaseClock
 from .find import find_run
@@ -35,10 +36,14 @@ def load_handlers(said: str) -> Handlers:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
     except ImportError as error:
         raise BadArgument(f"the module {module!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise BadArgument(f"the module {module!r} cannot be imported: {said}; --debug shows where") from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
     except AttributeError as error:
         raise BadArgument(f"the module {module!r} has no {name!r}") from error
     if callable(found):
@@ -129,8 +134,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
     found = find_run(store, said)
     run = store.retry(found.id)
     run.start()
-    if run.is_finished:
-        raise BadArgument(f"run {shown(found.id)!r} is {run.status}: there is nothing left to do")
+    _check_unfinished(run)
     run.interrupt()
     call.did(
         f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
@@ -138,6 +142,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
         thread=found.thread,
         was=found.status,
         status="interrupted",
+        error=None,
     )
 
 
@@ -153,18 +158,23 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
         ended = asyncio.run(_retry_async(call, found.id, handler))
     else:
         ended = _retry(call, found.id, handler)
-    call.did(
-        f"run {shown(found.id)} is {ended.status}; outlive run {as_argument(found.id)} shows it",
-        id=found.id,
-        thread=found.thread,
-        was=found.status,
-        status=ended.status,
-    )
+    failed = f": {ended.error}" if ended.status == "failed" else ""
+    sentence = f"run {shown(found.id)} is {ended.status}{shown(failed)}; outlive run {as_argument(found.id)} shows it"
+    item = {
+        "id": found.id,
+        "thread": found.thread,
+        "was": found.status,
+        "status": ended.status,
+        "error": ended.error,
+    }
+    call.answer([item], lambda: print(sentence), is_ok=not failed)
 
 
 def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
     with call.open(knows_types=True) as store:
-        with store.retry(id) as run:
+        run = store.retry(id)
+        with _telling(call), run:
+            _check_unfinished(run)
             _keep(run, handler(run))
         return run.info
 
@@ -173,9 +183,31 @@ async def _retry_async(call: Call, id: str, handler: Callable[[Any], Any]) -> Ru
     import outlive
 
     async with outlive.open_async(call.url, **checked(call.url, call.options())) as store:
-        async with await store.retry(id) as run:
-            _keep(run, await handler(run))
+        run = await store.retry(id)
+        with _telling(call):
+            async with run:
+                _check_unfinished(run)
+                _keep(run, await handler(run))
         return run.info
+
+
+@contextlib.contextmanager
+def _telling(call: Call) -> Iterator[None]:
+    """What a handler raises has made the run fail, and is told as that. What the store raises goes on."""
+    try:
+        yield
+    except OutliveError:
+        raise
+    except Exception:  # noqa: BLE001
+        if call.is_debug:
+            import traceback
+
+            traceback.print_exc()
+
+
+def _check_unfinished(run: Any) -> None:
+    if run.is_finished:
+        raise BadArgument(f"run '{shown(run.id)}' is {run.status}: there is nothing left to do")
 
 
 def _keep(run: Any, result: Any) -> None:

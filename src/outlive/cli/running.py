@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..backend import escape
 from ..ledger import Step
 from ..runtime import run_now
 from .clock import LeaseClock
@@ -62,13 +63,13 @@ class Running:
         return {name: sum(one.get(name) or 0 for one in responses) for name in _SUMMED} if responses else {}
 
     def steps(self) -> list[Step]:
-        """Return the ledger, by name and key."""
+        """Return the ledger, in the order in which steps began."""
         found = []
-        for entry in self._entries("step"):
+        for entry in sorted(self._entries("step"), key=lambda entry: entry.revision):
             name, key = entry.key[len(self.info.id) + 1 :].split("\n", 1)
             arguments, value, error = engine_of(self.store).codec.unpack(entry.body or b"")
             found.append(Step(name, key, entry.status, arguments, value, error))
-        return sorted(found, key=lambda step: (step.name, len(step.key), step.key))
+        return found
 
     def responses(self) -> list[dict[str, Any]]:
         """Return what each model answered, in the order in which the models were named."""
@@ -114,17 +115,19 @@ def _step_item(step: Step) -> dict[str, Any]:
 
 
 def list_runs(
-    store: Store, wanted: set[str], agent: str | None, thread: str | None, limit: int
-) -> tuple[list[Running], bool]:
-    """Return runs that are in one of the wanted states, and whether there are more."""
+    store: Store, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
+) -> tuple[list[Running], str | None]:
+    """Return runs that are in one of the wanted states, by id, and behind which of them there are more."""
     clock = LeaseClock.of(store)
     found: list[Running] = []
     for info in store.runs(agent=agent, thread=thread):
+        if after is not None and escape(info.id) <= escape(after):
+            continue
         if wanted & {clock.standing(info), info.status}:
             if len(found) == limit:
-                return found, True
+                return found, found[-1].info.id
             found.append(Running(info, clock, store))
-    return found, False
+    return found, None
 
 
 def show_runs(items: list[dict[str, Any]]) -> None:

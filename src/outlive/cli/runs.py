@@ -30,9 +30,16 @@ def handlers_option(*, required: bool) -> click.Option:
     option("--agent", metavar="NAME", help="Only runs of this agent."),
     option("--thread", metavar="THREAD", help="Only runs of this thread."),
     limit_option(100, "runs"),
+    option("--after", metavar="RUN", help="Go on behind this run: the next page."),
 )
 def runs(
-    call: Call, status: tuple[str, ...], all: bool, agent: str | None, thread: str | None, limit: int
+    call: Call,
+    status: tuple[str, ...],
+    all: bool,
+    agent: str | None,
+    thread: str | None,
+    limit: int,
+    after: str | None,
 ) -> None:
     """List runs that are live, dead, interrupted, parked or failed: owner, lease, attempts, tokens and cost."""
     wanted = set(status) or (set(_STATUSES) if all else set(_SHOWN))
@@ -41,11 +48,11 @@ def runs(
         from .running import list_runs, show_runs
 
         place = None if thread is None else find_thread(store, thread)
-        found, has_more = list_runs(store, wanted, agent, place, limit)
+        found, next = list_runs(store, wanted, agent, place, limit, after)
         items = [one.item() for one in found]
-        call.answer(items, lambda: show_runs(items), brief=[shown(item["id"]) for item in items])
-        if has_more and not call.is_json:
-            call.note("there are more; --limit shows them")
+        call.answer(items, lambda: show_runs(items), brief=[shown(item["id"]) for item in items], next=next)
+        if next is not None and not call.is_json:
+            call.note(f"there are more: --after {as_argument(next).removeprefix('-- ')}")
 
 
 @command("run", "Show one run: steps, responses.", argument("RUN"), flag("--full", help="Cut nothing."))
@@ -120,7 +127,6 @@ def cancel(call: Call, run: str) -> None:
 
 def _end(call: Call, run: str, status: str) -> None:
     with call.open() as store:
-        from .ending import end_run
         from .find import find_run
         from .running import Running
 
@@ -132,7 +138,7 @@ def _end(call: Call, run: str, status: str) -> None:
         if before["standing"] == "live":
             what += f"; it is at work in {found.owner}, whose next write will be refused"
         call.confirm(what)
-        end_run(store, found, status)
+        (store.park if status == "parked" else store.cancel)(found.id)
         hint = f"; outlive retry {as_argument(found.id)} goes on with it"
         call.did(f"run {shown(found.id)} is {status}{hint}", **_ended(before, status))
 

@@ -32,13 +32,18 @@ def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | Non
     when there are threads that could not be swept.
     """
     retain = _retain(keep_last, max_age, ttl)
+    is_quiet = call.is_quiet or call.is_json
     with call.open() as store:
-        planned = store.sweep(dry_run=True, retain=retain)
+        from .table import progress
+
+        with progress("looking", is_quiet=is_quiet):
+            planned = store.sweep(dry_run=True, retain=retain)
         if dry_run or not _is_any(planned):
             _tell(call, planned, "would delete" if _is_any(planned) else "nothing to delete")
             return
         call.confirm(f"delete {_counted(planned)}")
-        done = store.sweep(retain=retain)
+        with progress("sweeping", is_quiet=is_quiet):
+            done = store.sweep(retain=retain)
         _tell(call, done, "deleted" if _is_any(done) else "nothing to delete")
 
 
@@ -70,13 +75,11 @@ def _is_any(swept: Swept) -> bool:
 
 
 def _counted(swept: Swept) -> str:
-    from .measure import size
+    from .measure import counted, size
 
     threads = swept.ttl.threads
-    said = f"{swept.checkpoints:,} checkpoint{'' if swept.checkpoints == 1 else 's'} ({size(swept.bytes)})"
-    return said + (
-        f", and {threads:,} whole thread{'' if threads == 1 else 's'} with them" if threads else ""
-    )
+    said = f"{counted(swept.checkpoints, 'checkpoint')} ({size(swept.bytes)})"
+    return said + (f", and {counted(threads, 'whole thread')} with them" if threads else "")
 
 
 def _tell(call: Call, swept: Swept, word: str) -> None:
@@ -86,11 +89,11 @@ def _tell(call: Call, swept: Swept, word: str) -> None:
 
 
 def _show(swept: Swept, word: str) -> None:
-    from .measure import size
+    from .measure import counted, size
     from .table import Column, print_table
 
     if not _is_any(swept):
-        print(f"{word} in {swept.threads:,} thread{'' if swept.threads == 1 else 's'}")
+        print(f"{word} in {counted(swept.threads, 'thread')}")
     else:
         print(f"{word} {_counted(swept)}")
         columns = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from typing import Any
 from .harmless import shown
 
 _GAP = 2  # between columns
-_LEAST = 12  # of a column that may be cut
+_LEAST, _SCANT = 12, 5  # of a column that may be cut: where there is room, and where there is hardly any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Column:
     right: bool = False
     keeps: bool = False  # never cut
     drops: int = 0  # left out where there is too little room, the greatest first; 0: never
+    wraps: bool = False  # goes on in the next line instead of being cut
     styles: Callable[[str], str | None] | None = None
 
 
@@ -38,12 +41,17 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def _has_rich() -> bool:
+    """Tell whether rich is installed: without it tables are plain, also at a terminal."""
+    return importlib.util.find_spec("rich") is not None
+
+
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print rows; a column in which nothing stands is left out."""
     used = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     columns = [columns[at] for at in used]
     cells = [[shown(row[at]) for at in used] for row in rows]
-    if is_terminal():
+    if is_terminal() and _has_rich():
         _print_rich(columns, cells)
     else:
         _print_plain(columns, cells)
@@ -69,7 +77,9 @@ def _print_rich(columns: Sequence[Column], rows: list[list[str]]) -> None:
     widths = _fit(columns, rows, console.width)
     for at, width in widths.items():
         justify: Any = "right" if columns[at].right else "left"
-        table.add_column(columns[at].name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+        wraps = columns[at].wraps
+        overflow: Any = "fold" if wraps else "ellipsis"
+        table.add_column(columns[at].name, justify=justify, no_wrap=not wraps, overflow=overflow, width=width)
     for row in rows:
         table.add_row(*(Text(row[at], style=_style(columns[at], row[at])) for at in widths))
     console.print(table)
@@ -90,6 +100,9 @@ def _fit(columns: Sequence[Column], rows: list[list[str]], room: int) -> dict[in
     widths = {at: full if columns[at].keeps else min(full, _LEAST) for at, full in natural.items()}
     while _total(widths) > room and (loose := [at for at in widths if columns[at].drops]):
         del widths[max(loose, key=lambda at: columns[at].drops)]
+    for at, width in widths.items():
+        if not columns[at].keeps:
+            widths[at] = max(min(width, _SCANT), width - max(0, _total(widths) - room))
     for at, width in widths.items():  # what is left over goes to those that were cut, the first ones first
         widths[at] = width + max(0, min(natural[at] - width, room - _total(widths)))
     return widths
@@ -109,7 +122,9 @@ def print_fields(pairs: Sequence[tuple[str, str]]) -> None:
 
 def width() -> int:
     """Return how many columns a line may take."""
-    return int(_console().width) if is_terminal() else 100
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns if is_terminal() else 100
 
 
 def _console(*, is_error: bool = False) -> Any:
@@ -126,7 +141,7 @@ def can_draw() -> bool:
 @contextmanager
 def progress(what: str, total: int | None = None, *, is_quiet: bool = False) -> Iterator[Callable[..., None]]:
     """Show how far a long work has got, on a terminal only; yields a function of (done, total)."""
-    if is_quiet or not sys.stderr.isatty():
+    if is_quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb" or not _has_rich():
         yield lambda done, total=None: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

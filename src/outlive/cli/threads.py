@@ -48,7 +48,7 @@ _SORTS = ("id", "age", "size", "checkpoints", "step")
     ),
     flag("--reverse", help="The other way round."),
     limit_option(100, "threads"),
-    option("--after", metavar="ID", help="Go on behind this thread: the next page."),
+    option("--after", metavar="THREAD", help="Go on behind this thread: the next page."),
 )
 def ls(
     call: Call, prefix: str, filters: tuple[str, ...], sort: str, reverse: bool, limit: int, after: str | None
@@ -120,7 +120,7 @@ def _show_threads(
         ],
     )
     if next is not None:
-        call.note(f"there are more: outlive ls --after {as_argument(next).removeprefix('-- ')}")
+        call.note(f"there are more: --after {as_argument(next).removeprefix('-- ')}")
     elif has_more:
         call.note("there are more; --limit shows them")
 
@@ -166,12 +166,13 @@ def copy_thread(call: Call, thread: str, new_thread: str) -> None:
     """Make a new thread with the whole history of another, all namespaces."""
     with call.open() as store:
         from .find import find_thread
+        from .measure import counted
 
         place = store.thread(find_thread(store, thread))
         made = place.copy(new_thread)
         count = made.size().checkpoints
         call.did(
-            f"thread {shown(made.id)} has the {count} checkpoints of {shown(place.id)}",
+            f"thread {shown(made.id)} has the {counted(count, 'checkpoint')} of {shown(place.id)}",
             thread=made.id,
             copied_from=place.id,
             checkpoints=count,

@@ -6,14 +6,15 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ..errors import BadArgument
 from .call import Call
 from .command import argument, command, flag, option, thread_argument, yes_option
 from .harmless import shown
+from .putting import put
 
 if TYPE_CHECKING:
-    import click
-
     from ..sync import Store
 
 # copy, backup -------------------------------------------------------------------------------------------------
@@ -23,7 +24,8 @@ def _copy_options() -> list[click.Parameter]:
     return [
         option("--thread", "--threads", "threads", multiple=True, metavar="THREAD", help="Only this thread; can be repeated."),
         option("--since", metavar="TIME", help="Only threads that changed since: 2026-05-01T12:00, local unless it has a zone."),
-        option("--target-key-file", metavar="PATH", help="The keys of the target; default: those of the source."),
+        option("--target-key-file", metavar="PATH", type=click.Path(), help="The keys of the target; default: those of the source."),
+        option("--target-secondary", metavar="URL", help="The second store of the target, if that is a pair."),
         flag("--decrypt", help="Make the target one that is not encrypted."),
         flag("--verify", help="Check the target afterwards."),
     ]  # fmt: skip
@@ -63,10 +65,12 @@ def _copy(
     threads: tuple[str, ...],
     since: str | None,
     target_key_file: str | None,
+    target_secondary: str | None,
     decrypt: bool,
     verify: bool,
 ) -> None:
-    from .measure import moment
+    from .measure import counted, moment
+    from .pairs import wait_until_whole
     from .place import opened
 
     moved_since = None if since is None else moment("--since", since)
@@ -74,13 +78,17 @@ def _copy(
     with call.open() as store:
         options["tenant"] = call.tenant
         names = _named(store, threads)
+        if target_secondary is not None:
+            options |= {"secondary": target_secondary, "auto_failover": False}
         with opened(target_url, options, creates=True) as target:
             count = _carry(call, store, target, {"threads": names, "since": moved_since})
             checked = target.verify() if verify else None
+            if target_secondary is not None:
+                wait_until_whole(target)
             shown_target = target._store._settings.url
     problems = [] if checked is None else list(checked.problems)
     item = {"threads": count, "target": shown_target, "verified": checked is not None, "problems": problems}
-    sentence = f"copied {count:,} thread{'' if count == 1 else 's'} to {shown_target}"
+    sentence = f"copied {counted(count, 'thread')} to {shown_target}"
     call.answer(
         [item],
         lambda: print(sentence + _checked(problems) if verify else sentence),
@@ -121,7 +129,11 @@ def _checked(problems: list[str]) -> str:
 
 
 @command(
-    "export", "Write a thread as JSON.", thread_argument(), argument("FILE", required=False), yes_option()
+    "export",
+    "Write a thread as JSON.",
+    thread_argument(),
+    argument("FILE", required=False, type=click.Path()),
+    yes_option(),
 )
 def export(call: Call, thread: str, file: str | None) -> None:
     """Write a thread with all its checkpoints as JSON: into a file, or to standard output.
@@ -136,10 +148,12 @@ def export(call: Call, thread: str, file: str | None) -> None:
     if file is None:
         _print(call, text)
         return
+    if os.path.isdir(file):
+        raise BadArgument(f"{file!r} is a folder; name a file in it")
     if os.path.exists(file):
         call.confirm(f"overwrite {shown(file)}")
     data = f"{text}\n".encode()
-    _write(file, data)
+    put(file, data)
     call.did(f"exported thread {shown(id)} to {shown(file)}", thread=id, file=file, bytes=len(data))
 
 
@@ -153,25 +167,10 @@ def _print(call: Call, text: str) -> None:
         sys.stdout.buffer.write(f"{text}\n".encode())
 
 
-def _write(path: str, data: bytes) -> None:
-    """Put a file in its place as a whole, or not at all. Only its owner reads it: states hold what they hold."""
-    beside = f"{path}.{os.getpid()}.part"
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        if os.path.exists(beside):
-            os.unlink(beside)
-        raise BadArgument(f"{path!r} cannot be written: {error.strerror}") from error
-
-
 @command(
     "import",
     "Make a thread of exported JSON.",
-    argument("FILE"),
+    argument("FILE", type=click.Path()),
     option("--as", "name", metavar="THREAD", help="Give the thread this id."),
 )
 def import_(call: Call, file: str, name: str | None) -> None:
@@ -179,6 +178,7 @@ def import_(call: Call, file: str, name: str | None) -> None:
 
     A thread of that id must not be there yet.
     """
+    from .measure import counted
     from .place import opened
 
     text = _read(file)
@@ -188,9 +188,8 @@ def import_(call: Call, file: str, name: str | None) -> None:
         thread = store.import_thread(text, id=name)
         info = thread.info()
     count = 0 if info is None else info.checkpoints
-    what = f"{count:,} checkpoint{'' if count == 1 else 's'}"
     call.did(
-        f"imported thread {shown(thread.id)} with {what} into {call.shown_store}",
+        f"imported thread {shown(thread.id)} with {counted(count, 'checkpoint')} into {call.shown_store}",
         thread=thread.id,
         checkpoints=count,
     )

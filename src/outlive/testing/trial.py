@@ -17,14 +17,16 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from ..backend import Backend, ThreadKey
-from ..backends.local import Inline, Local, Threaded
+from ..backends.local import Inline, Local
 from ..backends.memory import MemoryBackend
+from ..backends.threaded import Threaded
 from ..cache import Cache
 from ..chunk import Namer
 from ..codec import Codec
 from ..engine import Engine
+from ..loop import AsyncRuntime
 from ..registry import Registry
-from ..runtime import AsyncRuntime, SyncRuntime, run_now
+from ..runtime import SyncRuntime, run_now
 from ..store import AsyncStore, Settings
 from ..sync import Lock, Run, Store, Thread
 from .interposed import Interposed

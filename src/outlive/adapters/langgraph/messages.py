@@ -13,11 +13,16 @@ from typing import Any
 
 from langchain_core import messages
 from langchain_core.messages import BaseMessage
+from pydantic import BaseModel
 
 from ...registry import Decode, Registry
 
 TAG = "langchain.messages"
-_set = object.__setattr__  # as pydantic does: a class may forbid it
+# The slots of a model, set past a class that may forbid it, as pydantic does.
+_set_fields = BaseModel.__dict__["__dict__"].__set__
+_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _KINDS: dict[str, type[BaseMessage]] = {
     "human": messages.HumanMessage,
     "ai": messages.AIMessage,
@@ -74,13 +79,14 @@ def _revive(stored: Any) -> list[Any]:
 def _message(
     kind: type[BaseMessage], fields: dict[str, Any], extra: dict[str, Any] | None = None
 ) -> BaseMessage:
-    if fields.keys() != _FIELDS[kind]:  # another version of langchain-core wrote it
+    names = _FIELDS[kind]
+    if fields.keys() != names:  # another version of langchain-core wrote it
         return kind(**fields, **(extra or {}))
-    message = kind.__new__(kind)
-    _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", {*fields, *(extra or ())})
-    _set(message, "__pydantic_extra__", extra or {})
-    _set(message, "__pydantic_private__", None)
+    message = object.__new__(kind)
+    _set_fields(message, fields)
+    _set_fields_set(message, set(names) if extra is None else {*names, *extra})
+    _set_extra(message, {} if extra is None else extra)
+    _set_private(message, None)
     return message
 
 

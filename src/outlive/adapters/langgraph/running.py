@@ -23,8 +23,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_
 from ...arguments import check_id
 from ...errors import BadArgument, HeadMoved, RunEnded
 from ...lease import RUN, RunInfo
+from ...loop import AsyncRuntime
 from ...run import AsyncRun, check_run
-from ...runtime import AsyncRuntime, new_id, run_now
+from ...runtime import new_id, run_now
 from ...store import AsyncStore
 from ...sync import Run, Store
 from .place import thread_of

@@ -42,8 +42,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from ...checkpoint import Pruned
 from ...errors import BadArgument, StoreClosed
+from ...loop import AsyncRuntime
 from ...opening import open as open_store
-from ...runtime import AsyncRuntime, run_now
+from ...runtime import run_now
 from ...store import AsyncStore
 from ...sync import Store, each
 from .keeper import Fence, Keeper

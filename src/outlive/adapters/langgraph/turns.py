@@ -6,6 +6,11 @@ the store's own queue: a checkpoint is never stored before the writes that led t
 it waits, and writes that stand in a queue together share one transaction. Threads and tasks of any event loop stand in
 the same line.
 
+Writes are nearly always followed by their checkpoint within a millisecond, and an fsync for both costs as much as one. So
+when a writer saw the next one come while it was at work, those after it linger in the store's queue for a moment,
+and the next one stores both. Whoever lingered in vain is the last to do so: a program that calls the saver step by step
+never waits.
+
 One case has no order: a sync call that stops an event loop, while tasks of that very loop are before it. They go on only when
 the loop does, so it does not wait for them. Such a call may have been made on the loop itself, or by a thread that the loop waits for
 (a graph that is invoked there): a loop that does not answer for a while stands still.
@@ -14,13 +19,16 @@ the loop does, so it does not wait for them. Such a call may have been made on t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 
+_LINGER_S = 0.002
 _STILL_S = 1.0  # after which a loop that does not answer stands still
 
 
@@ -32,6 +40,7 @@ class Turn:
     ) -> None:
         self.thread = thread
         self.is_over = False
+        self.is_followed = False  # another turn was taken while this one was being stored
         self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
         self.loop = loop  # on which it runs as a task
         self._turns = turns
@@ -59,6 +68,15 @@ class Turn:
                     return
         has_come.result()
 
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[float]:
+        """Say how long what is stored now may wait for what comes next, and notice whether anything came."""
+        linger_s = self._turns.begin_storing(self)
+        try:
+            yield linger_s
+        finally:
+            self._turns.end_storing(self)
+
     def end(self) -> None:
         """Let the next one go on, when those before are over."""
         if not self.is_over:
@@ -76,11 +94,15 @@ class Turns:
         self._lock = threading.Lock()
         self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
         self._lines: dict[str, deque[Turn]] = {}
+        self._storing: set[Turn] = set()
+        self._is_followed = False  # the one that was stored last was
         self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = weakref.WeakKeyDictionary()
 
     def take(self, thread: str, loop: asyncio.AbstractEventLoop | None = None) -> Turn:
         """Join the order of a thread, as a task of a loop or not; whoever takes a turn must end it."""
         with self._lock:
+            for other in self._storing:
+                other.is_followed |= other.thread == thread
             line = self._lines.get(thread)
             if line is None:
                 line = self._lines[thread] = deque()
@@ -102,6 +124,18 @@ class Turns:
                 del self._lines[turn.thread]
         if following is not None:
             following.set_result(None)
+
+    def begin_storing(self, turn: Turn) -> float:
+        """Note that a turn is being stored; return how long it may wait for the next one."""
+        with self._lock:
+            self._storing.add(turn)
+            return _LINGER_S if self._is_followed else 0.0
+
+    def end_storing(self, turn: Turn) -> None:
+        """Learn whether anybody came meanwhile."""
+        with self._lock:
+            self._storing.discard(turn)
+            self._is_followed = turn.is_followed
 
     def loop_before(
         self, turn: Turn, first: asyncio.AbstractEventLoop | None

@@ -1,0 +1,52 @@
+"""What an error says, with what mends it at a terminal rather than in a program."""
+
+from __future__ import annotations
+
+from ..errors import Corrupt, KeyMissing, NotSealed, OutliveError, StoreBusy, WrongKey
+
+_GIVE = "give the file that holds it by --key-file PATH, or the keys themselves in OUTLIVE_KEYS"
+_COPY = (
+    "leave --key-file and OUTLIVE_KEYS out, or copy it into a new one that is: "
+    "outlive copy SOURCE_URL TARGET_URL --target-key-file PATH"
+)
+# What SQLite says → what helps.
+_SQLITE = {
+    "file is not a database": "this is no store; check the path",
+    "malformed": "restore the file from a backup; outlive verify tells what can still be read",
+    "readonly database": "SQLite takes locks in files beside it even to read: let this user write to the file and its folder, "
+    "or copy it to where that is allowed",
+    "unable to open database file": "check that this user may read and write the file and its folder",
+    "disk I/O error": "check the disk, its space and its mount",
+}
+
+
+def mended(error: OutliveError) -> str:
+    """Return what an error says, and what to do."""
+    return "; ".join(filter(None, parted(error)))
+
+
+def parted(error: OutliveError) -> tuple[str, str]:
+    """Return what an error says, and what to do as far as that is known."""
+    said = str(error).replace("\n", " ")  # what is said of a checkpoint stands on a line of its own
+    if isinstance(error, KeyMissing):
+        which = (
+            "a key is needed"
+            if error.id is None
+            else f"this is sealed under key {error.id!r}, which was not given"
+        )
+        return which, _GIVE
+    if isinstance(error, NotSealed) and "this store is not encrypted" in said:
+        return "this store is not encrypted", _COPY
+    return said, _mend(error, said)
+
+
+def _mend(error: OutliveError, said: str) -> str:
+    if isinstance(error, WrongKey):
+        return _GIVE
+    if "SQLite: " in said:
+        return next((mend for words, mend in _SQLITE.items() if words in said), "")
+    if isinstance(error, StoreBusy):
+        return "try again, or let it wait longer: --timeout 5min"
+    if isinstance(error, Corrupt) and error.thread is not None:
+        return "outlive verify lists all that is broken; restore the thread from a backup, or delete it with outlive rm"
+    return ""

@@ -1,0 +1,53 @@
+"""What `doctor` says of how records are laid out, and of the server that holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..runtime import run_now
+from .finding import Finding, ask_postgres, ask_redis, lowest, pragma
+
+if TYPE_CHECKING:
+    from ..sync import Store
+
+
+def schema(store: Store, url: str) -> Iterator[Finding]:
+    """Tell which version of the layout a store has; one that is too new was not opened."""
+    backend = lowest(store)
+    looks = {"sqlite": _of_sqlite, "postgresql": _of_postgres, "redis": _of_redis, "file": _of_file}
+    if backend.name in looks:
+        yield Finding("schema", "ok", looks[backend.name](backend))
+
+
+def _of_sqlite(backend: Any) -> str:
+    from ..backends.sqlite import SCHEMA_VERSION
+
+    return f"version {pragma(backend, 'user_version')}, this outlive writes {SCHEMA_VERSION}"
+
+
+def _of_postgres(backend: Any) -> str:
+    from ..backends.postgres_statements import VERSION
+
+    return f"version {VERSION} in schema {backend._schema}, PostgreSQL {ask_postgres(backend, 'show server_version')}"
+
+
+def _of_redis(backend: Any) -> str:
+    from ..backends.redis_identity import FORMAT
+
+    format, prefix = run_now(backend._identity.format()), backend._identity.key.removesuffix("identity")
+    said = (ask_redis(backend, "INFO", "server") or b"").decode()
+    told = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
+    kind = "Valkey" if "valkey_version" in told else "Redis"
+    version = told.get("valkey_version") or told.get("redis_version") or "that does not tell its version"
+    return f"version {format} under prefix {prefix!r}, this outlive writes {FORMAT}; {kind} {version}"
+
+
+def _of_file(backend: Any) -> str:
+    from ..backends.file import _STORE
+    from ..backends.log import FORMAT
+
+    with open(os.path.join(backend._disk.root, "store"), "rb") as file:
+        version = _STORE.unpack_from(file.read())[1]
+    return f"version {version}, this outlive writes {FORMAT}"
