@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import outlive
 from crash import BACKENDS, SERVERS, ForkServer
 from langgraph_adapter.graphs import Log, asks, fan, line, says, thread
 from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
+from outlive.adapters.langgraph.keeper import Keeper
 
 SOON_S = 30.0
 LEASE_S = 1.0
@@ -329,6 +331,51 @@ def test_a_branch_that_was_finished_is_not_done_again(workers, url, folder):
     with outlive.open(url) as store:
         assert recovered(store, parallel_graph(folder)).status == "completed"
     assert traces(folder) == ["first", "quick", "slow", "slow", "last"]
+
+
+def die_at_a_write(report, url, folder, number, is_stored):
+    """End this process before or after what the saver stores as its `number`th."""
+    count = itertools.count(1)
+
+    def mortal(real):
+        async def store(keeper, *arguments, **options):
+            is_last = next(count) == number
+            if is_last and not is_stored:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = await real(keeper, *arguments, **options)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return store
+
+    Keeper.put, Keeper.put_writes = mortal(Keeper.put), mortal(Keeper.put_writes)
+    with outlive.open(url) as store:
+        run(
+            fan_of(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
+        )  # fmt: skip
+    report("done")
+
+
+def fan_of(folder):
+    inner = line(Log, deep=counted(folder, "deep")).compile()
+    sides = {"left": counted(folder, "left"), "sub": lambda state: {"log": inner.invoke({"log": []})["log"]}}
+    return fan(Log, counted(folder, "first"), counted(folder, "last"), **sides).compile()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("number", range(1, 13))
+def test_before_and_after_whatever_write_it_is_killed_the_run_ends_as_if_it_had_not_been(
+    workers, url, folder, number, is_stored
+):
+    with workers.spawn(die_at_a_write, url, str(folder), number, is_stored) as worker:
+        ended = worker.receive()
+    with outlive.open(url) as store:
+        assert ended == ("done",) or recovered(store, fan_of(folder)).status == "completed"
+        output = run(fan_of(folder), None, thread_id="t", store=store, run_id="r")
+    assert sorted(output["log"]) == ["deep", "first", "in", "last", "left"]
+    assert max(traces(folder).count(name) for name in output["log"]) <= 2
 
 
 def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finished(workers, url, folder):
