@@ -6,6 +6,7 @@ import enum
 import operator
 from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import pydantic.dataclasses
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
 from langgraph.types import Send
@@ -87,6 +88,12 @@ class Counted:
         self.x += 1
 
 
+@pydantic.dataclasses.dataclass
+class Checked:
+    x: int
+    made: int = dataclasses.field(default=0, init=False)
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -105,10 +112,24 @@ hidden = Hidden(keptAs=3, left_out=4)
 hidden._private = 5
 VALUES = [
     Holder(item=Derived(a=3, b=4), anything=(Base(), {1})), hidden, Numbers([1, 2]), Box[int](inside=3), Outer.Inner(), Outer.Kind.ONE,
-    Counted(1), Pair((1, Base()), [Counted(5)]), Text("a"), Base.model_construct(a="not a number"),
+    Counted(1), Checked(2), Pair((1, Base()), [Counted(5)]), Text("a"), Base.model_construct(a="not a number"),
     Said(messages=[HumanMessage("a", additional_kwargs={"t": (1,)}), AIMessage("b")], any=[AIMessage("c")]),
 ]  # fmt: skip
-TYPES = [Base, Derived, Holder, Hidden, Numbers, Box[int], Outer.Inner, Outer.Kind, Counted, Pair, Text, Said]
+TYPES = [
+    Base,
+    Derived,
+    Holder,
+    Hidden,
+    Numbers,
+    Box[int],
+    Outer.Inner,
+    Outer.Kind,
+    Counted,
+    Checked,
+    Pair,
+    Text,
+    Said,
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
