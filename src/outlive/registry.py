@@ -31,6 +31,9 @@ _NATIVE: frozenset[type] = frozenset(
     (*_PLAIN_BASES, *_DATED, bool, type(None), bytearray, complex, uuid.UUID, decimal.Decimal)
 )
 
+_OF_ADAPTERS = ("langchain.", "langgraph.", "langgraph:")  # tags of what they alone can build
+_FROM_ADAPTER = "an adapter wrote this state (outlive.adapters): read it through that adapter"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -98,8 +101,12 @@ class Registry:
         """Return the registration under `tag`, or raise UnknownTag."""
         entry = self._by_tag.get(tag)
         if entry is None:
-            raise UnknownTag(tag, version)
+            raise UnknownTag(tag, version, _FROM_ADAPTER if tag.startswith(_OF_ADAPTERS) else None)
         return entry
+
+    def has(self, tag: str) -> bool:
+        """Tell whether something is registered under `tag`."""
+        return tag in self._by_tag
 
     def add_annotated(self, root: Any) -> None:
         """Register every class that the annotations of `root` name, under its own qualified name."""

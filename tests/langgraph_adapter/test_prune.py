@@ -175,7 +175,11 @@ def test_pruning_after_each_turn_keeps_a_thread_small_also_with_subgraphs(saver)
     driver = Driver(saver)
     deep = line(Answer, c=answers).compile()
     calls = line(Answer, deep=deep, d=answers).compile()
-    graph = driver.compile(line(Log, a=says("a" * 500), calls=calls, b=says("b" * 500)))
+
+    def twice(state):
+        return [deep.invoke({}) for _ in range(2)][-1]
+
+    graph = driver.compile(line(Log, a=says("a" * 500), calls=calls, twice=twice, b=says("b" * 500)))
     seen = []
     for turn in range(12):
         driver.invoke(graph, {"log": [str(turn)]}, thread())

@@ -1,6 +1,8 @@
 """Invocations of graphs as runs: leased, exclusive, recovered by another process, and done once."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 import signal
 import time
@@ -13,6 +15,7 @@ import outlive
 from crash import BACKENDS, SERVERS, ForkServer
 from langgraph_adapter.graphs import Log, asks, fan, line, says, thread
 from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
+from outlive.adapters.langgraph.keeper import Keeper
 
 SOON_S = 30.0
 LEASE_S = 1.0
@@ -234,6 +237,8 @@ def die_between_writes_and_checkpoint(report, url, folder):
 
     def put(saver, config, checkpoint, metadata, versions):
         if metadata["step"] == 1:
+            while all(write[1] != "log" for write in saver.get_tuple(config).pending_writes):
+                time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGKILL)
         return real(saver, config, checkpoint, metadata, versions)
 
@@ -328,6 +333,51 @@ def test_a_branch_that_was_finished_is_not_done_again(workers, url, folder):
     assert traces(folder) == ["first", "quick", "slow", "slow", "last"]
 
 
+def die_at_a_write(report, url, folder, number, is_stored):
+    """End this process before or after what the saver stores as its `number`th."""
+    count = itertools.count(1)
+
+    def mortal(real):
+        async def store(keeper, *arguments, **options):
+            is_last = next(count) == number
+            if is_last and not is_stored:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = await real(keeper, *arguments, **options)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return store
+
+    Keeper.put, Keeper.put_writes = mortal(Keeper.put), mortal(Keeper.put_writes)
+    with outlive.open(url) as store:
+        run(
+            fan_of(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
+        )  # fmt: skip
+    report("done")
+
+
+def fan_of(folder):
+    inner = line(Log, deep=counted(folder, "deep")).compile()
+    sides = {"left": counted(folder, "left"), "sub": lambda state: {"log": inner.invoke({"log": []})["log"]}}
+    return fan(Log, counted(folder, "first"), counted(folder, "last"), **sides).compile()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("number", range(1, 13))
+def test_before_and_after_whatever_write_it_is_killed_the_run_ends_as_if_it_had_not_been(
+    workers, url, folder, number, is_stored
+):
+    with workers.spawn(die_at_a_write, url, str(folder), number, is_stored) as worker:
+        ended = worker.receive()
+    with outlive.open(url) as store:
+        assert ended == ("done",) or recovered(store, fan_of(folder)).status == "completed"
+        output = run(fan_of(folder), None, thread_id="t", store=store, run_id="r")
+    assert sorted(output["log"]) == ["deep", "first", "in", "last", "left"]
+    assert max(traces(folder).count(name) for name in output["log"]) <= 2
+
+
 def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finished(workers, url, folder):
     with workers.spawn(die_between_writes_and_checkpoint, url, str(folder)) as worker:
         assert worker.receive() is None
@@ -336,6 +386,43 @@ def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finis
         assert recovered(store, graph_of(folder)).status == "completed"
         assert traces(folder) == ["one", "two", "three"]
         assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
+
+
+@pytest.mark.parametrize("how", ["a run", "an invocation"])
+def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_given_their_output(
+    workers, url, folder, how
+):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        if how == "a run":
+            end = time.monotonic() + SOON_S
+            while True:  # until the lease of the dead one has run out
+                with contextlib.suppress(outlive.ThreadBusy):
+                    run(graph, {"log": ["other"]}, thread_id="t", store=store, run_id="other", agent="b")
+                    break
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        else:
+            graph.invoke({"log": ["other"]}, thread())
+        before = [one.config for one in graph.get_state_history(thread())]
+        end = time.monotonic() + SOON_S
+        while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).failed:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "HeadMoved" in report.failed[0].reason
+        assert [one.config for one in graph.get_state_history(thread())] == before
+
+
+def test_a_person_may_edit_the_state_before_a_run_goes_on(workers, url, folder):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        graph.update_state(thread(), {"log": ["edited"]})
+        assert recovered(store, graph).status == "completed"
+        assert graph.get_state(thread()).values["log"] == ["in", "one", "edited", "two", "three"]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_input(workers, url, folder):

@@ -6,6 +6,7 @@ import enum
 import operator
 from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import pydantic.dataclasses
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
 from langgraph.types import Send
@@ -87,6 +88,12 @@ class Counted:
         self.x += 1
 
 
+@pydantic.dataclasses.dataclass
+class Checked:
+    x: int
+    made: int = dataclasses.field(default=0, init=False)
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -105,10 +112,24 @@ hidden = Hidden(keptAs=3, left_out=4)
 hidden._private = 5
 VALUES = [
     Holder(item=Derived(a=3, b=4), anything=(Base(), {1})), hidden, Numbers([1, 2]), Box[int](inside=3), Outer.Inner(), Outer.Kind.ONE,
-    Counted(1), Pair((1, Base()), [Counted(5)]), Text("a"), Base.model_construct(a="not a number"),
+    Counted(1), Checked(2), Pair((1, Base()), [Counted(5)]), Text("a"), Base.model_construct(a="not a number"),
     Said(messages=[HumanMessage("a", additional_kwargs={"t": (1,)}), AIMessage("b")], any=[AIMessage("c")]),
 ]  # fmt: skip
-TYPES = [Base, Derived, Holder, Hidden, Numbers, Box[int], Outer.Inner, Outer.Kind, Counted, Pair, Text, Said]
+TYPES = [
+    Base,
+    Derived,
+    Holder,
+    Hidden,
+    Numbers,
+    Box[int],
+    Outer.Inner,
+    Outer.Kind,
+    Counted,
+    Checked,
+    Pair,
+    Text,
+    Said,
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
@@ -177,6 +198,25 @@ def test_secrets_are_stored_only_when_their_class_is_named():
         assert saver.get_tuple(at()).checkpoint["channel_values"]["a"].password.get_secret_value() == "x"
 
 
+def test_an_upgrade_or_another_name_takes_over_what_was_stored_by_types(tmp_path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    Old = dataclasses.make_dataclass("Old", [("days", int), ("city", str)], namespace={"__module__": "app"})
+    with OutliveSaver(url, types=[Old]) as saver:
+        put(saver, "1", values={"a": Old(days=3, city="Lisbon")})
+    Renamed = dataclasses.make_dataclass("Renamed", [("days", int), ("cities", list)])
+    outlive.register(
+        Renamed,
+        tag="langgraph:app.Old",
+        version=2,
+        upgrade={1: lambda fields: {"days": fields["days"], "cities": [fields["city"]]}},
+    )
+    with OutliveSaver(url) as saver:
+        value = saver.get_tuple(at()).checkpoint["channel_values"]["a"]
+        assert value == Renamed(3, ["Lisbon"])
+        put(saver, "2", values={"a": value})
+        assert saver.get_tuple(at()).checkpoint["channel_values"]["a"] == value
+
+
 def _model(**fields):
     return type(
         "Plan", (BaseModel,), {"__module__": "app", "__annotations__": dict.fromkeys(fields, Any), **fields}
@@ -228,3 +268,15 @@ def test_an_annotation_that_cannot_be_read_hides_nothing_but_itself():
         y: "collections.no_such_thing" = 2
 
     assert naming.Named([Odd]).of(Odd) is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[HumanMessage("a")], HumanMessage("a"), Send("a", 1), Base()],
+    ids=lambda value: type(value).__name__,
+)
+def test_who_reads_it_without_the_saver_is_sent_there(value):
+    with outlive.open("memory:") as store:
+        put(OutliveSaver(store, types=[Base]), "1", values={"a": value})
+        with pytest.raises(outlive.UnknownTag, match="read it through that adapter"):
+            store.thread("t").load()

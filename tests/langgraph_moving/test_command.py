@@ -22,11 +22,8 @@ def old(program):
     return program.folder / "old.db"
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_a_database_is_moved_and_can_be_moved_again(backend, program, old, request):
-    target = f"sqlite:///{program.folder}/new.db"
-    if backend == "postgresql":
-        target = request.getfixturevalue("postgres_store")
+def test_a_database_is_moved_and_can_be_moved_again(program, old, postgres_store):
+    target = postgres_store
     call = ("import-langgraph", f"sqlite:///{old}", target, "--type", TICKET)
     planned = program(*call, "--dry-run")
     assert (planned.code, planned.out.startswith("would move ")) == (0, True), planned.err

@@ -6,7 +6,8 @@
 
 How it works. A checkpoint of LangGraph is a state of outlive: its channel values are split by element and shared with
 the checkpoint before it, in a namespace of the same name, and `seq` gives the order. Python's own values are stored
-as they are; objects of LangChain and LangGraph travel in the form that LangGraph's own serializer gives them
+as they are; messages, other objects of LangChain and LangGraph and the classes that a program names are taken apart field by field
+(`messages.py`, `frameworks.py`, `named.py`), and what is left takes the form that LangGraph's own serializer gives it
 (`serializer.py`, `values.py`). Everything that writes to a thread waits for its turn (`turns.py`), so that a checkpoint never
 overtakes the writes of its step. The logic is written once, as coroutines (`keeper.py`); `saver.py` calls it in both
 colours.

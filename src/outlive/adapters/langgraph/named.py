@@ -8,6 +8,7 @@ name is known too. When the stored fields are not those of the class today, the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -59,7 +60,9 @@ class Named(Registry):
                 raise
             return  # an annotation names it; perhaps nobody stores it
         made = self._by_type[cls]
-        entry = Entry(cls, tag, made.version, made.encode, _lenient(cls, made.decode), made.upgrade)
+        entry = Entry(
+            cls, tag, made.version, made.encode, _lenient(cls, _quick(cls, made.decode)), made.upgrade
+        )
         self._by_type[cls] = self._by_tag[tag] = entry
 
     def tagged(self, tag: str, version: int) -> Entry:
@@ -71,13 +74,41 @@ class Named(Registry):
         return entry
 
 
+def _quick(cls: Any, exact: Decode) -> Decode:
+    """Return how a model of pydantic's is restored when its fields are those of the class: in four steps."""
+    if not _is_model(cls) or cls.__pydantic_root_model__ or cls.model_config.get("extra") == "allow":
+        return exact
+    names = cls.__pydantic_fields__.keys()
+
+    def decode(value: Any) -> Any:
+        fields = value["fields"]
+        if fields.keys() != names:
+            return exact(value)
+        model = cls.__new__(cls)
+        _set(model, "__dict__", fields)
+        _set(model, "__pydantic_fields_set__", set(value["set"]))
+        _set(model, "__pydantic_extra__", None)
+        _set(model, "__pydantic_private__", value.get("private"))
+        return model
+
+    return decode
+
+
+_set = object.__setattr__  # as pydantic does: a class may forbid it
+
+
+def _is_model(cls: type) -> bool:
+    """Tell whether a class is a model of pydantic's; its dataclasses have fields too, and are dataclasses."""
+    return hasattr(cls, "__pydantic_fields__") and not dataclasses.is_dataclass(cls)
+
+
 def _lenient(cls: type, exact: Decode) -> Decode:
     def decode(value: Any) -> Any:
         try:
             return exact(value)
         except TypeError as error:
             try:  # it may have a default, or let go of what it does not have any more
-                return cls(**value["fields"] if hasattr(cls, "__pydantic_fields__") else value)
+                return cls(**value["fields"] if _is_model(cls) else value)
             except Exception:  # noqa: BLE001  (whatever a class has against it)
                 raise error from None
 

@@ -121,25 +121,30 @@ def _forsaken(
 ) -> set[Pair]:
     """Return what calls of subgraphs left behind, of those that are kept, whose caller's checkpoint goes or has gone."""
     newest = max((record.order for record in records if record.namespace == ""), default=None)
-    found: set[Pair] = set()
-    for record in sorted(
-        records, key=lambda record: record.namespace.count(_BAR)
-    ):  # what is around comes first
-        around, _, name = record.namespace.rpartition(_BAR)
-        if (record.namespace, record.id) not in kept or _OF_TASK not in name:
+    stays = set(kept)
+    for record in sorted(records, key=_depth):  # what is around comes first
+        around, here = _caller(record.namespace), (record.namespace, record.id)
+        # With durability="async" it may be stored before the checkpoint that it runs in.
+        is_early = newest is None or record.order > newest
+        if around is None or here not in stays or is_early:
             continue
         parents = keeper.metadata(key, record).get("parents")
         parent = parents.get(around) if isinstance(parents, dict) else None
-        is_early = (
-            newest is None or record.order > newest
-        )  # it may be stored before the checkpoint that it runs in
-        if (
-            isinstance(parent, str)
-            and ((around, parent) not in kept or (around, parent) in found)
-            and not is_early
-        ):
-            found.add((record.namespace, record.id))
-    return found
+        if isinstance(parent, str) and (around, parent) not in stays:
+            stays.remove(here)
+    return kept - stays
+
+
+def _depth(record: CheckpointRecord) -> int:
+    return record.namespace.count(_BAR)
+
+
+def _caller(namespace: str) -> str | None:
+    """Return the namespace that a subgraph was called from; None when it has a memory of its own, or is none."""
+    parts = namespace.split(_BAR)
+    while len(parts) > 1 and parts[-1].isdecimal():  # called again in the same task
+        parts.pop()
+    return _BAR.join(parts[:-1]) if _OF_TASK in parts[-1] else None
 
 
 async def _remove(

@@ -13,6 +13,7 @@ A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Comm
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -20,7 +21,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from ...arguments import check_id
-from ...errors import BadArgument, RunEnded
+from ...errors import BadArgument, HeadMoved, RunEnded
 from ...lease import RUN, RunInfo
 from ...loop import AsyncRuntime
 from ...run import AsyncRun, check_run
@@ -34,6 +35,7 @@ from .values import ValueCodec
 
 _MARK = "langgraph"  # [mark, kind, bytes]: a value that the codec of the graph's serializer wrote
 _DEFAULTS = {"durability": "sync"}
+_PAGE = 64
 
 
 def run(
@@ -96,6 +98,16 @@ async def aresume(graph: Any, run: AsyncRun, *, config: RunnableConfig | None = 
     return await _Going(graph, run, config).ago_on(options)
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The checkpoint that a run goes on from."""
+
+    id: str
+    passed_by: str | None = (
+        None  # the checkpoint of others who went on from there, with an input or answer of their own
+    )
+
+
 class _Going:
     """A graph whose checkpoints are written in the name of a run."""
 
@@ -112,21 +124,23 @@ class _Going:
 
     def go_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
-        begun = run_now(self._is_begun())
-        if begun and not (state := self.graph.get_state(run_now(self._head()))).next:
-            output = self._shown(state)
-        else:
-            output = self.graph.invoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
+        found = run_now(self._standing())
+        state = None if found is None else self.graph.get_state(self._at(found.id))
+        if found is not None and self._is_over(found, state):
+            self._run.info.result = [_MARK, "checkpoint", found.id]
+            return self._shown(state)
+        output = self.graph.invoke(self._input(found), self.config, **{**_DEFAULTS, **options})
         self._run.info.result = run_now(self._result())
         return output
 
     async def ago_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
-        begun = await self._is_begun()
-        if begun and not (state := await self.graph.aget_state(await self._head())).next:
-            output = self._shown(state)
-        else:
-            output = await self.graph.ainvoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
+        found = await self._standing()
+        state = None if found is None else await self.graph.aget_state(self._at(found.id))
+        if found is not None and self._is_over(found, state):
+            self._run.info.result = [_MARK, "checkpoint", found.id]
+            return self._shown(state)
+        output = await self.graph.ainvoke(self._input(found), self.config, **{**_DEFAULTS, **options})
         self._run.info.result = await self._result()
         return output
 
@@ -138,20 +152,37 @@ class _Going:
         """Return the output of a run that has ended."""
         return self._shown(await self.graph.aget_state(self._last()))
 
-    async def _is_begun(self) -> bool:
-        """Tell whether the input of this run is in a checkpoint already."""
-        _, found = await self._run.engine.backend.history(self._run.key, "", limit=1, run=self._run.id)
-        return bool(found)
+    async def _standing(self) -> _Standing | None:
+        """Find out how far the run has come; None when its input is in no checkpoint yet."""
+        backend, key, id = self._run.engine.backend, self._run.key, self._run.id
+        _, own = await backend.history(key, "", limit=1, run=id)
+        if not own:
+            return None
+        head, before = own[0], None
+        while True:
+            _, page = await backend.history(key, "", before=before, limit=_PAGE)
+            newer = [record for record in page if record.order > own[0].order]
+            for record in newer:
+                if record.run != id and record.source in ("input", "loop"):
+                    return _Standing(own[0].id, passed_by=record.id)
+            head = page[0] if before is None and page else head  # perhaps a person has edited the state
+            if not newer or len(newer) < len(page):
+                return _Standing(head.id)
+            before = newer[-1].order
 
-    def _input(self, begun: bool) -> Any:
-        return None if begun else _unpack(self._codec, self._run.info.prompt)
+    def _is_over(self, found: _Standing, state: Any) -> bool:
+        """Tell whether there is nothing left to do, seen from a checkpoint that was named by its id.
 
-    async def _head(self) -> RunnableConfig:
-        """Return the config of the newest checkpoint, by its id.
-
-        Asked without an id, LangGraph leaves out of `next` what has been written but not become a checkpoint yet, as if it were done.
+        (Asked without an id, LangGraph leaves out of `next` what was written but is in no checkpoint yet, as if it were done.)
         """
-        return self._at((await self._result())[2])
+        if not state.next or (found.passed_by and state.interrupts):
+            return True
+        if found.passed_by is not None:  # to go on from there would fork the thread
+            raise HeadMoved(self._run.info.thread, "", found.id, found.passed_by)
+        return False
+
+    def _input(self, found: _Standing | None) -> Any:
+        return None if found is not None else _unpack(self._codec, self._run.info.prompt)
 
     async def _result(self) -> list[Any]:
         """Return what the run is remembered by: its last checkpoint, which has its output. (A copy would grow with the thread.)"""

@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ...errors import Corrupt, OutliveError, TypeChanged, UnknownTag
 from .canonical import digest
-from .named import Name, Named, find
+from .named import Name, Named, find, name_of
 
 # How JsonPlusSerializer marks what it took apart.
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = range(8)
@@ -34,15 +34,19 @@ class StrictSerializer(JsonPlusSerializer):
 
     def __init__(self, types: Iterable[type | Name] = ()) -> None:
         self._types = find(types)
+        self._wider: dict[frozenset[Name], StrictSerializer] = {}
         self.named = Named(kind for kind in self._types.values() if kind is not None)
         super().__init__(allowed_msgpack_modules=tuple(self._types) or None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[Name | type]) -> StrictSerializer:
         """Return a serializer that knows these types too."""
-        wider = find(extra_allowlist)
-        if wider.keys() <= self._types.keys():
+        extra = frozenset(name_of(one) if isinstance(one, type) else tuple(one) for one in extra_allowlist)
+        if extra <= self._types.keys():
             return self
-        return StrictSerializer(kind or name for name, kind in (self._types | wider).items())
+        if extra not in self._wider:  # LangGraph asks at every call of a subgraph
+            given = (*(kind or name for name, kind in self._types.items()), *extra)
+            self._wider[extra] = StrictSerializer(given)
+        return self._wider[extra]
 
     def knows(self, name: Name) -> bool:
         """Tell whether objects of this class may be stored."""

@@ -186,4 +186,6 @@ class _Known(Registry):
             return _containers.tagged(tag, version)
         if tag in frameworks.TAGS:
             return _frameworks.tagged(tag, version)
-        return (self._named if tag.startswith(PREFIX) else self._user).tagged(tag, version)
+        if tag.startswith(PREFIX) and not self._user.has(tag):
+            return self._named.tagged(tag, version)
+        return self._user.tagged(tag, version)
