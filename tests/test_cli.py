@@ -275,6 +275,21 @@ def test_checkpoints_are_deleted_by_id(anywhere):
     assert anywhere("history", "trip-42", "-q").out.split() == ["branch", "c2"]
 
 
+@pytest.mark.parametrize("what", [["t"], ["t", "c1"]])
+def test_what_is_erased_is_in_no_file(program, what):
+    secret = "the launch code is 0451"
+    with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:  # stays open, so that the log stays
+        store.thread("t").save({"said": secret}, id="c1")
+        store.thread("t").save({"said": "nothing"}, id="c2")
+        assert held(program.folder, secret)
+        assert program("rm", *what, "--erase", "--yes", "-q").code == 0
+        assert not held(program.folder, secret)
+
+
+def held(folder, text):
+    return any(text.encode() in path.read_bytes() for path in folder.iterdir())
+
+
 def test_prune_says_what_goes_and_then_deletes_it(anywhere):
     planned = lines(anywhere("prune", "trip-42", "--keep-last", 2, "--dry-run"))[0]
     assert planned.startswith("would delete 2 checkpoints (")

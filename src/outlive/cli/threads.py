@@ -189,7 +189,7 @@ def copy_thread(call: Call, thread: str, new_thread: str) -> None:
     argument("CHECKPOINT", nargs=-1),
     option("--run", metavar="RUN", help="Delete the checkpoints of this run."),
     namespace_option(),
-    flag("--erase", help="Leave no byte of the checkpoints behind, whatever that costs."),
+    flag("--erase", help="Leave no byte of what goes behind, whatever that costs."),
     yes_option(),
 )
 def rm(
@@ -207,7 +207,7 @@ def rm(
         if checkpoint or run is not None:
             remove_checkpoints(call, store, place, checkpoint, run, erase)
         else:
-            remove_thread(call, store, place)
+            remove_thread(call, store, place, erase)
 
 
 @command(
