@@ -363,6 +363,19 @@ def test_doctor_finds_nothing_wrong_with_a_good_store(anywhere):
     assert {"outlive", "packages", "schema", "store", "runs"} <= found.keys()
 
 
+@pytest.mark.parametrize("backend", ["file", "redis"])
+def test_doctor_tells_the_schema_of_every_kind_of_store(program, url_for, backend):
+    url = url_for(backend, program.folder)
+    build(url)
+    found = {
+        item["check"]: item for item in json.loads(program("doctor", "--json", "--store", url).out)["items"]
+    }
+    assert found["schema"]["level"] == "ok"
+    assert "version 1" in found["schema"]["said"]
+    assert "this outlive writes 1" in found["schema"]["said"]
+    assert ("Valkey 9" in found["schema"]["said"]) == (backend == "redis")
+
+
 def test_doctor_says_what_mends_it(here):
     weak = here("doctor", "--store", "sqlite:///agent.db?fsync=normal")
     assert weak.code == 1

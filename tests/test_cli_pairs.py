@@ -289,3 +289,20 @@ def test_a_store_is_copied_into_a_pair(joined):
         assert len(joined.program("ls", "-q", "--store", url).out.splitlines()) == 5
     seen = items(joined.program("replication", "--store", third, "--secondary", fourth, "--json"))
     assert [one["state"] for one in seen] == ["active", "standby"]
+
+
+def test_one_of_two_stores_is_not_changed_behind_the_back_of_the_other(joined):
+    for url, role in zip(joined.env.values(), ("primary", "secondary"), strict=True):
+        alone = ("--store", url)
+        for command in (
+            ["rm", "trip-7", "--yes"],
+            ["fork", "trip-7", "new"],
+            ["prune", "--all", "--keep-last", "1", "--yes"],
+        ):
+            ended = joined.program(*command, *alone)
+            assert (ended.code, f"this store is the {role} of a pair" in ended.err) == (2, True)
+        assert joined.program("copy", f"sqlite:///{joined.folder}/near.db", url).code == 2
+        assert joined.program("ls", "-q", *alone).out == joined("ls", "-q").out
+        assert joined.program("prune", "--all", "--keep-last", "1", "--dry-run", *alone).code == 0
+    assert joined("rm", "trip-7", "--yes", "--replication", "none").code == 0
+    assert joined("rm", "trip-42", "--yes").code == 0

@@ -64,6 +64,8 @@ class Call:
     @property
     def secondary(self) -> str | None:
         """The URL of the second store of a pair. OUTLIVE_SECONDARY belongs to OUTLIVE_STORE, not to another that --store names."""
+        if self.replication == "none":
+            return None
         return self.secondary_url or (None if self.store_url else os.environ.get("OUTLIVE_SECONDARY")) or None
 
     def options(self) -> dict[str, Any]:
@@ -87,7 +89,7 @@ class Call:
 
     def _way(self) -> dict[str, str]:
         """Return how a pair is written."""
-        if self.replication is not None and self.secondary is None:
+        if self.replication not in (None, "none") and self.secondary is None:
             raise BadArgument("--replication is for two stores; name the second one: --secondary URL")
         return {"queue": {"on_secondary_down": "queue"}, "async": {"replication": "async"}}.get(
             self.replication or "", {}
@@ -95,7 +97,12 @@ class Call:
 
     @contextlib.contextmanager
     def open(
-        self, *, knows_types: bool = False, needs_key: bool = True, takes_over: bool = False
+        self,
+        *,
+        writes: bool = False,
+        knows_types: bool = False,
+        needs_key: bool = True,
+        takes_over: bool = False,
     ) -> Iterator[Store]:
         """Open the store for this command. `takes_over` says that a primary which cannot be reached, or is empty, may be left."""
         from .place import opened
@@ -108,7 +115,19 @@ class Call:
         ) as store:
             settings = store._store._settings
             self.shown_store, self.tenant = settings.url, settings.tenant
+            if writes:
+                self.check_alone(store)
             yield store
+
+    def check_alone(self, store: Store) -> None:
+        """Refuse to change one store of a pair behind the back of the other, which would bring back what is deleted."""
+        from .find import pair_of
+
+        if self.replication != "none" and (role := pair_of(store)) is not None:
+            raise BadArgument(
+                f"this store is the {role} of a pair, and the other one would not learn of it; name both by --store PRIMARY --secondary "
+                "SECONDARY, or say --replication none"
+            )
 
     # The answer
 

@@ -134,7 +134,7 @@ def rotate(call: Call) -> None:
 
     Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when.
     """
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .keys import read_ring
         from .measure import counted
         from .table import progress

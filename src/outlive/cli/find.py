@@ -38,6 +38,17 @@ def backend_of(store: Store) -> Any:
     return getattr(backend, "inner", backend)
 
 
+def pair_of(store: Store) -> str | None:
+    """Return what a store that was opened alone is in a pair, or None."""
+    from ..layers.pair import ROLES, read_side
+
+    if store._store._pair is not None:
+        return None
+    settings = store._store._settings
+    side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
+    return None if side is None else ROLES[side.role]
+
+
 def key_of(store: Store, thread: str) -> ThreadKey:
     return store._store._key(thread)
 

@@ -76,7 +76,7 @@ def recover_all(call: Call, said: str, **options: Any) -> None:
     if _are_async(handlers):
         report = asyncio.run(_recover_async(call, handlers, options))
     else:
-        with call.open(knows_types=True) as store:
+        with call.open(writes=True, knows_types=True) as store:
             report = store.recover(handlers, **options)
     _tell(call, report)
 
@@ -84,7 +84,7 @@ def recover_all(call: Call, said: str, **options: Any) -> None:
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
     import outlive
 
-    with call.open():  # says which store, and that it is there
+    with call.open(writes=True):  # says which store, and that it is there
         pass
     async with outlive.open_async(call.url, **checked(call.url, call.options())) as opened:
         return await opened.recover(handlers, **options)
@@ -149,7 +149,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
 def retry_now(call: Call, said: str, handlers_said: str) -> None:
     """Go on with a run in this process."""
     handlers = load_handlers(handlers_said)
-    with call.open() as store:
+    with call.open(writes=True) as store:
         found = find_run(store, said)
     handler = handlers.get(found.agent) or handlers.get("*")
     if handler is None:
@@ -171,7 +171,7 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
 
 
 def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
-    with call.open(knows_types=True) as store:
+    with call.open(writes=True, knows_types=True) as store:
         run = store.retry(id)
         with _telling(call), run:
             _check_unfinished(run)

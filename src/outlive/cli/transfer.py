@@ -81,6 +81,7 @@ def _copy(
         if target_secondary is not None:
             options |= {"secondary": target_secondary, "auto_failover": False}
         with opened(target_url, options, creates=True) as target:
+            call.check_alone(target)
             count = _carry(call, store, target, {"threads": names, "since": moved_since})
             checked = target.verify() if verify else None
             if target_secondary is not None:
@@ -185,6 +186,7 @@ def import_(call: Call, file: str, name: str | None) -> None:
     with opened(call.url, call.options(), creates=call.secondary is None, knows_types=True) as store:
         settings = store._store._settings
         call.shown_store, call.tenant = settings.url, settings.tenant
+        call.check_alone(store)
         thread = store.import_thread(text, id=name)
         info = thread.info()
     count = 0 if info is None else info.checkpoints
