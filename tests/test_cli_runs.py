@@ -189,6 +189,17 @@ def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
     assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
 
 
+def test_what_handlers_print_does_not_stand_in_the_json(cli, store):
+    code = "print('imported')\ndef go_on(run):\n    print('at work')\nasync def too(run):\n    print('at work')\n"
+    (cli.program.folder / "loud.py").write_text(code)
+    for name in ("go_on", "too"):
+        fail(store, name)
+        ended = cli("retry", name, "--handlers", f"loud:{name}", "--json")
+        assert (ended.items[0]["status"], ended.err) == ("completed", "imported\nat work\n")
+        begin(store, f"{name}-2").interrupt()
+        assert cli("recover", "--handlers", f"loud:{name}", "--json").items[0]["outcome"] == "resumed"
+
+
 def test_async_handlers_recover_too(cli, store):
     begin(store, "r-1").interrupt()
     assert cli("recover", "--handlers", "handlers:ASYNC", "-q").out == "resumed r-1\n"

@@ -81,8 +81,9 @@ def find_checkpoint(
         engine.records(key, thread.namespace)
     )  # by a place or a part of an id: all are looked at
     if not records:
-        where = f" in namespace {thread.namespace!r}" if thread.namespace else ""
-        raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}")
+        where = f" in namespace {thread.namespace!r}" if thread.namespace else " in its root namespace"
+        lists = f"outlive history --all-namespaces {as_argument(thread.id)}"
+        raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}; {lists} lists those that it has")
     if (found := _by_place(records, said or "")) is not None:
         return found
     by_id = {record.id: record for record in records}
