@@ -1,25 +1,82 @@
-"""Two real servers, each behind a network that fails on demand, and stores over both in both colours."""
+"""Two real stores, each behind a network or on a disk that fails on demand, and pairs of both in both colours."""
 
 import contextlib
 import itertools
+import os
+import threading
 
 import outlive
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.trial import COLOURS, _Awaited
+
+
+class Disk:
+    """The disk under a SQLite file, which fails on demand like a network does: see `mode`.
+
+    While it fails, each descriptor that this process has of the file leads to a folder instead: the system refuses every
+    read and write with an error.
+    """
+
+    def __init__(self, path):
+        self.path = os.path.realpath(path)
+        self._kept = {}  # descriptor → one of what it was
+        self._lock = threading.Lock()
+
+    @property
+    def mode(self):
+        return "refuse" if self._kept else "pass"
+
+    @mode.setter
+    def mode(self, mode):
+        with self._lock:
+            self._heal() if mode == "pass" else self._fail()
+
+    def _fail(self):
+        folder = os.open("/", os.O_RDONLY)
+        files = {self.path, f"{self.path}-wal"}
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {*self._kept.values()}:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{descriptor}") in files:
+                    self._kept[descriptor] = os.dup(descriptor)
+                    os.dup2(folder, descriptor, inheritable=False)
+        os.close(folder)
+
+    def _heal(self):
+        for descriptor, kept in self._kept.items():
+            os.dup2(kept, descriptor, inheritable=False)
+            os.close(kept)
+        self._kept.clear()
+
+    def drop_connections(self):
+        pass
+
+    def through(self, url):
+        return url
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.mode = "pass"
+
 
 QUICK = {"timeout_s": 0.8, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 _number = itertools.count(1)
 
 
 class Rig:
-    """A Valkey and a PostgreSQL server. `primary` and `secondary` are the networks that lead to them."""
+    """A Valkey server, or a SQLite file, and a PostgreSQL server. `primary` and `secondary` are what leads to them."""
 
-    def __init__(self, valkey, postgres_url, postgres, driver):
-        prefix = f"p{next(_number)}:"
+    def __init__(self, valkey, postgres_url, postgres, driver, disk=None):
         self.driver = driver
-        self.servers = valkey, postgres
-        self.urls = f"{valkey.url}?prefix={prefix}", postgres_url
-        self.primary = FaultProxy(valkey.host, valkey.port)
+        if disk is None:
+            self.servers = [valkey, postgres]
+            self.urls = f"{valkey.url}?prefix=p{next(_number)}:", postgres_url
+            self.primary = FaultProxy(valkey.host, valkey.port)
+        else:
+            self.servers = [postgres]
+            self.urls = f"sqlite:///{disk.path}", postgres_url
+            self.primary = disk
         self.secondary = FaultProxy(postgres.host, postgres.port)
         self._stack = contextlib.ExitStack()
         self._open = []
@@ -96,9 +153,10 @@ async def until(rig, condition, timeout_s=8.0):
 
 async def drained(rig, store):
     async def is_empty():
-        return (await store.replication_status()).queued == 0
+        status = await store.replication_status()
+        return status.is_exact and status.queued == 0
 
     await until(rig, is_empty)
 
 
-__all__ = ["COLOURS", "Rig", "drained", "ids", "run", "until"]
+__all__ = ["COLOURS", "Disk", "Rig", "drained", "ids", "run", "until"]

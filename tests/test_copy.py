@@ -111,9 +111,21 @@ def test_some_threads_are_copied_and_an_id_that_is_not_there_is_told():
         fill(one, "a", "b", "c")
         assert one.copy_to(two, threads=["a", "c"]) == 2
         assert [info.id for info in two.threads()] == ["a", "c"]
-        for wrong in (["d"], ["a", "zz"], "a", [1]):
+        for wrong in (["d"], ["a", "zz"], "a", [1], 5):
             with pytest.raises(outlive.BadArgument):
                 one.copy_to(two, threads=wrong)
+        for target in (one, "memory:", None):
+            with pytest.raises(outlive.BadArgument):
+                one.copy_to(target)
+
+
+def test_without_a_key_nothing_is_copied_rather_than_what_can_be_seen(tmp_path):
+    url = f"sqlite:///{tmp_path}/sealed.db"
+    with outlive.open(url, key=KEY) as store:
+        store.thread("only metadata").update({"title": "x"})
+    with outlive.open(url, key=outlive.KeyRing()) as store, outlive.open("memory:") as target:
+        with pytest.raises(outlive.KeyMissing):
+            store.copy_to(target)
 
 
 def test_what_did_not_change_since_a_moment_is_left_out():
@@ -134,6 +146,71 @@ def test_runs_of_a_thread_that_has_nothing_else_come_along():
         assert list(one.threads()) == []
         one.copy_to(two)
         assert runs(two, "t") == [("r", "running", "p", None, 1)]
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "redis"])
+def test_a_run_that_was_copied_goes_on_in_the_target_and_a_repeated_copy_leaves_it_alone(
+    backend, url_for, tmp_path
+):
+    with outlive.open("memory:") as source, outlive.open(url_for(backend, tmp_path)) as target:
+        thread = source.thread("t")
+        for n in range(20):  # fences are counted in commits, of which a copy needs fewer
+            thread.save({"n": n})
+        run = source.run("t", run_id="r", agent="a").start()
+        with pytest.raises(ZeroDivisionError):
+            run.step("s", lambda: 1 / 0, effect=True)
+        thread.write("task", [("__error__", "old")])
+        at = thread.checkpoint().id
+        run.interrupt()
+        source.copy_to(target)
+        target.thread("t").write("task", [("__error__", "new")], checkpoint=at)
+        report = target.recover({"a": lambda run: run.step("s", lambda: 5, effect=True)})
+        assert (len(report.resumed), report.failed) == (1, [])
+        source.copy_to(target)
+        assert runs(target, "t") == [("r", "completed", None, 5, 2)]
+        assert [write.value for write in target.thread("t").writes(at)] == ["new"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_was_deleted_from_a_pair_comes_back_from_a_backup_into_both(mode, tmp_path, monkeypatch):
+    one, two, saved = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two", "saved"))
+    with outlive.open(one, secondary=two, replication=mode, key=KEY) as store:
+        fill(store, "a")
+        expected, of_run = contents(store, "a"), runs(store, "a")
+        store.backup(saved)
+        store.delete("a")
+        with outlive.open(saved, key=KEY) as backup:
+            with monkeypatch.context() as patched:
+                patched.setattr(outlive.copying, "_PAGE", 2)
+                bring, left = outlive.copying._Merge._commit, iter([True, True])
+
+                async def cut_off(*args, **fields):
+                    if not next(left, False):
+                        raise Died
+                    await bring(*args, **fields)
+
+                patched.setattr(outlive.copying._Merge, "_commit", cut_off)
+                with pytest.raises(Died):
+                    backup.copy_to(store)
+            assert 0 < len(ids(store)) < len(expected[0])
+            backup.copy_to(store)
+            backup.copy_to(store)
+        place = lambda step: (*step[:3], *step[4:])  # noqa: E731  # all but the seq, which goes on behind the deletion
+        assert [place(step) for step in contents(store, "a")[0]] == [place(step) for step in expected[0]]
+        assert runs(store, "a") == of_run
+        store.promote()
+        assert [place(step) for step in contents(store, "a")[0]] == [place(step) for step in expected[0]]
+        assert runs(store, "a") == of_run
+        store.thread("a").prune(keep_last=1)
+        left = ids(store)
+        with outlive.open(saved, key=KEY) as backup:
+            backup.copy_to(store)
+        assert ids(store) == left  # single ones stay deleted for an hour
+        assert store.verify().ok
+
+
+def ids(store):
+    return [item.id for item in store.thread("a").history(all_namespaces=True)]
 
 
 class Counting:
@@ -201,7 +278,9 @@ def test_a_repeated_copy_sends_only_what_is_new():
     before = run_now(counting.inner.inventory(ThreadKey.of("", "a")))
     source.copy_to(target)
     assert (first > 1000, counting.sent) == (True, 0)
-    assert run_now(counting.inner.inventory(ThreadKey.of("", "a"))).generation == before.generation
+    assert (
+        run_now(counting.inner.inventory(ThreadKey.of("", "a"))) == before
+    )  # not even a commit: that would count as use
     source.thread("a").save({**source.thread("a").load(), "n": "new" * 100})
     source.copy_to(target)
     assert 0 < counting.sent < 1000
@@ -213,9 +292,11 @@ def test_damage_in_the_source_stops_the_copy_by_name():
     fill(source, "a")
     key = next(iter(local._data))
     local._data[key] = local._data[key][:-1] + b"?"
+    fill(source, "b")
     with pytest.raises(outlive.Corrupt) as raised:
         memory_store(Inline(local)).copy_to(target)
     assert raised.value.thread == "a"
+    assert contents(target, "b") == contents(source, "b")  # the others are there all the same
 
 
 def test_a_target_that_stores_something_else_is_found():
@@ -422,6 +503,26 @@ BAD = {
     "metadata that is no mapping": json.dumps({**GOOD, "metadata": [1]}),
     "said that is no mapping": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "metadata": 3}]}),
     "a write without a task": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": 0}]}]}),
+    "a checkpoint twice": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1}, {"id": "a", "state": 2}]}),
+    "an array of objects": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": {"$ndarray": ["O", [1], {"$bytes": ""}]}}]}
+    ),
+    "a source that is none": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": 1, "source": {}}]}),
+    "an id that is no text": json.dumps({**GOOD, "checkpoints": [{"id": {"$text": "\\uzzzz"}, "state": 1}]}),
+    "a removal that does not fit": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": [1]}, {"id": "b", "changes_of": "a", "changes": [{"at": [0], "remove": True}]}]}
+    ),
+    "an index that no engine holds": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": 1 << 60, "task": "t", "channel": "c"}]}]}
+    ),
+    "a rank that no engine holds": json.dumps(
+        {**GOOD, "checkpoints": [{"id": "a", "state": 1, "writes": [{"index": -1, "task": "t", "channel": "c", "rank": [0, 0, 1 << 60]}]}]}
+    ),
+    **{
+        f"{mark} of {what!r}": json.dumps({**GOOD, "checkpoints": [{"id": "a", "state": {mark: what}}]})
+        for mark in ("$packed", "$datetime", "$time", "$date", "$uuid", "$decimal", "$bytes", "$text", "$int", "$map", "$dict")
+        for what in (5, "?\\u", [1], {"a": 1})
+    },
     "a write without a place": json.dumps({**GOOD, "writes": [{"index": 0, "task": "t", "channel": "c"}]}),
 }  # fmt: skip
 

@@ -61,8 +61,8 @@ def engine():
 def write(engine, key, value):
     record, chunks = engine.write_record("", "c", "task", 0, "messages", value, "")
     loose = engine.loose(record, chunks, value)
-    receipt = run_now(engine.commit(Commit(key, writes=(record,), chunks=tuple(chunks.items()))))
-    engine.keep_loose(key, "", loose, receipt.generation)
+    engine.keep_loose(key, "", loose)
+    run_now(engine.commit(Commit(key, writes=(record,), chunks=tuple(chunks.items()))))
 
 
 def test_a_message_that_was_written_first_is_not_stored_again(engine):
@@ -76,6 +76,23 @@ def test_a_message_that_was_written_first_is_not_stored_again(engine):
     reading, stream = run_now(engine.load(key, "", "two", None, None))
     assert engine.unpack(key, "two", stream) == [*state, {**more, "id": "later"}]
     assert len(manifest.layout_of(reading.record.body)) <= 4
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:{}/folder", "sqlite:///{}/file.db"])
+def test_a_write_that_was_withdrawn_is_not_referred_to(url, tmp_path):
+    rng, key = random.Random(4), ThreadKey.of("", "t")
+    state, more = [message(rng, 1000)], message(rng, 5000)
+    with open_store(url.format(tmp_path)) as store:
+        inner = store._store._engine
+        engine = Engine(inner.backend, inner.codec, inner.namer, Cache(1 << 24), inner.runtime)
+        run_now(engine.save(key, state, Draft("", "one")))
+        record, chunks = engine.write_record("", "c", "task", 0, "messages", [more], "")
+        engine.keep_loose(
+            key, "", engine.loose(record, chunks, [more])
+        )  # it stood in a queue, and never got further
+        run_now(engine.save(key, [*state, more], Draft("", "two")))
+        assert store.thread("t").load() == [*state, more]
+        assert store.verify().ok
 
 
 def test_what_was_deleted_since_is_not_referred_to(engine):

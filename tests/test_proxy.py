@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import socketserver
 import threading
@@ -210,6 +211,34 @@ def test_new_connections_are_refused_and_old_ones_go_on(proxy, connect, echo):
     proxy.mode = "pass"
     assert proxy.port == port
     assert ask(connect()) == b"hello"
+
+
+def test_no_connection_is_left_open_by_a_proxy_that_begins_to_refuse_while_it_is_made(proxy):
+    """What was accepted at that moment belongs to somebody, who ends it; a socket that is forgotten is an error here."""
+    clients = []
+
+    def call():
+        while len(clients) < 400:
+            client = socket.socket()
+            client.settimeout(2)
+            clients.append(client)
+            with contextlib.suppress(OSError):
+                client.connect((proxy.host, proxy.port))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while caller.is_alive():
+        proxy.mode = "refuse"
+        proxy.drop_connections()
+        assert proxy.open_connections == 0
+        proxy.mode = "pass"
+    caller.join()
+    proxy.mode = "refuse"
+    proxy.drop_connections()
+    for client in clients:
+        with client, contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""  # never a timeout: it was ended
+    gc.collect()
 
 
 def test_dropped_connections_are_reset_and_new_ones_pass(proxy, connect, echo):

@@ -5,23 +5,24 @@ The news are carried in any order after the first exchange, and any number of ti
 
 import contextlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend import Commit, Entry, ThreadKey
+from outlive.backend import NOTE, Commit, Entry, ThreadKey
 from outlive.backends.local import Inline
 from outlive.backends.memory import MemoryBackend
 from outlive.cache import Cache
 from outlive.chunk import Namer
 from outlive.codec import Codec
 from outlive.engine import Engine
-from outlive.layers.note import NOTE
 from outlive.layers.replicate import Replicate
 from outlive.layers.status import Replication
 from outlive.runtime import SyncRuntime, run_now
 from outlive.store import AsyncStore, Settings
 from outlive.sync import Store
+from outlive.testing.interposed import Interposed
 
 THREADS, IDS = ("s", "t"), "abcdef"
 sides = st.sampled_from([0, 1])
@@ -42,7 +43,7 @@ class Apart:
 
     def __init__(self):
         runtime = SyncRuntime()
-        self.backends = [Inline(MemoryBackend()), Inline(MemoryBackend())]
+        self.backends = [Interposed(Inline(MemoryBackend())), Interposed(Inline(MemoryBackend()))]
         options = Replication.of({"replication": "async", "health_check_interval_s": 1000})
         self.pairs = [
             Replicate(*self.backends, options, runtime=runtime, naming=lambda key: lambda *chunk: True)
@@ -134,3 +135,41 @@ def test_the_primary_takes_over_with_everything_and_the_head_of_the_later_epoch(
         found = apart.stores[1].thread(id).checkpoint()
         if head is not None and head.epoch == 1 and found.id != head.id:
             assert head.id not in {one.id for one in apart.stores[1].thread(id).history()} or found.epoch >= 1
+
+
+DEEDS = {
+    "save": lambda thread: thread.save({"n": 9}, id="nine"),
+    "replace": lambda thread: thread.save({"n": 9}, id="2", replace=True),
+    "write": lambda thread: thread.write("task", [("c", "v" * 500)], checkpoint="3"),
+    "update": lambda thread: thread.update({"title": "trip"}),
+    "remove": lambda thread: thread.remove(["2"]),
+    "prune": lambda thread: thread.prune(keep_last=1),
+    "erase": lambda thread: thread.prune(keep_last=1, erase=True),
+    "delete": lambda thread: thread.delete(),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("side", [0, 1])
+def test_whoever_carries_over_what_is_queued_at_whichever_moment_nothing_is_forgotten(deed, side):
+    """Another process drains the queue before each call that a deed makes to its store."""
+    for number in range(100):
+        apart = Apart()
+        apart.begin()
+        thread = apart.stores[side].thread("t")
+        for n in range(4):
+            thread.save({"n": n, "text": f"{n}" * (n % 2) * 3000}, id=f"{n}")
+        backend, other = apart.backends[side], apart.pairs[1 - side]
+
+        async def carry(other=other):
+            await other.stores.drain(side, None)
+
+        backend.before_call(number, carry)
+        DEEDS[deed](thread)
+        if backend._at_call is not None:
+            assert number > 0
+            return  # it makes no more calls
+        for source in (1, 0, 1):
+            apart.exchange(source)
+        apart.check()
+    raise AssertionError("it makes more calls than it should")

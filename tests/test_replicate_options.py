@@ -5,7 +5,9 @@ import time
 import pytest
 
 import outlive
-from outlive.backend import RESERVED
+from outlive.backend import RESERVED, Commit, Removal, ThreadKey
+from outlive.testing.interposed import Interposed
+from outlive.testing.proxy import FaultProxy
 
 WRONG = [
     ({"replication": "both"}, "replication must be 'sync' or 'async'"),
@@ -64,12 +66,16 @@ def test_secrets_of_the_secondary_are_in_no_error():
         found = found.__cause__ or found.__context__
 
 
-def wait_until_whole(store):
-    for _ in range(200):
-        if store.replication_status().is_whole:
+def wait_until(condition):
+    for _ in range(400):
+        if condition():
             return
         time.sleep(0.02)
-    raise AssertionError(store.replication_status())
+    raise AssertionError("it did not come to be so")
+
+
+def wait_until_whole(store):
+    wait_until(lambda: store.replication_status().is_whole)
 
 
 def urls(folder, *names):
@@ -183,3 +189,129 @@ def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
             backend = alone._store._engine.backend
             assert [one.seq for one in alone.thread("t").history()] == [2]
             assert [backend.local.entries(tenant, "queue") for tenant in ("", RESERVED)] == [[], []]
+
+
+# Switched off, and what was lost ----------------------------------------------------------------------------------
+
+
+def test_a_pair_that_began_with_replication_switched_off_is_filled_when_it_is_switched_on(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a, secondary=b, enable_replication=False) as store:
+        store.thread("t").save(1)
+    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+        wait_until_whole(store)
+        store.promote()
+        assert store.thread("t").load() == 1
+
+
+def test_what_was_saved_in_the_secondary_while_replication_was_off_is_in_the_primary_after_failback(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a, secondary=b) as store:
+        store.thread("t").save(1)
+        store.promote()
+    with outlive.open(a, secondary=b, enable_replication=False) as store:
+        store.thread("t").save(2)
+        for change in (store.promote, store.failback):
+            with pytest.raises(outlive.BadArgument, match="enable_replication=True first"):
+                change()
+    with outlive.open(a, secondary=b) as store:
+        store.failback()
+        assert store.thread("t").load() == 2
+
+
+@pytest.mark.parametrize("is_failed_over", [False, True])
+def test_replication_can_be_switched_off_while_the_other_store_is_down(
+    postgres_server, postgres_store, tmp_path, is_failed_over
+):
+    """That is when one would: the other store cannot be told, and gets everything all the same."""
+    local, quick = f"sqlite:///{tmp_path}/a.db", {"timeout_s": 0.5, "health_check_interval_s": 0.05}
+    with FaultProxy(postgres_server.host, postgres_server.port) as network:
+        far = network.through(postgres_store)
+        first, second = (far, local) if is_failed_over else (local, far)
+        with outlive.open(first, secondary=second, **quick) as store:
+            store.thread("t").save(1)
+            if is_failed_over:
+                store.promote()
+        network.mode = "refuse"
+        network.drop_connections()
+        with outlive.open(first, secondary=second, enable_replication=False, **quick) as store:
+            store.thread("t").save(2)
+        network.mode = "pass"
+        with outlive.open(first, secondary=second, **quick) as store:
+            wait_until_whole(store)
+            store.failback() if is_failed_over else store.promote()
+            assert store.thread("t").load() == 2
+
+
+def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(valkey_server, tmp_path):
+    """The primary has what there was before the failover: to go on with that is for somebody to decide."""
+    pair = {
+        "url": f"sqlite:///{tmp_path}/a.db",
+        "secondary": valkey_server.url,
+        "health_check_interval_s": 0.05,
+    }
+    lost = "the secondary was active and has lost what it had"
+    with outlive.open(**pair) as store:
+        store.thread("t").save("before")
+        store.promote()
+        store.thread("t").save("later")
+        wait_until(lambda: not store.replication_status().queued)
+        valkey_server.call("FLUSHALL")
+        with pytest.raises(outlive.StoreUnavailable, match=lost):
+            store.thread("t").load()
+        with pytest.raises(outlive.StoreUnavailable, match=lost):
+            store.thread("u").save(1)
+        assert lost in store.replication_status().last_error
+    with pytest.raises(outlive.StoreUnavailable, match=lost):
+        outlive.open(**pair)
+    with outlive.open(**pair, enable_replication=False) as store:
+        assert store.thread("t").load() == "later"
+    with outlive.open(**pair) as store:
+        wait_until_whole(store)
+        assert store.replication_status().active == "primary"
+        store.promote()
+        assert store.thread("t").load() == "later"
+
+
+def test_a_primary_that_lost_all_it_had_before_the_secondary_had_everything_is_an_error(
+    valkey_server, tmp_path, monkeypatch
+):
+    pair = {"url": valkey_server.url, "secondary": f"sqlite:///{tmp_path}/b.db"}
+    with outlive.open(valkey_server.url) as store:
+        store.thread("t").save("before")
+    monkeypatch.setattr("outlive.layers.replicate._BEAT_S", 60)
+    store = outlive.open(**pair, health_check_interval_s=60)
+    valkey_server.call("FLUSHALL")
+    with pytest.raises(outlive.StoreUnavailable, match="the primary was active and has lost what it had"):
+        store.thread("t").load()
+    with pytest.warns(UserWarning, match="stays in the primary"):
+        store.close()
+    with pytest.raises(outlive.StoreUnavailable, match="the primary was active and has lost what it had"):
+        outlive.open(**pair)
+
+
+def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the_beginning(tmp_path):
+    a, b = urls(tmp_path, "a", "b")
+    with outlive.open(a) as store:
+        for n in range(9):
+            store.thread(f"{n}").save({"n": n, "text": "x" * 3000})
+
+    found = []
+
+    async def lose():
+        with outlive.open(b) as alone:
+            found.extend(info.id for info in alone.threads())
+            lost = [ThreadKey.of("", id) for id in (*found, "")]  # the record of the pair too
+            await alone._store._engine.backend.commit_all(
+                [Commit(key, removal=Removal(everything=True)) for key in lost]
+            )
+
+    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+        stores = store._store._pair.stores
+        watched = Interposed(stores.both[0])
+        watched.before_call(40, lose)
+        stores.both = (watched, stores.both[1])
+        wait_until(lambda: watched._at_call is None and store.replication_status().is_whole)
+    with outlive.open(b) as alone:
+        assert {alone.thread(info.id).load()["n"] for info in alone.threads()} == set(range(9))
+    assert 0 < len(found) < 9

@@ -25,6 +25,14 @@ DAY = 86_400.0
 KEEP = outlive.Retain(keep_last=3, every_s=None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _restless():
+    """Let no test wait while a sweep rests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(outlive.sweep, "_LONGEST_REST_S", 0.0)
+        yield
+
+
 def fill(store, id="t", count=10, namespace=""):
     thread = store.thread(id, namespace=namespace)
     return [thread.save({"n": n, "text": f"{id} {n} " * 60}).id for n in range(count)]
@@ -82,6 +90,21 @@ def test_the_newest_of_every_namespace_stay_and_the_rest_goes(backend, url_for, 
         assert store.verify().ok
 
 
+def test_bytes_that_go_because_a_chunk_is_written_again_are_counted():
+    store, _ = memory_store()
+    noise, thread = random.Random(1), store.thread("t")
+    said = [f"{noise.getrandbits(8000):x}" for _ in range(30)]
+    thread.save({"said": said})
+    for n in range(5):
+        thread.save({"said": said[:5], "n": n})
+    before = store.size().stored_bytes
+    expected = thread.prune(keep_last=2, dry_run=True).freed_bytes
+    planned, swept = (store.sweep(dry_run=dry, retain=outlive.Retain(keep_last=2)) for dry in (True, False))
+    assert swept.bytes == before - store.size().stored_bytes > 20_000
+    assert planned.bytes == pytest.approx(swept.bytes, rel=0.02)
+    assert expected == pytest.approx(swept.bytes, rel=0.02)
+
+
 def test_what_is_older_than_an_age_goes_whatever_its_number():
     store, inner = memory_store()
     line = fill(store)
@@ -120,7 +143,7 @@ def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path)
         for id in ("read", "left"):
             store.thread(id).save({"n": 1})
         saved_at = time.time()
-        time.sleep(1.0)
+        time.sleep(0.5)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
         between = outlive.Retain(
@@ -137,6 +160,20 @@ def test_reads_are_noted_now_and_then_only():
     for _ in range(20):
         store.thread("t").load()
     assert inner._tables[ThreadKey.of("", "t").digest].row.revision == revision + 1
+
+
+@pytest.mark.parametrize("backend", ["postgresql", "redis"])
+def test_ages_are_by_the_clock_of_the_server(backend, url_for, tmp_path, monkeypatch):
+    with outlive.open(url_for(backend, tmp_path)) as store:
+        fill(store, "t", 3)
+        ours = time.time
+        for ahead in (30 * DAY, -30 * DAY):
+            monkeypatch.setattr(outlive.sweep.time, "time", lambda ahead=ahead: ours() + ahead)
+            for dry_run in (True, False):
+                swept = store.sweep(dry_run=dry_run, retain=outlive.Retain(ttl_s=DAY, max_age_s=DAY))
+                assert (swept.checkpoints, swept.ttl.threads) == (0, 0)
+        time.sleep(0.03)
+        assert store.sweep(retain=outlive.Retain(max_age_s=0.02)).max_age.checkpoints == 2
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -250,6 +287,7 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
         {"ttl_s": "3"},
         {"keep_last": 1, "every_s": 0},
         {"keep_last": 1, "refresh_on_read": True},
+        {"ttl_s": 1, "refresh_on_read": "no"},
         {"ttl_s": float("nan")},
         {"ttl_s": 1e12},
     ],
@@ -410,14 +448,15 @@ def test_whatever_comes_between_two_calls_of_a_sweep_nothing_alive_is_lost(scrip
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_savers_and_sweepers_of_several_threads_do_not_disturb_each_other(backend, url_for, tmp_path):
     url = url_for(backend, tmp_path)
-    stop, failures, saved = threading.Event(), [], {}
+    stop, failures, saved = threading.Event(), [], {"a": [], "b": []}
 
     def save(name):
         try:
             with outlive.open(url) as store:
                 thread, n = store.thread(name), 0
-                while not stop.is_set():
-                    saved[name] = thread.save({"n": n, "said": [f"{i} {'x' * 99}" for i in range(n % 30)]}).id
+                while not stop.is_set() or n < 5:
+                    state = {"n": n, "said": [f"{i} {'x' * 99}" for i in range(n % 30)]}
+                    saved[name].append(thread.save(state).id)
                     n += 1
         except BaseException as error:
             failures.append(error)
@@ -426,18 +465,17 @@ def test_savers_and_sweepers_of_several_threads_do_not_disturb_each_other(backen
     for thread in threads:
         thread.start()
     with outlive.open(url, retain=KEEP) as store:
-        swept = [store.sweep() for _ in range(rounds(5))]
+        swept = [store.sweep() for _ in range(rounds(3))]
         stop.set()
         for thread in threads:
             thread.join()
         assert failures == []
-        store.sweep()
+        swept.append(store.sweep())
         assert sum(report.checkpoints for report in swept) > 0
         assert all(report.problems == [] for report in swept)
         assert store.verify().ok
-        for name, last in saved.items():
-            assert ids(store, name)[0] == last
-            assert len(ids(store, name)) == 3
+        for name, made in saved.items():
+            assert ids(store, name) == made[:-4:-1]
 
 
 # One at a time, in the background ----------------------------------------------------------------------------------
@@ -454,7 +492,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         async def meet(self, key, row):
             if not met:
                 met.append(True)
-                with pytest.raises(outlive.ThreadBusy):
+                with pytest.raises(outlive.ThreadBusy, match="another process sweeps already"):
                     two.sweep()
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)
@@ -518,6 +556,61 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
         assert store.verify().ok
 
 
+def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch):
+    monkeypatch.setattr(outlive.sweep, "_BATCH", 2)
+    store, _ = memory_store()
+    fill(store, count=20)
+    before = store.size().stored_bytes
+    remove = outlive.prune.remove_chosen
+
+    async def remove_and_stop(*args, **options):
+        done = await remove(*args, **options)
+        store._store._sweeper._bell.ring()  # as `close` does
+        return done
+
+    monkeypatch.setattr(outlive.prune, "remove_chosen", remove_and_stop)
+    swept = store.sweep(retain=outlive.Retain(keep_last=1))
+    assert (swept.is_complete, swept.checkpoints, len(ids(store))) == (False, 2, 18)
+    assert before - store.size().stored_bytes == swept.bytes
+    with pytest.raises(outlive.StoreClosed):
+        store.sweep(retain=outlive.Retain(keep_last=1))
+
+
+def test_what_goes_wrong_in_the_background_is_told():
+    told = []
+    with outlive.open("memory:", on_event=told.append, retain=outlive.Retain(keep_last=2)) as store:
+        sweeper = store._store._sweeper
+        fill(store)
+        run_now(sweeper._tick())
+        assert [(event.name, event.status, event.error) for event in told if event.name == "sweep"] == [
+            ("sweep", "done", None)
+        ]
+        assert told[-1].size > 0
+
+        async def fail(*_):
+            raise outlive.StoreUnavailable("the disk is gone")
+
+        sweeper._last = fail
+        run_now(sweeper._tick())
+        assert (told[-1].status, told[-1].error) == ("failed", "StoreUnavailable: the disk is gone")
+    with outlive.open("memory:", retain=outlive.Retain(keep_last=2)) as store:
+        store._store._sweeper._last = fail
+        with pytest.warns(UserWarning, match="the disk is gone"):
+            run_now(store._store._sweeper._tick())
+
+
+def test_a_clock_that_went_back_does_not_keep_a_store_from_being_swept(monkeypatch):
+    store, _ = memory_store(retain=outlive.Retain(keep_last=2, every_s=1000))
+    fill(store)
+    now = time.time()
+    monkeypatch.setattr(outlive.sweep.time, "time", lambda: now + 365 * DAY)
+    store.sweep()
+    fill(store)
+    monkeypatch.setattr(outlive.sweep.time, "time", lambda: now)
+    run_now(store._store._sweeper._tick())
+    assert len(ids(store)) == 2
+
+
 def test_an_async_store_sweeps_in_the_background_too(tmp_path):
     async def scenario():
         async with outlive.open_async("memory:", retain=outlive.Retain(keep_last=2, every_s=0.05)) as store:
@@ -572,12 +665,13 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert store.sweep().max_age.checkpoints == 2
 
 
-def test_a_pair_is_swept_on_both_sides(tmp_path):
+def test_a_pair_is_swept_on_both_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr(outlive.layers.upkeep, "_IDLE_S", 0.05)
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
-    with outlive.open(one, secondary=two, replication="sync") as store:
+    with outlive.open(one, secondary=two, replication="sync", health_check_interval_s=0.05) as store:
         line = fill(store)
         fill(store, "old", 3)
-        time.sleep(2.5)  # the pair clears up behind itself, once, which counts as a change
+        time.sleep(1.2)  # the pair clears up behind itself, once, which counts as a change
         store.thread("t").save({"new": True})
         swept = store.sweep(retain=outlive.Retain(keep_last=3, ttl_s=0.8))
         assert (swept.ttl.threads, swept.keep_last.checkpoints, swept.problems) == (1, 8, [])

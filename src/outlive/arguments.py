@@ -57,9 +57,9 @@ def check_step(value: object) -> int | None:
 
 
 def check_source(value: object) -> str:
-    if value not in SOURCES:
-        raise BadArgument(f"source must be one of {', '.join(sorted(SOURCES))}, not {value!r}")
-    return str(value)
+    if not isinstance(value, str) or value not in SOURCES:
+        raise BadArgument(f"source must be one of {', '.join(sorted(SOURCES))}, not {value!r:.100}")
+    return value
 
 
 def check_metadata(value: object) -> dict[str, Any]:

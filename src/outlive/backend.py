@@ -28,7 +28,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
    version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
    nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
    new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
-   removed is not merged in again.
+   removed is not merged in again, and what comes back by a commit that is no merge, with places of its own, is placed behind them. A merge
+   raises the revision to the greatest fence that it brings: whoever takes a run that came from elsewhere outranks what came with it.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
@@ -44,6 +45,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -60,6 +62,7 @@ EntryCursor = tuple[str, bytes]  # (key, thread's digest)
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # in place of a fence: the next one
 TOMBSTONE = "tombstone"  # the kind of an entry that says what was removed
+NOTE = "queue"  # the kind of one that says what another store has yet to get; no key of it is used twice
 
 
 def escape(text: str) -> str:
@@ -73,6 +76,7 @@ def escape(text: str) -> str:
 
 
 _ESCAPES = {"\\": "\\\\", "\0": "\\0"}
+_SURROGATE = re.compile(r"\\u[0-9a-f]{4}")
 
 
 def unescape(text: str) -> str:
@@ -87,7 +91,7 @@ def unescape(text: str) -> str:
         elif text[at + 1 : at + 2] in ("\\", "0"):
             out.append("\\" if text[at + 1] == "\\" else "\0")
             at += 2
-        elif text[at + 1 : at + 2] == "u" and len(text) >= at + 6:
+        elif _SURROGATE.match(text, at):
             out.append(chr(int(text[at + 2 : at + 6], 16)))
             at += 6
         else:
@@ -257,6 +261,7 @@ class Commit:
     token: bytes = field(
         default_factory=lambda: os.urandom(8)
     )  # of this very commit, however often it is sent
+    linger_s: float = 0.0  # how long it may wait for another one to share a transaction with
     on_queued: Callable[[], None] | None = (
         None  # called by a backend that will do later commits after this one
     )

@@ -7,11 +7,20 @@ yet, oldest first.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
+from .backend import (
+    TOMBSTONE,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    tombstone_key,
+)
 from .engine import Engine, Located
 from .errors import Corrupt, StaleBase, ThreadNotEmpty, refuse_unopened
 
@@ -19,6 +28,7 @@ COPIED = ("run", "step", "response")  # kinds of entries; a lock belongs to the 
 _BATCH = 32
 _BATCH_BYTES = 8 << 20
 _PAGE = 500
+Pair = tuple[str, str]  # (namespace, id)
 _TRIES = 8
 
 
@@ -85,11 +95,57 @@ async def entries_into_store(
     while True:
         page = await source.backend.entries(tenant, kind, after=after, limit=_PAGE)
         for key, entry in page:
-            if key.id not in skip:
+            if key.id not in skip and _outranks(entry, await _same_entry(target, key, entry)):
                 await target.commit(Commit(key, entries=(entry,), merge=True))
         if len(page) < _PAGE:
             return
         after = (page[-1][1].key, page[-1][0].digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raising:
+    """By how much places and fences are greater in the target: there the thread was deleted, and what was before stays deleted."""
+
+    epoch: int = 0
+    seq: int = 0
+    fence: int = 0
+
+    def record(self, record: CheckpointRecord) -> CheckpointRecord:
+        if not self.seq:
+            return record
+        return replace(record, epoch=max(record.epoch, self.epoch), seq=record.seq + self.seq)
+
+    def entry(self, entry: Entry) -> Entry:
+        if not self.fence:
+            return entry
+        return replace(entry, epoch=max(entry.epoch, self.epoch), fence=entry.fence + self.fence)
+
+
+class _Graves:
+    """The tombstones of a thread in the target, which is or was one of a pair."""
+
+    def __init__(self, graves: Sequence[Entry]) -> None:
+        self._graves = {grave.key: grave for grave in graves}
+
+    def holds(self, record: CheckpointRecord) -> bool:
+        """Tell whether a merge would leave a record out."""
+        keys = ("", tombstone_key(record.namespace, record.id))
+        found = [self._graves[key] for key in keys if key in self._graves]
+        return any((record.epoch, record.seq) <= (grave.epoch, grave.until) for grave in found)
+
+    def raising(
+        self, records: Sequence[CheckpointRecord], there: Mapping[Pair, CheckpointRecord]
+    ) -> _Raising:
+        """Let a thread that was deleted come back behind its tombstone, if it has gone, or has come back in part."""
+        whole = self._graves.get("")
+        if whole is None or not any(self.holds(record) for record in records):
+            return _Raising()
+        raising = _Raising(whole.epoch, whole.until, whole.fence)
+        both = [
+            (record, there[pair]) for record in records if (pair := (record.namespace, record.id)) in there
+        ]
+        is_back = any(raising.record(record).order == held.order for record, held in both)
+        return raising if is_back or not there else _Raising()
 
 
 class _Merge:
@@ -106,25 +162,40 @@ class _Merge:
         self._held: set[bytes] = set()  # chunks that the target has
         self._chunks: dict[bytes, bytes] = {}  # on their way
         self._bytes = 0
+        self._raised = _Raising()
 
     async def run(self, row: ThreadRow) -> int:
         source, target, key = self._source.backend, self._target.backend, self._key
         self._held = set((await target.inventory(key)).chunks)
         there = {(old.namespace, old.id): old for old in await self._target.records(key)}
-        records = [record for record in reversed(await self._source.records(key)) if _is_new(record, there)]
+        found = list(reversed(await self._source.records(key)))
+        graves = _Graves([grave async for page in _pages(self._target, key, TOMBSTONE) for grave in page])
+        self._raised = graves.raising(found, there)
+        placed = [self._raised.record(record) for record in found]
+        left = {(one.namespace, one.id) for one in placed if graves.holds(one)}
+        records = [one for one in placed if (one.namespace, one.id) not in left and _is_new(one, there)]
         await self._records(records)
         written = {write.key: write for write in await target.writes(key, None)}
         await self._writes(
-            [write for write in await source.writes(key, None) if not _is_same(write, written.get(write.key))]
+            [
+                write
+                for write in await source.writes(key, None)
+                if write.key[:2] not in left and _is_newer(write, written.get(write.key))
+            ]
         )
         for kind in COPIED:
             await self._entries(kind)
-        if row.info is not None:
-            refuse_unopened(row.info)
-            await self._commit(
-                info=row.info, info_projection=row.info_projection, info_version=row.info_version
-            )
+        await self._info(row)
         return len(records)
+
+    async def _info(self, row: ThreadRow) -> None:
+        if row.info is None:
+            return
+        refuse_unopened(row.info)
+        rows = await self._target.backend.threads(self._key.tenant, only=self._key.id, heads=False)
+        if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
+            return
+        await self._commit(info=row.info, info_projection=row.info_projection, info_version=row.info_version)
 
     async def _records(self, records: Sequence[CheckpointRecord]) -> None:
         batch: list[CheckpointRecord] = []
@@ -150,14 +221,15 @@ class _Merge:
             await self._commit(writes=tuple(batch))
 
     async def _entries(self, kind: str) -> None:
-        key, after = self._key, None
-        while True:
-            page = await self._source.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
-            if page:
-                await self._commit(entries=tuple(entry for _, entry in page))
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
+        """Bring what the target has not. What it has is not sent: a commit would count as use of the thread there."""
+        there: dict[str, Entry] = {}
+        async for page in _pages(self._target, self._key, kind):
+            there.update((entry.key, entry) for entry in page)
+        async for page in _pages(self._source, self._key, kind):
+            raised = [self._raised.entry(entry) for entry in page]
+            new = tuple(entry for entry in raised if _outranks(entry, there.get(entry.key)))
+            if new:
+                await self._commit(entries=new)
 
     async def _bring(self, names: Sequence[bytes]) -> None:
         """Read chunks that were not read yet, and check each against its name."""
@@ -232,13 +304,37 @@ class _Merge:
         return found
 
 
+async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[list[Entry]]:
+    """Iterate over the entries of a thread, page by page."""
+    after = None
+    while True:
+        page = await engine.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
+        yield [entry for _, entry in page]
+        if len(page) < _PAGE:
+            return
+        after = (page[-1][1].key, page[-1][0].digest)
+
+
+async def _same_entry(engine: Engine, key: ThreadKey, entry: Entry) -> Entry | None:
+    found = await engine.backend.entries(key.tenant, entry.kind, thread=key, prefix=entry.key, limit=1)
+    return next((held for _, held in found if held.key == entry.key), None)
+
+
+def _outranks(entry: Entry, held: Entry | None) -> bool:
+    """Tell whether a merge would put an entry in the place of another."""
+    if held is None:
+        return True
+    mine, theirs = ((one.rank, one.status, one.body or b"") for one in (entry, held))
+    return mine > theirs
+
+
 def _is_new(record: CheckpointRecord, there: Mapping[tuple[str, str], CheckpointRecord]) -> bool:
     held = there.get((record.namespace, record.id))
     return held is None or (held.version, held.body) < (record.version, record.body)
 
 
-def _is_same(write: WriteRecord, held: WriteRecord | None) -> bool:
-    return held is not None and (held.rank, held.body) == (write.rank, write.body)
+def _is_newer(write: WriteRecord, held: WriteRecord | None) -> bool:
+    return held is None or (held.rank, held.body) < (write.rank, write.body)
 
 
 def _names(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> list[bytes]:

@@ -34,6 +34,7 @@ from .errors import (
     NewerFormat,
     OutliveError,
     StaleBase,
+    UnknownTag,
     refuse_unopened,
 )
 from .event import LOAD, SAVE, Event, Watched
@@ -348,9 +349,8 @@ class Engine:
             check_format(record)
             try:
                 said = manifest.decode(self.codec, record.body, opaque=opaque)
-            except (
-                BadArgument
-            ):  # metadata of an adapter's, which it alone can build: that must not hide the rest
+            except (BadArgument, UnknownTag):
+                # Metadata that an adapter or another program alone can build: that must not hide the rest.
                 said = manifest.decode(self.codec, record.body, opaque=True)
         return replace(describe(key, record, said), _state=state, _writes=writes)
 
@@ -380,10 +380,10 @@ class Engine:
                 found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
         return found
 
-    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose, generation: int) -> None:
-        """Remember what was stored as a write: the next state of its thread is likely to have it."""
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose) -> None:
+        """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
-        if base is not None and base.generation == generation and len(base.loose) < _MOST_LOOSE:
+        if base is not None and len(base.loose) < _MOST_LOOSE:
             base.loose.update(loose)
 
     def pending(

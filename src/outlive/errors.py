@@ -185,6 +185,15 @@ class ThreadBusy(CallerError):
         self.until = until
 
 
+class SweepBusy(ThreadBusy):
+    """Another process sweeps this store, or this tenant of it."""
+
+    def __init__(self, thread: str, until: dt.datetime | None) -> None:
+        super().__init__(thread, "", None, until)
+        when = "" if until is None else f" (until {until:%H:%M:%S} UTC, if it does not go on)"
+        self.args = (f"another process sweeps already{when}; one at a time is enough",)
+
+
 class RunBusy(CallerError):
     """The run is alive elsewhere, or was just claimed by another process."""
 
@@ -374,22 +383,6 @@ class NotSealed(Corrupt):
     """A record stands in the clear where only sealed ones may be: somebody put it there, or the store is not encrypted."""
 
 
-# What a layer hands up in place of bytes that it could not open, so that one damaged record does not hide the others. No
-# codec makes bytes that begin so.
-UNOPENED = b"\xc1"
-BROKEN, PLAIN = UNOPENED + b"broken", UNOPENED + b"plain"
-
-
-def refuse_unopened(data: bytes) -> None:
-    """Raise what a layer found wrong with a record when that is about to be read."""
-    if data[:1] == UNOPENED:
-        if data == PLAIN:
-            raise NotSealed("a record that is not sealed stands where only sealed ones may be")
-        raise SealBroken(
-            "a sealed record does not open: it was changed, cut, moved from elsewhere, or sealed under another key of this id"
-        )
-
-
 class NewerFormat(StoreError):
     """The store was written by a newer outlive."""
 
@@ -397,6 +390,36 @@ class NewerFormat(StoreError):
         super().__init__(f"{what} has format {found}, this outlive reads up to {known}; upgrade outlive")
         self.found = found
         self.known = known
+
+
+# What a layer hands up in place of bytes that it could not open, so that one record does not hide the others. No codec makes
+# bytes that begin so. `NO_KEY` is followed by the id of the key, `NEWER` by the number of the format and the one that is known.
+UNOPENED = b"\xc1"
+BROKEN, PLAIN, NO_KEY, NEWER = (UNOPENED + why for why in (b"broken", b"plain", b"key ", b"newer "))
+
+
+def unopened(error: OutliveError) -> bytes:
+    """Return what stands in the place of bytes that a layer could not open."""
+    if isinstance(error, KeyMissing):
+        return NO_KEY + (error.id or "").encode()
+    if isinstance(error, NewerFormat):
+        return NEWER + f"{error.found} {error.known}".encode()
+    return PLAIN if isinstance(error, NotSealed) else BROKEN
+
+
+def refuse_unopened(data: bytes) -> None:
+    """Raise what a layer found wrong with a record when that is about to be read, or stored again."""
+    if data[:1] == UNOPENED:
+        if data == PLAIN:
+            raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+        if data.startswith(NO_KEY):
+            raise KeyMissing(data[len(NO_KEY) :].decode())
+        if data.startswith(NEWER):
+            found, known = data[len(NEWER) :].split()
+            raise NewerFormat("a sealed record", int(found), int(known))
+        raise SealBroken(
+            "a sealed record does not open: it was changed, cut, moved from elsewhere, or sealed under another key of this id"
+        )
 
 
 class DelayedSaveFailed(StoreError):

@@ -12,23 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
-FAILOVER, FAILBACK = "failover", "failback"
+FAILOVER, FAILBACK, SWEEP = "failover", "failback", "sweep"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process; a failover or failback."""
+    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process; a failover or failback; a sweep."""
 
     name: str
     thread: str
     namespace: str = ""
     checkpoint: str | None = None
     run: str | None = None
-    status: str | None = None  # of a run
+    status: str | None = None  # of a run; of a sweep "done", "stopped" or "failed"
     attempt: int | None = None
     size: int | None = None  # bytes of the state
     added: int | None = None  # bytes that were new
     seconds: float = 0.0  # how long it took
+    error: str | None = None  # of a sweep: what went wrong
 
 
 Watcher = Callable[[Event], None]

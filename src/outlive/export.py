@@ -7,6 +7,7 @@ imported is equal to what was exported, byte for byte. Runs are not part of it: 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,22 @@ from .arguments import check_id, check_namespace, check_source, check_step, chec
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .checkpoint import micros, moment
 from .engine import Draft, Engine, Located
-from .errors import BadArgument, Corrupt, NewerFormat, StaleBase
+from .errors import (
+    BadArgument,
+    Corrupt,
+    MissingExtra,
+    NeedsUpgrade,
+    NewerFormat,
+    StaleBase,
+    TypeChanged,
+    UnknownTag,
+)
 from .info import open_info, pack_info
 from .piece import Pieces, split
 from .readable import Json, changed, changes, packed, readable, readable_text, text_of
 
 FORMAT = 1
+_LARGEST = (1 << 53) - 1  # of a counter: what every engine can hold
 _TRIES = 8
 _BATCH_BYTES = 8 << 20
 _SAID = {"metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts"}
@@ -204,6 +215,7 @@ class _Importing:
     def __init__(self, engine: Engine, key: ThreadKey) -> None:
         self._engine = engine
         self._key = key
+        self._ids: set[tuple[str, str]] = set()
         self._states: dict[tuple[str, str], Json] = {}
         self._bases: dict[str, Pieces] = {}
         self._chunks: dict[bytes, bytes] = {}
@@ -211,15 +223,21 @@ class _Importing:
         self.writes: list[WriteRecord] = []
 
     def unpacked(self, form: Json) -> Any:
-        """Return a value; unknown types stay what they are."""
+        """Return a value that can be loaded; unknown types stay what they are."""
+        codec, data = self._engine.codec, packed(form)
         try:
-            return self._engine.codec.unpack(packed(form), opaque=True)
+            with contextlib.suppress(UnknownTag, NeedsUpgrade, TypeChanged, MissingExtra):
+                codec.unpack(data)
+            return codec.unpack(data, opaque=True)
         except Corrupt as error:
             raise BadArgument(f"this is no value that was exported ({error.what})") from None
 
     async def checkpoint(self, told: dict[str, Any]) -> CheckpointRecord:
         namespace = check_namespace(text_of(told.get("namespace", "")))
         id = check_id("id", text_of(told.get("id")))
+        if (namespace, id) in self._ids:
+            raise BadArgument(f"checkpoint {id!r:.60} stands here twice")
+        self._ids.add((namespace, id))
         draft = Draft(
             namespace,
             id,
@@ -281,10 +299,10 @@ class _Importing:
         return plan
 
     async def write(self, namespace: str, checkpoint: str, told: dict[str, Any]) -> None:
-        index = told.get("index")
-        rank = told.get("rank", [0, 0, 0])
-        if type(index) is not int or not isinstance(rank, list) or [type(part) for part in rank] != [int] * 3:
-            raise BadArgument("a write has an index, which is a number, and a control write a rank of three")
+        index = _number(told.get("index"), -_LARGEST)
+        rank = [_number(part, 0) for part in _list(told, "rank") or (0, 0, 0)]
+        if len(rank) != 3:
+            raise BadArgument("the rank of a control write has three numbers")
         record, chunks = self._engine.write_record(
             check_namespace(namespace),
             check_id("checkpoint", checkpoint),
@@ -314,8 +332,10 @@ def _maybe_text(form: Json) -> str | None:
 
 
 def _number(value: Any, least: int) -> int:
-    if type(value) is not int or not least <= value < 1 << 53:
-        raise BadArgument(f"seq and epoch must be numbers of at least 1 and 0, not {value!r:.60}")
+    if type(value) is not int or not least <= value <= _LARGEST:
+        raise BadArgument(
+            f"seq, epoch, index and rank are numbers from {least} to {_LARGEST}, not {value!r:.60}"
+        )
     return value
 
 

@@ -21,7 +21,17 @@ def spans(tracer: Any = None) -> Watcher:
     def watch(event: Event) -> None:
         end = time.time_ns()
         span = used.start_span(f"outlive.{event.name}", start_time=end - int(event.seconds * 1e9))
-        for name in ("thread", "namespace", "checkpoint", "run", "status", "attempt", "size", "added"):
+        for name in (
+            "thread",
+            "namespace",
+            "checkpoint",
+            "run",
+            "status",
+            "attempt",
+            "size",
+            "added",
+            "error",
+        ):
             value = getattr(event, name)
             if value not in (None, ""):
                 span.set_attribute(f"outlive.{name}", value)

@@ -1,7 +1,8 @@
 """Deleting checkpoints and giving their space back.
 
-Deleting is two commits. The first removes records by id, and replaces the generation, so that a save which still
-builds on what is going is refused and reads anew. The second, with the live set read at (generation,
+When nothing was committed to the thread since it was looked at, deleting is one commit: it removes records by id and the
+chunks that nobody else reads. Beside savers it is two. The first removes the records, and replaces the generation, so that a save
+which still builds on what is going is refused and reads anew. The second, with the live set read at (generation,
 revision), removes the chunks outside it that nobody stored again since. A crash between the two
 leaves chunks without a reader, which the next deletion takes along.
 
@@ -11,14 +12,15 @@ commit; with `erase=True` any chunk that holds a byte nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import chunk, manifest
-from .backend import CheckpointRecord, Commit, Removal, ThreadKey, WriteRecord
+from .backend import CheckpointRecord, Commit, Inventory, Removal, ThreadKey, WriteRecord
 from .checkpoint import Pruned
 from .engine import Engine, Located
-from .errors import UNOPENED, Corrupt, OutliveError, StaleBase
+from .errors import UNOPENED, OutliveError, StaleBase
 
 _TRIES = 8
 Pair = tuple[str, str]  # (namespace, id)
@@ -59,14 +61,47 @@ async def remove(
     return await remove_chosen(engine, key, choose, erase=erase)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A thread as one look saw it."""
+
+    inventory: Inventory
+    records: list[CheckpointRecord]  # newest first
+    writes: Sequence[WriteRecord]
+
+    @property
+    def dead(self) -> list[bytes]:
+        """The chunks that nobody reads."""
+        live = {name for record in self.records for name in record.chunks}
+        live |= {name for write in self.writes for name in write.chunks}
+        return [name for name in self.inventory.chunks if name not in live]
+
+
+async def look_at(engine: Engine, key: ThreadKey) -> Look:
+    """Look at a thread. What is committed meanwhile has a later revision than the inventory, which was read first."""
+    inventory = await engine.backend.inventory(key)
+    return Look(inventory, await engine.records(key), await engine.backend.writes(key, None))
+
+
 async def remove_chosen(
-    engine: Engine, key: ThreadKey, choose: Choose, *, erase: bool = False, dry_run: bool = False
+    engine: Engine,
+    key: ThreadKey,
+    choose: Choose,
+    *,
+    erase: bool = False,
+    dry_run: bool = False,
+    look: Look | None = None,
 ) -> Pruned:
-    """Remove what `choose` picks of all records, which are newest first; it is asked again when others delete too."""
+    """Remove what `choose` picks of all records, which are newest first; it is asked again when others delete too.
+
+    `look` is what the caller has seen of the thread already; if anything was committed to it since, it is looked at again.
+    """
     total = Pruned()
+    given = look
     for _ in range(_TRIES):
+        look, given, is_given = given or await look_at(engine, key), None, given is not None
         try:
-            done = await _once(engine, key, choose, erase, dry_run)
+            done = await _once(engine, key, look, choose, erase, dry_run, at_once=is_given)
         except StaleBase:  # somebody else deletes at the same time: look again
             continue
         total = Pruned(
@@ -83,49 +118,69 @@ async def remove_chosen(
     raise StaleBase(key.id)
 
 
-async def _once(engine: Engine, key: ThreadKey, choose: Choose, erase: bool, dry_run: bool) -> Pruned:
-    inventory = await engine.backend.inventory(key)
-    records = await engine.records(key)
-    doomed: set[Pair] = await choose(records)
-    kept = [record for record in records if (record.namespace, record.id) not in doomed]
-    live = _Live(engine, key, inventory.generation, await engine.backend.writes(key, None), doomed)
+async def _once(
+    engine: Engine,
+    key: ThreadKey,
+    look: Look,
+    choose: Choose,
+    erase: bool,
+    dry_run: bool,
+    at_once: bool,
+) -> Pruned:
+    doomed: set[Pair] = await choose(look.records)
+    kept = [record for record in look.records if (record.namespace, record.id) not in doomed]
+    live = _Live(engine, key, look.inventory.generation, look.writes, doomed)
     if dry_run:
-        return live.estimate(inventory.chunks, kept, len(doomed))
-    rewriting = await live.rewrite(records, kept, erase)
-    removed = 0
-    if doomed or rewriting.records:
-        receipt = await engine.commit(
-            Commit(
-                key,
-                chunks=tuple(rewriting.chunks.items()),
-                rewrites=tuple(rewriting.records),
-                removal=Removal(checkpoints=tuple(sorted(doomed)), erase=erase),
-                generation=inventory.generation,
-            )
-        )
-        removed = receipt.removed
-        engine.cache.drop(key.digest)
-    swept = await sweep(engine, key, erase)
-    whole = erase and swept is not None and await _is_erased(engine, key)
-    chunks, freed = swept or (0, 0)
-    return Pruned(removed, chunks, len(rewriting.chunks), freed, whole)
+        return live.estimate(look.inventory.chunks, look.records, kept, len(doomed))
+    rewriting = await live.rewrite(look.records, kept, erase)
+    commit = Commit(
+        key,
+        chunks=tuple(rewriting.chunks.items()),
+        rewrites=tuple(rewriting.records),
+        removal=Removal(checkpoints=tuple(sorted(doomed)), erase=erase),
+        generation=look.inventory.generation,
+    )
+    dead = live.dead(look.inventory, kept, rewriting)
+    removed, chunks, freed, is_swept = await _commit(engine, commit, look.inventory, dead, at_once)
+    whole = erase and is_swept and await _is_erased(engine, key)
+    freed -= sum(map(len, rewriting.chunks.values()))
+    return Pruned(removed, chunks, len(rewriting.chunks), max(0, freed), whole)
 
 
-async def sweep(engine: Engine, key: ThreadKey, erase: bool = False) -> tuple[int, int] | None:
+async def _commit(
+    engine: Engine, commit: Commit, seen: Inventory, dead: Sequence[bytes], at_once: bool
+) -> tuple[int, int, int, bool]:
+    """Remove records and chunks: how many, bytes, and whether all of it. Unless it must be at once, one after the other beside savers."""
+    key, removal = commit.thread, commit.removal or Removal()
+    whole = replace(removal, chunks=tuple(dead), chunks_until=seen.revision)
+    if not (removal.checkpoints or commit.rewrites or dead):
+        return 0, 0, 0, True
+    try:
+        receipt = await engine.commit(replace(commit, removal=whole, revision=seen.revision))
+    except StaleBase:
+        if at_once:
+            raise
+        removed = 0
+        if removal.checkpoints or commit.rewrites:
+            removed = (await engine.commit(replace(commit, token=os.urandom(8)))).removed
+            engine.cache.drop(key.digest)
+        swept = await sweep(engine, key, removal.erase)
+        return removed, *(swept or (0, 0)), swept is not None
+    engine.cache.drop(key.digest)
+    return receipt.removed, len(dead), receipt.freed, True
+
+
+async def sweep(
+    engine: Engine, key: ThreadKey, erase: bool = False, look: Look | None = None
+) -> tuple[int, int] | None:
     """Remove the chunks that nobody reads: how many, and their bytes. None when someone else is deleting too."""
-    inventory = await engine.backend.inventory(key)
-    generation = inventory.generation
-    records = await engine.records(key)
-    writes = await engine.backend.writes(key, None)
-    live = {name for record in records for name in record.chunks} | {
-        name for write in writes for name in write.chunks
-    }
-    dead = [name for name in inventory.chunks if name not in live]
+    look = look or await look_at(engine, key)
+    dead = look.dead
     if not dead:
         return 0, 0
-    removal = Removal(chunks=tuple(dead), chunks_until=inventory.revision, erase=erase)
+    removal = Removal(chunks=tuple(dead), chunks_until=look.inventory.revision, erase=erase)
     try:
-        receipt = await engine.commit(Commit(key, removal=removal, generation=generation))
+        receipt = await engine.commit(Commit(key, removal=removal, generation=look.inventory.generation))
     except StaleBase:
         return None
     engine.cache.drop(key.digest)
@@ -153,7 +208,7 @@ async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[Chec
     for pair, record in zip(pairs, tips, strict=True):
         try:
             asked = manifest.decode(engine.codec, record.body, opaque=True).interrupts
-        except Corrupt:  # nobody can tell: it stays until somebody removes it by its id
+        except OutliveError:  # nobody can tell: it stays until somebody removes it by its id
             kept.add(pair)
             continue
         answered = {
@@ -199,11 +254,10 @@ def _leans(record: CheckpointRecord) -> bool:
 
 async def _is_erased(engine: Engine, key: ThreadKey) -> bool:
     """Tell whether every stored byte of a thread's chunks is read by somebody."""
-    inventory = await engine.backend.inventory(key)
-    records = await engine.records(key)
-    live = _Live(engine, key, inventory.generation, await engine.backend.writes(key, None), set())
-    rewriting = await live.rewrite(records, records, True)
-    return not rewriting.records and set(inventory.chunks) <= live.names(records)
+    look = await look_at(engine, key)
+    live = _Live(engine, key, look.inventory.generation, look.writes, set())
+    rewriting = await live.rewrite(look.records, look.records, True)
+    return not rewriting.records and not look.dead
 
 
 @dataclass(slots=True)
@@ -213,6 +267,14 @@ class _Rewriting:
 
 
 Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
+Stored = Mapping[bytes, tuple[int, int]]  # chunk → (bytes, revision)
+
+
+def wasted(engine: Engine, key: ThreadKey, look: Look, gone: set[Pair]) -> int:
+    """Return about how many bytes are saved by writing chunks again when some checkpoints go."""
+    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
+    live = _Live(engine, key, 0, look.writes, gone)
+    return sum(live.wasted(look.inventory.chunks, look.records, kept).values())
 
 
 class _Live:
@@ -239,12 +301,33 @@ class _Live:
     def names(self, records: Iterable[CheckpointRecord]) -> set[bytes]:
         return self._held | {name for record in records for name in record.chunks}
 
+    def dead(self, stored: Inventory, kept: Sequence[CheckpointRecord], rewriting: _Rewriting) -> list[bytes]:
+        """Return the chunks that nobody reads when the rewritten records are in their places."""
+        moved = {(record.namespace, record.id): record for record in rewriting.records}
+        after = [moved.get((record.namespace, record.id), record) for record in kept]
+        live = self.names(after) | rewriting.chunks.keys()
+        return [name for name in stored.chunks if name not in live]
+
     def estimate(
-        self, stored: dict[bytes, tuple[int, int]], kept: list[CheckpointRecord], doomed: int
+        self, stored: Stored, records: list[CheckpointRecord], kept: list[CheckpointRecord], doomed: int
     ) -> Pruned:
         live = self.names(kept)
         dead = [size for name, (size, _) in stored.items() if name not in live]
-        return Pruned(doomed, len(dead), 0, sum(dead))
+        wasted = self.wasted(stored, records, kept)
+        return Pruned(doomed, len(dead) + len(wasted), len(wasted), sum(dead) + sum(wasted.values()))
+
+    def wasted(
+        self, stored: Stored, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord]
+    ) -> dict[bytes, int]:
+        """Return the chunks that would be written again, with about how many bytes that saves of each."""
+        before, after = (self._ranges([one for one in rows if _is_readable(one)]) for rows in (records, kept))
+        held = self.names([record for record in kept if not _is_readable(record)])
+        found = {}
+        for name, ranges in after.items():
+            live, whole = _total(ranges), max(stop for _, stop in before[name])
+            if name not in held and name in stored and live * 2 < whole:
+                found[name] = stored[name][0] * (whole - live) // whole
+        return found
 
     async def rewrite(
         self, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord], erase: bool

@@ -52,6 +52,15 @@ _LISTS = {
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)\.(\d{6})")
 Json = Any
+_WRONG = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    ArithmeticError,
+    Corrupt,
+)  # what is no form
 
 
 def readable(data: bytes) -> Json:
@@ -60,18 +69,18 @@ def readable(data: bytes) -> Json:
         form = _form(ormsgpack.unpackb(data, ext_hook=Raw))
         if packed(form) == data:
             return form
-    except (ValueError, TypeError, IndexError, RecursionError, Corrupt, BadArgument):
+    except _WRONG:
         pass
     return {"$packed": _base64(data)}
 
 
 def packed(form: Json) -> bytes:
     """Return the bytes that `readable` made a form of; raise BadArgument for what is none."""
-    if isinstance(form, dict) and form.keys() == {"$packed"}:
-        return _bytes(form["$packed"])
     try:
+        if isinstance(form, dict) and form.keys() == {"$packed"}:
+            return _bytes(form["$packed"])
         return ormsgpack.packb(_plain(form))
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
+    except _WRONG as error:
         raise BadArgument(f"this is no value that was exported ({error})") from None
 
 
@@ -87,7 +96,10 @@ def readable_text(text: str) -> Json:
 def text_of(form: Json) -> str:
     """Undo `readable_text`."""
     if isinstance(form, dict) and form.keys() == {"$text"} and isinstance(form["$text"], str):
-        return unescape(form["$text"])
+        try:
+            return unescape(form["$text"])
+        except Corrupt as error:
+            raise BadArgument(f"{form!r:.60} is no str that was exported ({error.what})") from None
     if not isinstance(form, str):
         raise BadArgument(f"a str is missing where {form!r:.60} stands")
     return form
@@ -287,7 +299,7 @@ def changed(form: Json, said: Any) -> Json:
     for change in said:
         try:
             form = _made(form, change["at"], change)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except _WRONG as error:
             raise BadArgument(f"a change does not fit what it changes ({error!r})") from None
     return form
 

@@ -33,6 +33,8 @@ class Retain:
                 raise BadArgument(f"{name} must be None or a number of seconds above 0, not {value!r}")
         if self.keep_last is None and self.max_age_s is None and self.ttl_s is None:
             raise BadArgument("Retain keeps everything: give keep_last, max_age_s or ttl_s")
+        if not isinstance(self.refresh_on_read, bool):
+            raise BadArgument(f"refresh_on_read must be True or False, not {self.refresh_on_read!r:.60}")
         if self.refresh_on_read and self.ttl_s is None:
             raise BadArgument("refresh_on_read is about ttl_s: give that too")
 

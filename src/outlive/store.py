@@ -15,7 +15,7 @@ from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
-from .errors import BadArgument, StoreError
+from .errors import BadArgument, Corrupt, KeyMissing, StoreError
 from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
 from .listing import Threads
@@ -314,7 +314,7 @@ class AsyncStore:
         """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
 
         Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
-        nothing is changed, and the report says what would go. Raises ThreadBusy while another process sweeps.
+        nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
         """
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
@@ -324,8 +324,8 @@ class AsyncStore:
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
         """Seal everything of this tenant anew under the newest key of the ring, while others go on.
 
-        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned, and
-        every process has the new ring, the old keys can go.
+        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned without
+        `problems`, and every process has the new ring, the old keys can go.
         """
         from .layers.encrypt import Encrypted
         from .layers.rotation import rotate
@@ -358,18 +358,19 @@ class AsyncStore:
 
         Can be repeated, also after it was cut off: what is there stays, what is new is added and read back. `since` leaves out
         threads that did not change since a moment. Others may go on saving. Runs come along, with their steps and
-        responses; what was deleted here stays there.
+        responses; what was deleted here stays there. A thread that is damaged raises Corrupt when all others are copied.
         """
-        if target._engine.backend is self._engine.backend:
-            raise BadArgument("a store cannot be copied into itself")
-        if target._settings.tenant != self._settings.tenant:
-            raise BadArgument("source and target must be opened with the same tenant")
+        self._check_target(target)
         await self.flush()
         ids = await self._chosen(threads, None if since is None else micros(since))
+        damaged: list[Corrupt] = []
         for done, id in enumerate(ids, 1):
             rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
             for row in rows:  # else it was deleted meanwhile
-                await copying.into_store(self._engine, target._engine, self._key(id), row)
+                try:
+                    await copying.into_store(self._engine, target._engine, self._key(id), row)
+                except Corrupt as error:
+                    damaged.append(error)
             if progress is not None:
                 progress(done, len(ids))
         if threads is None and since is None:
@@ -377,12 +378,34 @@ class AsyncStore:
                 await copying.entries_into_store(
                     self._engine, target._engine, self._settings.tenant, kind, set(ids)
                 )
+        if damaged:
+            for other in damaged[1:]:
+                damaged[0].add_note(str(other))
+            raise damaged[0]
         return len(ids)
+
+    def _check_target(self, target: object) -> None:
+        from .layers.encrypt import Encrypted
+
+        if not isinstance(target, AsyncStore) or type(target._engine.runtime) is not type(
+            self._engine.runtime
+        ):
+            raise BadArgument(
+                f"copy_to takes a store that is open, by outlive.open or open_async as this one, not {target!r:.100}; "
+                "backup takes a URL"
+            )
+        backend = self._engine.backend
+        if target._engine.backend is backend:
+            raise BadArgument("a store cannot be copied into itself")
+        if target._settings.tenant != self._settings.tenant:
+            raise BadArgument("source and target must be opened with the same tenant")
+        if isinstance(backend, Encrypted) and not backend.has_key:
+            raise KeyMissing(None)  # what it holds cannot be seen, and would be left out
 
     async def _chosen(self, threads: Iterable[str] | None, since: int | None) -> list[str]:
         """Return the ids of the threads to be copied."""
-        if isinstance(threads, str):
-            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r}]")
+        if isinstance(threads, str) or not isinstance(threads, Iterable | None):
+            raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r:.100}]")
         wanted = None if threads is None else {check_id("thread id", id) for id in threads}
         pages = Threads(self._engine, self._settings.tenant, heads=False)
         found, missing = [], set(wanted or ())

@@ -6,7 +6,7 @@ the newest one of a run that is not finished, a question that nobody answered, a
 
 One sweeper works at a time: it holds a lock of the tenant as a whole, in a thread of the store's own. Locks of the threads themselves belong to
 runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It goes on
-thread by thread in small commits and rests as long as it worked, so that saves come between. Each commit is one of `prune.py`, so a
+thread by thread in small commits and rests after each as long as that took, so that saves come between. Each commit is one of `prune.py`, so a
 crash at any moment leaves chunks without a reader at worst, which the next sweep takes along. A thread is deleted only if nothing at all was
 committed to it since it was listed.
 """
@@ -15,21 +15,34 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from . import lease, prune
-from .backend import CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, WriteRecord, reserved
+from .backend import NEXT, CheckpointRecord, Commit, Entry, Removal, ThreadKey, ThreadRow, reserved
 from .codec import Codec
 from .engine import Engine
-from .errors import BadArgument, Corrupt, LeaseLost, OutliveError, StaleBase
+from .errors import (
+    BadArgument,
+    OutcomeUnknown,
+    OutliveError,
+    StaleBase,
+    StoreClosed,
+    StoreUnavailable,
+    SweepBusy,
+    ThreadBusy,
+)
+from .event import SWEEP as EVENT
+from .event import Event
 from .lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
 from .listing import Threads
 from .lock import AsyncLock, Keeper
+from .prune import Look
 from .retain import Retain, Swept
-from .runtime import Ticker
+from .runtime import Bell, Ticker
 
 Pair = tuple[str, str]  # (namespace, id)
+Needed = Mapping[str, set[Pair]]  # by reason
 SWEEP = "sweep"
 _PAGE = 200
 _BATCH = 500  # checkpoints removed by one commit, or a twentieth of the thread if that is more
@@ -39,26 +52,22 @@ _LEASE_S = 60.0
 _MAX_SEEN = 200_000
 
 
-@dataclass(slots=True)
-class _Thread:
-    """A thread as one look saw it."""
+class _Pace:
+    """When to rest and when to stop."""
 
-    records: Sequence[CheckpointRecord]  # newest first
-    writes: Sequence[WriteRecord]
-    chunks: Mapping[bytes, tuple[int, int]]  # name → (bytes, revision)
+    def __init__(self, bell: Bell, lock: AsyncLock | None) -> None:
+        self._bell = bell
+        self._lock = lock
+        self._since = time.monotonic()
 
-    def cost(self, gone: set[Pair]) -> int:
-        """Return the bytes that go with some checkpoints."""
-        kept = [record for record in self.records if (record.namespace, record.id) not in gone]
-        live = {name for record in kept for name in record.chunks}
-        live |= {
-            name
-            for write in self.writes
-            if (write.namespace, write.checkpoint) not in gone
-            for name in write.chunks
-        }
-        bodies = sum(len(record.body) for record in self.records) - sum(len(record.body) for record in kept)
-        return bodies + sum(size for name, (size, _) in self.chunks.items() if name not in live)
+    @property
+    def goes_on(self) -> bool:
+        return not self._bell.has_rung() and (self._lock is None or self._lock.is_held)
+
+    async def rest(self) -> None:
+        """Rest as long as it worked, so that others have the store for half of the time at least."""
+        await self._bell.wait(min(_LONGEST_REST_S, time.monotonic() - self._since))
+        self._since = time.monotonic()
 
 
 class Sweeper:
@@ -73,6 +82,7 @@ class Sweeper:
         self._begin()
         self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
         self._touched: dict[bytes, float] = {}
+        self._skew_s = 0.0  # by which the store's clock is ahead of ours
         self._key = reserved(f"sweep {ThreadKey.of(tenant, '').digest.hex()}")
         if retain is not None and retain.every_s is not None:
             self._ticker = engine.runtime.tick(min(retain.every_s, _LOOK_S), self._tick)
@@ -98,27 +108,47 @@ class Sweeper:
     # When
 
     async def _tick(self) -> None:
-        """Sweep if it is time; a store that is in the way is left alone until the next time."""
+        """Sweep if it is time. What stands in the way is told, and may be gone the next time."""
         try:
-            await self.sweep(self.retain, if_due=True)
-        except OutliveError:
-            pass
+            if await self._is_due(time.time() + self._skew_s):  # before anybody takes a lock for it
+                await self.sweep(self.retain, if_due=True)
+        except (ThreadBusy, StoreClosed):
+            pass  # another process sweeps, or this one ends
+        except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next sweep may go well
+            why = f"{type(error).__name__}: {error}"
+            self._engine.watched.tell(Event(EVENT, "", status="failed", error=why))
+            if not self._engine.watched.is_on:
+                warnings.warn(f"a sweep in the background failed: {why}", stacklevel=1)
 
-    async def _is_due(self) -> bool:
+    async def _is_due(self, now: float) -> bool:
         last = await self._last()
         every_s = self.retain.every_s if self.retain is not None else None
-        return (
-            last is None or every_s is None or _now() - _swept_at(self._engine.codec, last) >= every_s * 0.9
-        )
+        if last is None or every_s is None:
+            return True
+        return not 0 <= now - _swept_at(self._engine.codec, last) < every_s * 0.9  # unless a clock went back
+
+    async def _now(self) -> float:
+        """Return the time by the clock that stamps what is committed: the server's, where there is one."""
+        asked = Entry(SWEEP, "clock", b"", fence=NEXT, lease_s=1.0)
+        try:
+            (answer,) = (await self._engine.commit(Commit(self._key, entries=(asked,)))).entries
+        except (
+            OutliveError,
+            ValueError,
+        ):  # of a store that keeps nothing, or that this process may only read
+            return time.time()
+        if lease.lapses_at(answer) is not None:  # else it counts since the machine was started
+            self._skew_s = answer.until / 1e6 - 1.0 - time.time()
+        return time.time() + self._skew_s
 
     async def _last(self) -> Entry | None:
         return await lease.find(self._engine, self._key, SWEEP, "last")
 
-    async def _note(self) -> None:
+    async def _note(self, now: float) -> None:
         """Write down when this sweep was, for all processes."""
         last = await self._last()
         revision = 1 if last is None else last.revision + 1
-        body = self._engine.codec.pack({"at": _now()})
+        body = self._engine.codec.pack({"at": now})
         await self._engine.commit(Commit(self._key, entries=(Entry(SWEEP, "last", body, revision=revision),)))
 
     # How
@@ -130,44 +160,59 @@ class Sweeper:
         dry_run: bool = False,
         if_due: bool = False,
     ) -> Swept:
-        """Take away what is due. Raises ThreadBusy when another process sweeps."""
+        """Take away what is due. Raises SweepBusy when another process sweeps."""
         if retain is None:
             raise BadArgument("nothing says what to keep: open the store with retain=outlive.Retain(...)")
         self._after_fork()
         swept = Swept(dry_run)
         async with self._turn:
             if self._bell.has_rung():
-                return Swept(dry_run, is_complete=False)
+                raise StoreClosed
             if dry_run:
-                await self._all(retain, swept, None)
+                await self._all(retain, swept, _Pace(self._bell, None))
                 return swept
             lock = AsyncLock(self._engine, self._key, "", self._heart, timeout_s=0.001, lease_s=_LEASE_S)
-            async with lock:
-                if if_due and not await self._is_due():
-                    return swept
-                await self._all(retain, swept, lock)
-                if swept.is_complete:
-                    await self._note()
+            try:
+                async with lock:
+                    if not if_due or await self._is_due(await self._now()):
+                        await self._sweep(retain, swept, lock)
+            except ThreadBusy as busy:
+                raise SweepBusy(busy.thread, busy.until) from None
         return swept
 
-    async def _all(self, retain: Retain, swept: Swept, lock: AsyncLock | None) -> None:
+    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock) -> None:
+        start = time.perf_counter()
+        now = await self._all(retain, swept, _Pace(self._bell, lock))
+        if swept.is_complete:
+            await self._note(now)
+        status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None
+        took = time.perf_counter() - start
+        self._engine.watched.tell(
+            Event(EVENT, "", status=status, size=swept.bytes, seconds=took, error=error)
+        )
+
+    async def _all(self, retain: Retain, swept: Swept, pace: _Pace) -> float:
+        """Look at every thread; return the moment by which it went."""
         seen = self._seen if retain is self.retain else {}
+        now = await self._now()
         rows = Threads(self._engine, self._tenant, heads=False)
         while (row := await rows.next_row()) is not None:
-            if self._bell.has_rung() or (lock is not None and not lock.is_held):
+            if not pace.goes_on:
                 swept.is_complete = False
-                return
-            start = time.monotonic()
+                break
+            did = True
             try:
-                did = await _Visit(self._engine, retain, swept, seen).thread(
+                did = await _Visit(self._engine, retain, swept, seen, pace, now).thread(
                     ThreadKey.of(self._tenant, row.id), row
                 )
-            except (StaleBase, Corrupt, LeaseLost) as error:
+            except (StoreUnavailable, OutcomeUnknown, StoreClosed):
+                raise
+            except OutliveError as error:  # of this thread; the others can be swept all the same
                 swept.problems.append(str(error))
-                did = True
             swept.threads += 1
-            if did:  # as long as it worked, so that others have the store for half of the time at least
-                await self._bell.wait(min(_LONGEST_REST_S, time.monotonic() - start))
+            if did:
+                await pace.rest()
+        return now
 
     # Reading
 
@@ -192,13 +237,20 @@ class _Visit:
     """One look at one thread."""
 
     def __init__(
-        self, engine: Engine, retain: Retain, swept: Swept, seen: dict[bytes, tuple[int, float]]
+        self,
+        engine: Engine,
+        retain: Retain,
+        swept: Swept,
+        seen: dict[bytes, tuple[int, float]],
+        pace: _Pace,
+        now: float,
     ) -> None:
         self._engine = engine
         self._retain = retain
         self._swept = swept
         self._seen = seen
-        self._now = _now()
+        self._pace = pace
+        self._now = now
 
     async def thread(self, key: ThreadKey, row: ThreadRow) -> bool:
         """Sweep a thread; tell whether anything was done."""
@@ -214,7 +266,7 @@ class _Visit:
     # A whole thread
 
     async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
+        look = await prune.look_at(self._engine, key)
         reason = await self._needs(key, look)
         if reason is not None:
             self._swept.keep(reason)
@@ -234,7 +286,7 @@ class _Visit:
         taken.bytes += row.stored
         return True
 
-    async def _needs(self, key: ThreadKey, look: _Thread) -> str | None:
+    async def _needs(self, key: ThreadKey, look: Look) -> str | None:
         """Say why a whole thread must stay."""
         if await self._unfinished(key):
             return "unfinished run"
@@ -244,11 +296,6 @@ class _Visit:
         if await prune.open_interrupts(self._engine, key, look.records):
             return "open interrupt"
         return None
-
-    async def _look(self, key: ThreadKey) -> _Thread:
-        inventory = await self._engine.backend.inventory(key)
-        records = await self._engine.records(key)
-        return _Thread(records, await self._engine.backend.writes(key, None), inventory.chunks)
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
@@ -266,24 +313,27 @@ class _Visit:
     # Single checkpoints
 
     async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await self._look(key)
-        due = self._due(look.records)
+        look = await prune.look_at(self._engine, key)
+        due = self.due(look.records)
         if not any(due.values()):
             if await self._has_orphans(key, look):
                 return True
             self._remember(key, row, look.records)
             return False
-        needed = await self._needed(key, look.records)
+        needed = await self.needed(key, look.records)
         for reason, pairs in needed.items():
             self._swept.keep(reason, len(pairs & (due["max_age"] | due["keep_last"])))
         free = {name: pairs - set().union(*needed.values()) for name, pairs in due.items()}
         if any(free.values()):
-            self._count(look, free)
-            if not self._swept.dry_run:
-                await self._prune(key, len(look.records))
+            if self._swept.dry_run:
+                pairs = set().union(*free.values())
+                wasted = prune.wasted(self._engine, key, look, pairs)
+                self._count(look, free, _cost(look, pairs) - _cost(look, set()) + wasted)
+            else:
+                await self._prune(key, look, needed)
         return True
 
-    def _due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+    def due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
         """Return what is due by reason, the newest of each namespace never."""
         due: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
         seen: dict[str, int] = {}
@@ -299,7 +349,7 @@ class _Visit:
                 due["keep_last"].add((record.namespace, record.id))
         return due
 
-    async def _needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+    async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> Needed:
         """Return what must stay whatever its age: the newest of every run that may go on, and open questions."""
         runs = await self._unfinished(key)
         newest: set[Pair] = set()
@@ -312,43 +362,52 @@ class _Visit:
             "open interrupt": await prune.open_interrupts(self._engine, key, records),
         }
         kept = {(record.namespace, record.id) for record in records} - set().union(
-            *self._due(records).values()
+            *self.due(records).values()
         )
         needed["ancestor"] = prune.leaned_on(records, kept.union(*needed.values()))
         return needed
 
-    def _count(self, look: _Thread, due: dict[str, set[Pair]]) -> None:
-        old = due["max_age"]
-        by_age = look.cost(old) - look.cost(set()) if old else 0
-        both = look.cost(old | due["keep_last"]) - look.cost(set())
+    def _count(self, look: Look, due: Mapping[str, set[Pair]], freed: int) -> None:
+        """Count what goes, or went. Bytes that several reasons free are counted with the first."""
+        old, more = due["max_age"], due["keep_last"]
+        by_age = min(freed, _cost(look, old) - _cost(look, set())) if old and more else freed if old else 0
         for taken, pairs, size in (
             (self._swept.max_age, old, by_age),
-            (self._swept.keep_last, due["keep_last"], both - by_age),
+            (self._swept.keep_last, more, freed - by_age),
         ):
             taken.threads += bool(pairs)
             taken.checkpoints += len(pairs)
             taken.bytes += size
 
-    async def _prune(self, key: ThreadKey, count: int) -> None:
-        """Remove what is due, the oldest first, in commits that are short."""
-        limit = max(_BATCH, count // 20)
+    async def _prune(self, key: ThreadKey, look: Look, needed: Needed) -> None:
+        """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
+        limit = max(_BATCH, len(look.records) // 20)
+        gone: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
+        freed = 0
+        fresh: Look | None = look
+        try:
+            while True:
+                batch = _Batch(self, key, limit, look, needed)
+                done = await prune.remove_chosen(self._engine, key, batch.choose, look=fresh)
+                fresh = None
+                for reason, pairs in batch.chosen.items():
+                    gone[reason] |= pairs
+                freed += done.freed_bytes + batch.bodies
+                if done.checkpoints < limit:
+                    return
+                await self._pace.rest()
+                if not self._pace.goes_on:
+                    self._swept.is_complete = False
+                    return
+        finally:
+            self._count(look, gone, freed)
 
-        async def choose(records: list[CheckpointRecord]) -> set[Pair]:
-            due = self._due(records)
-            needed = await self._needed(key, records)
-            free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
-            oldest = [pair for record in reversed(records) if (pair := (record.namespace, record.id)) in free]
-            return set(oldest[:limit])
-
-        while (await prune.remove_chosen(self._engine, key, choose)).checkpoints >= limit:
-            pass
-
-    async def _has_orphans(self, key: ThreadKey, look: _Thread) -> bool:
+    async def _has_orphans(self, key: ThreadKey, look: Look) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
-        size = look.cost(set())
+        size = _cost(look, set())
         if not size:
             return False
-        if not self._swept.dry_run and await prune.sweep(self._engine, key) is None:
+        if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
         self._swept.orphans.bytes += size
@@ -359,13 +418,49 @@ class _Visit:
         if len(self._seen) > _MAX_SEEN:
             self._seen.clear()
         age_s = self._retain.max_age_s
-        oldest = min((record.created_at for record in records), default=0)
-        due_at = float("inf") if age_s is None else oldest / 1e6 + age_s
+        newest = {record.namespace: record.id for record in reversed(records)}  # which never come of age
+        ages = [record.created_at for record in records if newest[record.namespace] != record.id]
+        due_at = float("inf") if age_s is None or not ages else min(ages) / 1e6 + age_s
         self._seen[key.digest] = (row.revision, due_at)
 
 
-def _now() -> float:
-    return time.time()
+def _cost(look: Look, gone: set[Pair]) -> int:
+    """Return the bytes that go with some checkpoints."""
+    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
+    live = {name for record in kept for name in record.chunks}
+    live |= {
+        name
+        for write in look.writes
+        if (write.namespace, write.checkpoint) not in gone
+        for name in write.chunks
+    }
+    bodies = sum([len(record.body) for record in look.records]) - sum([len(record.body) for record in kept])
+    return bodies + sum([size for name, (size, _) in look.inventory.chunks.items() if name not in live])
+
+
+class _Batch:
+    """What one commit of a sweep removes."""
+
+    def __init__(self, visit: _Visit, key: ThreadKey, limit: int, look: Look, needed: Needed) -> None:
+        self._visit = visit
+        self._key = key
+        self._limit = limit
+        self._look = look
+        self._needed = needed  # of that look
+        self.chosen: dict[str, set[Pair]] = {}
+        self.bodies = 0  # bytes
+
+    async def choose(self, records: list[CheckpointRecord]) -> set[Pair]:
+        """Pick the oldest of what is due and not needed; asked again when others delete too."""
+        due = self._visit.due(records)
+        is_seen = records is self._look.records
+        needed = self._needed if is_seen else await self._visit.needed(self._key, records)
+        free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
+        oldest = [record for record in reversed(records) if (record.namespace, record.id) in free]
+        picked = {(record.namespace, record.id) for record in oldest[: self._limit]}
+        self.chosen = {reason: pairs & picked for reason, pairs in due.items()}
+        self.bodies = sum(len(record.body) for record in oldest[: self._limit])
+        return picked
 
 
 def _swept_at(codec: Codec, last: Entry) -> float:

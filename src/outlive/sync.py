@@ -486,7 +486,8 @@ class Store:
         since: dt.datetime | None = None,
         progress: Progress | None = None,
     ) -> int:
-        return run_now(self._store.copy_to(target._store, threads=threads, since=since, progress=progress))
+        other = target._store if isinstance(target, Store) else target
+        return run_now(self._store.copy_to(other, threads=threads, since=since, progress=progress))
 
     def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread:
         return Thread(run_now(self._store.import_thread(text, id=id)))

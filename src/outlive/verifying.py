@@ -73,8 +73,10 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
     for kind in KINDS:
         try:
             await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
-        except StoreError as error:
+        except Corrupt as error:
             problems.append(str(error))
+        except OutliveError as error:
+            problems.append(f"thread {key.id!r} {kind}: {error}")
     return problems
 
 
@@ -169,6 +171,9 @@ def _guarded(key: ThreadKey, checkpoint: str | None, look: Callable[[], object])
     try:
         with Located(key, checkpoint):
             look()
-    except OutliveError as error:
+    except Corrupt as error:
         return [str(error)]
+    except OutliveError as error:  # which does not say where
+        which = "" if checkpoint is None else f" checkpoint {checkpoint!r}"
+        return [f"thread {key.id!r}{which}: {error}"]
     return []

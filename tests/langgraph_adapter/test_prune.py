@@ -163,9 +163,19 @@ def test_writes_of_deleted_checkpoints_go_with_them(both):
     assert both.get_tuple(at(id="001")).pending_writes == []
 
 
-def test_pruning_after_each_turn_keeps_a_thread_small(saver):
+class Answer(TypedDict, total=False):
+    answer: str
+
+
+def answers(state):
+    return {"answer": "yes"}
+
+
+def test_pruning_after_each_turn_keeps_a_thread_small_also_with_subgraphs(saver):
     driver = Driver(saver)
-    graph = driver.compile(line(Log, a=says("a" * 500), b=says("b" * 500)))
+    deep = line(Answer, c=answers).compile()
+    calls = line(Answer, deep=deep, d=answers).compile()
+    graph = driver.compile(line(Log, a=says("a" * 500), calls=calls, b=says("b" * 500)))
     seen = []
     for turn in range(12):
         driver.invoke(graph, {"log": [str(turn)]}, thread())
@@ -174,6 +184,30 @@ def test_pruning_after_each_turn_keeps_a_thread_small(saver):
     assert {checkpoints for checkpoints, _ in seen} == {1}
     assert len(driver.state(graph, thread()).values["log"]) == 36
     assert seen[-1][1] < 12 * 3_000
+
+
+def test_what_a_subgraph_left_stays_with_the_checkpoint_that_called_it(saver):
+    driver = Driver(saver)
+    calls = line(Answer, c=answers).compile()
+    remembers = line(Answer, d=answers).compile(checkpointer=True)
+    graph = driver.compile(line(Log, calls=calls, remembers=remembers))
+    for _ in range(3):
+        driver.invoke(graph, {"log": []}, thread())
+    saver.prune(["t"], keep_last=4)  # the whole last turn
+    left = [
+        one.config["configurable"]["checkpoint_ns"]
+        for one in saver.list({"configurable": {"thread_id": "t"}})
+    ]
+    spaces = sorted({name.partition(":")[0] for name in left})
+    assert (spaces, len({name for name in left if ":" in name})) == (["", "calls", "remembers"], 1)
+    (caller,) = [one for one in driver.history(graph, thread()) if one.next == ("calls",)]
+    assert driver.invoke(graph, None, caller.config)["answer"] == "yes"
+    saver.prune(["t"])
+    left = [
+        one.config["configurable"]["checkpoint_ns"]
+        for one in saver.list({"configurable": {"thread_id": "t"}})
+    ]
+    assert sorted(left) == ["", "remembers"]
 
 
 def test_a_checkpoint_that_is_put_again_keeps_what_pruning_wrote_into_it(both):

@@ -219,8 +219,25 @@ def invoke_and_die(report, url, folder, where, ends, durability="sync"):
             report("done")
 
 
+def die_in_the_second_node(report, url, folder):
+    invoke_and_die(report, url, folder, "two", signal.SIGKILL)
+
+
 def die_before_the_first_checkpoint(report, url, folder):
     OutliveSaver.put = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    invoke_and_die(report, url, folder, None, None)
+
+
+def die_between_writes_and_checkpoint(report, url, folder):
+    """What the first node wrote is stored, the checkpoint after it is not."""
+    real = OutliveSaver.put
+
+    def put(saver, config, checkpoint, metadata, versions):
+        if metadata["step"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(saver, config, checkpoint, metadata, versions)
+
+    OutliveSaver.put = put
     invoke_and_die(report, url, folder, None, None)
 
 
@@ -311,6 +328,16 @@ def test_a_branch_that_was_finished_is_not_done_again(workers, url, folder):
     assert traces(folder) == ["first", "quick", "slow", "slow", "last"]
 
 
+def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finished(workers, url, folder):
+    with workers.spawn(die_between_writes_and_checkpoint, url, str(folder)) as worker:
+        assert worker.receive() is None
+    assert traces(folder) == ["one"]
+    with outlive.open(url) as store:
+        assert recovered(store, graph_of(folder)).status == "completed"
+        assert traces(folder) == ["one", "two", "three"]
+        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_input(workers, url, folder):
     with workers.spawn(die_before_the_first_checkpoint, url, str(folder)) as worker:
         assert worker.receive() is None
@@ -359,8 +386,16 @@ def test_a_zombie_stores_nothing_more(workers, url, folder):
             assert (found.status, found.attempt) == ("completed", 2)
 
 
-def test_an_async_process_recovers_a_run_too(workers, url, folder):
-    with workers.spawn(invoke_and_die, url, str(folder), "two", signal.SIGKILL) as worker:
+@pytest.mark.parametrize(
+    "die, redone",
+    [
+        (die_in_the_second_node, ["two"]),
+        (die_between_writes_and_checkpoint, []),
+    ],
+    ids=["in a node", "between writes and checkpoint"],
+)
+def test_an_async_process_recovers_a_run_too(workers, url, folder, die, redone):
+    with workers.spawn(die, url, str(folder)) as worker:
         assert worker.receive() is None
 
     async def main():
@@ -373,4 +408,4 @@ def test_an_async_process_recovers_a_run_too(workers, url, folder):
             return await arun(graph, None, thread_id="t", store=store, run_id="r")
 
     assert asyncio.run(main()) == {"log": ["in", "one", "two", "three"]}
-    assert traces(folder) == ["one", "two", "two", "three"]
+    assert traces(folder) == ["one", *redone, "two", "three"]

@@ -21,7 +21,7 @@ from langchain_core.documents import Document
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import add_messages
-from langgraph.types import Command, Interrupt, Send
+from langgraph.types import Command, Interrupt, Overwrite, Send
 from pydantic import BaseModel
 
 import outlive
@@ -30,6 +30,8 @@ from langgraph_adapter.graphs import Driver, line, thread
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
 from outlive.adapters.langgraph import OutliveSaver, StrictSerializer
 from outlive.adapters.langgraph.messages import Messages
+from outlive.adapters.langgraph.values import FIRST
+from outlive.extension import Raw
 from outlive.runtime import run_now
 
 
@@ -135,18 +137,30 @@ def test_a_class_may_be_added_by_with_allowlist_and_the_store_is_the_same(saver)
     assert saver.with_allowlist([]).serde is saver.serde
 
 
+# Each with something inside that LangGraph's serializer would change.
 SAFE = [
-    uuid.UUID(int=5), Document("text", metadata={"a": (1,)}), Send("node", {"a": [1]}), Interrupt("?", id="1"),
-    Command(goto="x", update={"a": 1}), lc.RemoveMessage("1"), lc.HumanMessage("a"),
+    uuid.UUID(int=5), Document("text", metadata={"a": (1,)}), Send("node", {"a": [lc.HumanMessage("a"), (1,)]}),
+    Interrupt({"a": (1, {2}), "b": None}, id="1"), Command(goto=("x",), update={"a": (1,)}), Overwrite([(1,)]),
+    lc.RemoveMessage("1"), lc.HumanMessage("a", additional_kwargs={"a": (1, Document("b"))}),
+    lc.ToolMessage("a", tool_call_id="1", artifact={"table": {(1, 2): {3}}}), lc.AIMessageChunk("a", more=(1,)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", SAFE, ids=lambda value: type(value).__name__)
-def test_types_of_langchain_and_langgraph_come_back_as_langgraph_gives_them_back(saver, value):
+def test_types_of_langchain_and_langgraph_come_back_as_they_were(saver, value):
+    found = sent_through(saver, value)
+    assert [type(one) for one in found] == [type(value)] * 4
+    assert found == [value] * 4
+    assert [repr(one) for one in found] == [repr(value)] * 4
+
+
+@pytest.mark.parametrize("value", SAFE, ids=lambda value: type(value).__name__)
+def test_what_langgraph_s_serializer_wrote_of_them_is_still_read(saver, value):
     serde = JsonPlusSerializer()
-    expected = serde.loads_typed(serde.dumps_typed(value))
-    assert [type(found) for found in sent_through(saver, value)] == [type(value)] * 4
-    assert sent_through(saver, value)[0] == expected
+    kind, data = serde.dumps_typed(value)
+    code, payload = ormsgpack.unpackb(data, ext_hook=lambda code, payload: (code, payload))
+    put(saver, "1", values={"a": Raw(FIRST + code, payload)})  # as the first version stored it
+    assert value_of(saver) == serde.loads_typed((kind, data))
 
 
 def test_in_langgraph_s_strict_mode_the_classes_of_the_state_are_known(folder):
@@ -567,17 +581,25 @@ def test_messages_come_back_as_they_were_and_as_langgraph_gives_them_back(value)
     assert alone == [expected[0]] * 2
 
 
-def test_objects_inside_messages_come_back_or_are_refused(url):
+@pytest.mark.parametrize("wrap", [list, tuple, lambda pair: pair[1]], ids=["list", "tuple", "alone"])
+def test_objects_inside_messages_come_back_or_are_refused(url, wrap):
+    """One rule, wherever a message stands: in a list of messages, in anything else, alone."""
     with OutliveSaver(url, types=[Point]) as saver:
         said = lc.AIMessage("a", additional_kwargs={"parsed": Point(x=1)})
-        answer = lc.ToolMessage("b", tool_call_id="1", artifact=[Document("d"), (1, {2})])
-        put(saver, "1", values={"a": [said, answer]})
-        assert value_of(saver) == [said, answer]
-        assert type(value_of(saver)[0].additional_kwargs["parsed"]) is Point
+        answer = lc.ToolMessage("b", tool_call_id="1", artifact=[Document("d"), (1, {2}), Point(x=2)])
+        value = wrap((said, answer))
+        put(saver, "1", values={"a": value})
+        saver.put_writes(at(id="1"), [("a", value)], "task")
+        found = saver.get_tuple(at())
+        assert repr(found.checkpoint["channel_values"]["a"]) == repr(value)
+        assert repr(found.pending_writes[0][2]) == repr(value)
     with OutliveSaver("memory:") as strict:
         with pytest.raises(outlive.Unencodable, match="Point") as refused:
             put(strict, "1", values={"a": [said]})
         assert refused.value.path == "state.channel_values.a[0].additional_kwargs.parsed"
+        with pytest.raises(outlive.Unencodable, match="Point") as refused:
+            put(strict, "1", values={"a": said})
+        assert refused.value.path == "state.channel_values.a.additional_kwargs.parsed"
 
 
 def test_a_message_of_a_class_of_one_s_own_is_not_taken_for_its_parent(url):

@@ -2,20 +2,23 @@
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import outlive
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
-from outlive.adapters.langgraph import OutliveSaver
+from outlive.adapters.langgraph import OutliveSaver, turns
 from outlive.adapters.langgraph.turns import Turns
+from outlive.backends.sqlite import SQLiteBackend
 from outlive.runtime import run_now
 
 
 def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
-    turns = Turns()
-    first, second, third = (turns.take("t") for _ in range(3))
-    run_now(turns.take("another thread").wait())
+    order = Turns()
+    first, second, third = (order.take("t") for _ in range(3))
+    run_now(order.take("another thread").wait())
     run_now(first.wait())
     second.end()  # it failed before its turn came
     assert not third.has_come.done()
@@ -23,16 +26,53 @@ def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
     run_now(third.wait())
     third.end()
     third.end()
-    assert turns.take("t").has_come is None
+    assert order.take("t").has_come is None
 
 
 def test_thousands_may_stand_in_one_line():
-    turns = Turns()
-    line = [turns.take("t") for _ in range(5_000)]
+    order = Turns()
+    line = [order.take("t") for _ in range(5_000)]
     for turn in line[1:-1]:
         turn.end()
     line[0].end()
     run_now(line[-1].wait())
+
+
+def test_who_saw_the_next_one_come_lets_the_one_after_it_linger_once():
+    order = Turns()
+
+    def store(follower):
+        turn = order.take("t")
+        with turn.storing() as linger_s:
+            turn.end()
+            if follower is not None:
+                order.take(follower).end()
+        return linger_s > 0
+
+    assert [store(who) for who in (None, "t", "t", None, None, "another thread", None)] == [
+        False, False, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path, monkeypatch):
+    groups = []
+    commit_all = SQLiteBackend.commit_all
+    monkeypatch.setattr(
+        SQLiteBackend, "commit_all", lambda self, group: groups.append(len(group)) or commit_all(self, group)
+    )
+    monkeypatch.setattr(turns, "_LINGER_S", 30.0)
+    with OutliveSaver(f"sqlite:///{tmp_path}/a.db") as saver:
+        put(saver, "1")
+        saver._shared.turns._is_followed = True
+        writer = threading.Thread(target=saver.put_writes, args=(at(id="1"), [("a", 1)], "task"))
+        writer.start()
+        while not saver._shared.sync._engine.backend._queue:
+            time.sleep(0.001)
+        put(saver, "2")
+        writer.join(20)
+        assert not writer.is_alive()
+        assert groups == [1, 2]
+        assert saver.get_tuple(at(id="1")).pending_writes == [("task", "a", 1)]
 
 
 @pytest.fixture(params=["url", "loop"])
@@ -48,11 +88,20 @@ def opened(request, loop, url):
     loop.run_until_complete(store.close())
 
 
-def test_a_sync_put_on_a_loop_does_not_wait_for_what_only_the_loop_can_finish(opened, loop):
+@pytest.mark.parametrize("is_in_thread", [False, True])
+def test_a_sync_put_that_stops_a_loop_does_not_wait_for_what_only_the_loop_can_finish(
+    opened, loop, is_in_thread, monkeypatch
+):
+    monkeypatch.setattr(turns, "_STILL_S", 0.05)
+
     async def main():
         begun = asyncio.create_task(opened.aput_writes(at(id="1"), [("a", 1)], "task"))
         await asyncio.sleep(0)  # it has taken its turn, and can do nothing more while we hold the loop
-        put(opened, "1")
+        if is_in_thread:  # as LangGraph does when a graph is invoked on a loop
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(put, opened, "1").result(20)
+        else:
+            put(opened, "1")
         await begun
         return opened.get_tuple(at()).pending_writes
 

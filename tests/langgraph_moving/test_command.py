@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
+from langgraph_adapter.making import put
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS
+from outlive.adapters.langgraph import OutliveSaver
 
 TICKET = "langgraph_moving.graphs.Ticket"
 
@@ -35,6 +39,46 @@ def test_a_database_is_moved_and_can_be_moved_again(backend, program, old, reque
     with sqlite_saver(old) as source:
         assert_same(source, saver_on(target), THREADS)
     assert program(*call, "--json").items[0]["present"] == item["checkpoints"]
+
+
+SERDE = """
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+class Cipher:
+    def encrypt(self, plaintext):
+        return "reversed", plaintext[::-1]
+    def decrypt(self, name, ciphertext):
+        return ciphertext[::-1]
+
+class Odd:
+    pass
+
+def secret():
+    return EncryptedSerializer(Cipher())
+
+trusting = JsonPlusSerializer(pickle_fallback=True)
+"""
+
+
+def test_what_only_a_serializer_of_one_s_own_reads_is_moved_when_it_is_named(program, monkeypatch):
+    (program.folder / "secrets_of_mine.py").write_text(SERDE)
+    monkeypatch.syspath_prepend(program.folder)
+    mine = importlib.import_module("secrets_of_mine")
+    for serde, value, name, said in [
+        (mine.secret(), "text", "secrets_of_mine.secret", "encrypted"),
+        (mine.trusting, mine.Odd(), "secrets_of_mine.trusting", "pickle"),
+    ]:
+        source, target = f"sqlite:///{program.folder}/{said}.db", f"sqlite:///{program.folder}/{said}-new.db"
+        with sqlite_saver(program.folder / f"{said}.db") as saver:
+            saver.serde = serde
+            put(saver, "1", values={"a": value})
+        refused = program("import-langgraph", source, target)
+        assert (refused.code, said in refused.err, "--serde" in refused.err) == (2, True, True)
+        moved = program("import-langgraph", source, target, "--serde", name)
+        assert moved.code == 0, moved.err
+        with OutliveSaver(target, serde=serde) as saver:
+            assert type(saver.get_tuple(graphs.on("t")).checkpoint["channel_values"]["a"]) is type(value)
 
 
 def test_mistakes_are_told_and_make_no_store(program, old):

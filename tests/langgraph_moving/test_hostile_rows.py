@@ -181,7 +181,7 @@ WRONG = {
     "postgresql://me:secret@127.0.0.1:1/x": (outlive.StoreUnavailable, "cannot be reached"),
     "sqlite:///empty.db": (outlive.BadArgument, "does not have the tables"),
     "sqlite:///ours.db": (outlive.BadArgument, "is a store of outlive's already"),
-    "sqlite:///text.db": (outlive.Corrupt, "cannot be read"),
+    "sqlite:///text.db": (outlive.BadArgument, "is no database of SQLite's"),
 }
 
 
@@ -205,9 +205,17 @@ def test_a_postgres_without_the_tables_is_told(postgres_url):
         import_langgraph(postgres_url, store)
 
 
-def test_a_source_cannot_be_its_own_target(old):
-    for target in (f"sqlite:///{old}", f"sqlite:{old}"):
-        with pytest.raises(outlive.OutliveError):
+def test_a_source_cannot_be_its_own_target(old, monkeypatch):
+    monkeypatch.chdir(old.parent)
+    (old.parent / "link.db").symlink_to(old)
+    for target in (
+        f"sqlite:///{old}",
+        f"sqlite:{old}",
+        "sqlite:///./old.db",
+        "sqlite:///link.db?fsync=off",
+        f"file://{old}",
+    ):
+        with pytest.raises(outlive.BadArgument, match="its own target"):
             import_langgraph(f"sqlite:///{old}", target, types=[Ticket])
     with sqlite_saver(old) as source:
         assert source.get_tuple(graphs.on("chat")) is not None

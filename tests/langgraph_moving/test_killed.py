@@ -101,6 +101,11 @@ def test_it_says_what_it_does(old, tmp_path, capsys):
         (["sqlite:///none.db", "memory:", "--type", "Ticket"], 2, "--type takes MODULE.CLASS"),
         (["sqlite:///none.db", "memory:", "--type", "nowhere.Ticket"], 2, "there is no such module"),
         (["sqlite:///none.db", "memory:", "--type", "os.path"], 2, "has no class of that name"),
+        (["sqlite:///none.db", "memory:", "--serde", "serde"], 2, "--serde takes MODULE.NAME"),
+        (["sqlite:///none.db", "memory:", "--serde", "nowhere.serde"], 2, "there is no such module"),
+        (["sqlite:///none.db", "memory:", "--serde", "os.sep"], 2, "neither a serializer nor a function"),
+        (["sqlite:///none.db", "memory:", "--serde", "os.abort_"], 2, "neither a serializer nor a function"),
+        (["sqlite:///none.db", "memory:", "--serde", "os.remove"], 2, "calling it failed"),
         (["mysql://host", "memory:"], 2, "no database of LangGraph's"),
     ],
 )

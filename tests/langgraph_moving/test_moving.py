@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ import outlive
 from langgraph_moving import graphs
 from langgraph_moving.comparing import assert_same, everything, saver_on, sqlite_saver
 from langgraph_moving.graphs import THREADS, Ticket, on
-from outlive.adapters.langgraph import cargo, import_langgraph
+from outlive.adapters.langgraph import aimport_langgraph, cargo, import_langgraph
 from outlive.adapters.langgraph.canonical import digest
 from outlive.adapters.langgraph.moving import CannotMove
 from outlive.runtime import run_now
@@ -210,9 +211,56 @@ def test_progress_is_told(old):
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
+def test_a_thread_that_was_asked_for_and_is_not_there_is_told(old):
+    with pytest.raises(CannotMove, match=r"'caht': there is no such thread"):
+        move(old, "memory:", threads=["chat", "caht"])
+    moved = move(old, "memory:", threads=["caht", "chat"], on_problem="skip")
+    assert (moved.threads, moved.ok) == (1, False)
+
+
+def test_on_an_event_loop_it_does_the_same(old, tmp_path):
+    async def main():
+        async with outlive.open_async(f"sqlite:///{tmp_path}/new.db") as store:
+            moved = await aimport_langgraph(f"sqlite:///{old}", store, types=[Ticket])
+            again = await aimport_langgraph(
+                f"sqlite:///{old}", f"sqlite:///{tmp_path}/new.db", types=[Ticket]
+            )
+            assert (again.checkpoints, again.present) == (0, moved.checkpoints)
+            assert [info.id async for info in store.threads()] == list(THREADS)
+            return moved
+
+    moved = asyncio.run(main())
+    assert (moved.threads, moved.verified) == (len(THREADS), moved.checkpoints)
+
+
+def test_on_an_event_loop_it_can_be_cancelled_and_repeated(old, tmp_path):
+    url = f"sqlite:///{tmp_path}/new.db"
+    seen = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def tell(done, total):
+            seen.append(done)
+            loop.call_soon_threadsafe(task.cancel)
+            time.sleep(0.02)
+
+        task = loop.create_task(aimport_langgraph(f"sqlite:///{old}", url, types=[Ticket], progress=tell))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(seen) < count(old)[0]
+    before = len(seen)
+    assert move(old, url).ok
+    assert len(seen) == before  # nobody is at work any more
+    with sqlite_saver(old) as source, saver_on(url) as target:
+        assert_same(source, target, THREADS)
+
+
 def test_some_threads_can_be_chosen(old):
     with outlive.open("memory:") as store:
-        assert move(old, store, threads=["delta", "no such thread"]).threads == 2
+        assert move(old, store, threads=["delta"]).threads == 1
         assert [info.id for info in store.threads()] == ["delta"]
 
 

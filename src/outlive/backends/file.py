@@ -69,7 +69,7 @@ from .index import Index
 from .log import FORMAT, Log
 from .logged_table import LoggedTable, plain, problems
 from .memory import MemoryBackend, Table, clock, new_token, same
-from .rules import Effect, decide
+from .rules import Effect, check_found, decide
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
@@ -499,6 +499,7 @@ class _Batch:
     def commit(self, commit: Commit) -> Receipt:
         effect, receipt = decide(commit, self.table, clock(), new_token())
         if effect is not None:
+            check_found(effect, self.table)
             self._add(plain(effect))
         return receipt
 

@@ -38,11 +38,22 @@ class Local(Protocol):
 class _Waiting:
     """A commit in the queue of a group."""
 
-    __slots__ = ("commit", "result")
+    __slots__ = ("commit", "done", "result")
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.result: Receipt | OutliveError | None = None
+        self.done = threading.Event() if commit.linger_s else None
+
+    def answer(self, result: Receipt | OutliveError) -> None:
+        self.result = result
+        if self.done is not None:
+            self.done.set()
+
+    def linger(self) -> None:
+        """Let somebody else commit it, if anybody comes soon."""
+        if self.done is not None:
+            self.done.wait(min(self.commit.linger_s, self.commit.timeout_s or self.commit.linger_s))
 
 
 class Inline:
@@ -63,6 +74,8 @@ class Inline:
         try:
             self._queue.extend(mine)
             tell(commits)
+            for waiting in mine[-1:]:
+                waiting.linger()
             if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
@@ -91,7 +104,7 @@ class Inline:
             group.append(self._queue.popleft())
         if self._closed:
             for waiting in group:
-                waiting.result = StoreClosed()
+                waiting.answer(StoreClosed())
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
@@ -99,7 +112,7 @@ class Inline:
             if isinstance(result, StoreBusy) and waiting.commit.timeout_s != shortest(commits):
                 self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
-                waiting.result = result
+                waiting.answer(result)
 
     def __getattr__(self, name: str) -> Any:
         if name not in READS:

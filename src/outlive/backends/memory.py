@@ -29,7 +29,7 @@ from ..backend import (
     unescape,
 )
 from ..errors import Corrupt, OutliveError
-from .rules import Clock, Effect, Row, decide
+from .rules import Clock, Effect, Row, check_found, decide
 
 
 def new_token() -> int:
@@ -248,6 +248,7 @@ class MemoryBackend:
         table = self._table(commit.thread)
         effect, receipt = decide(commit, table, clock(), new_token())
         if effect is not None:
+            check_found(effect, table)
             self._apply(table, effect)
         return receipt
 

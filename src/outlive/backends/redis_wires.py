@@ -298,6 +298,8 @@ class AwaitingWire:
 
         def look() -> None:
             nonlocal seen, timer
+            if limit.expired():  # both came late, and in this order
+                return
             now = (transport.get_write_buffer_size(), self._received)
             if now != seen:
                 deadline.moved()

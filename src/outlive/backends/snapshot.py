@@ -11,7 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..backend import TOMBSTONE, CheckpointRecord, Commit, Entry, Receipt, Reseal, WriteRecord, tombstone_key
+from ..backend import (
+    NOTE,
+    TOMBSTONE,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Receipt,
+    Reseal,
+    WriteRecord,
+    tombstone_key,
+)
 from .rules import Pair, Row, named
 
 T = TypeVar("T")
@@ -42,7 +52,7 @@ def is_apart(commit: Commit) -> bool:
     return not (
         commit.checkpoints
         or commit.writes
-        or commit.entries
+        or any(entry.kind != NOTE or entry.gone for entry in commit.entries)
         or commit.reseal is not None
         or commit.revision is not None
         or commit.merge
@@ -56,7 +66,9 @@ def is_apart(commit: Commit) -> bool:
 
 def removes_only(commit: Commit) -> bool:
     """Tell whether a commit puts nothing."""
-    return is_apart(commit) and not (commit.chunks or commit.rewrites) and commit.info is None
+    return (
+        is_apart(commit) and not (commit.chunks or commit.rewrites or commit.entries) and commit.info is None
+    )
 
 
 def is_deletion(commit: Commit) -> bool:
@@ -96,7 +108,9 @@ class Wanted:
         ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
-        if commit.merge:  # what was removed is not merged in again
+        if commit.merge or any(
+            draft.seq for draft in commit.checkpoints
+        ):  # what was removed does not come back
             keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
             entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()

@@ -88,6 +88,7 @@ class Rows:
         self._heads: dict[str, Sequence[Any] | None] = {}
         self._unchecked: dict[str, Sequence[Any] | None] = {}  # heads that came along with the row
         self._no_draft: tuple[str, str] | None = None
+        self._found: dict[tuple[str, str], CheckpointRecord] = {}  # those that were looked for
         self.absent_writes: set[tuple[str, str, str, int]] = (
             set()
         )  # writes that were looked for and are not there
@@ -128,14 +129,20 @@ class Rows:
     # What `decide` asks
 
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:
-        if self._no_draft == (namespace, id):
+        pair = (namespace, id)
+        if self._no_draft == pair:
             return None
+        if (known := self._found.get(pair)) is not None:
+            return known
         row = one(
             self._db,
             f"select {CHECKPOINT} from checkpoint where thread = ? and id = ? and namespace = ?",
             (self.key, escape(id), escape(namespace)),
         )
-        return None if row is None else self._record(row)
+        if row is None:
+            return None
+        self._found[pair] = record = self._record(row)
+        return record
 
     def head(self, namespace: str) -> str | None:
         row = self.head_row(namespace)

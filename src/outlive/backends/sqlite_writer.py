@@ -35,8 +35,11 @@ class Writer:
             self._create()
         if effect.everything:
             self._forget_all()
+        written = set(view.written()) if effect.removed else set()
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
+            if pair in written:  # also without a checkpoint
+                self._remove_writes(*pair)
         brought = dict(effect.chunks)
         for name in effect.removed_chunks:
             if name in brought and not effect.everything:
@@ -155,7 +158,9 @@ class Writer:
         record = self._view.find(namespace, id)
         if record is not None:
             self._delete_checkpoint(record)
-        where = (self._view.key, escape(namespace), escape(id))  # writes may be there without it
+
+    def _remove_writes(self, namespace: str, id: str) -> None:
+        where = (self._view.key, escape(namespace), escape(id))
         self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
         self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
 

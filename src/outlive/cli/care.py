@@ -12,6 +12,7 @@ from .harmless import shown
 
 if TYPE_CHECKING:
     from ..checkpoint import Sizes, Verified
+    from ..layers.rotation import Rotated
     from ..sync import Store
 
 
@@ -132,11 +133,11 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
 def rotate(call: Call) -> None:
     """Seal everything of the tenant anew under the newest key, which is the last one of the key file.
 
-    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when.
+    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when. Exits with 1 when
+    there are records that no key opens; they stay as they are.
     """
     with call.open(writes=True) as store:
         from .keys import read_ring
-        from .measure import counted
         from .table import progress
 
         ring = read_ring(call.key_file)
@@ -147,7 +148,18 @@ def rotate(call: Call) -> None:
         with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
             done = store.rotate(progress=tell)
         item = {**asdict(done), "total": done.total, "key": ring.newest}
-        what = counted(done.total, "record") if done.total else "nothing"
         call.answer(
-            [item], lambda: print(f"sealed {what} anew; all of {counted(done.threads, 'thread')} is under key {shown(str(ring.newest))}")
+            [item], lambda: _show_rotated(done, shown(str(ring.newest))), brief=map(shown, done.problems), is_ok=not done.problems
         )  # fmt: skip
+
+
+def _show_rotated(done: Rotated, key: str) -> None:
+    from .measure import counted
+
+    for problem in done.problems:
+        print(shown(problem))
+    what = counted(done.total, "record") if done.total else "nothing"
+    rest = f"; {len(done.problems):,} could not be opened" if done.problems else ""
+    print(
+        f"sealed {what} anew; all{' else' if rest else ''} of {counted(done.threads, 'thread')} is under key {key}{rest}"
+    )

@@ -21,8 +21,11 @@ def read_ring(path: str | None) -> KeyRing | None:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text of id:base64"
             raise BadArgument(f"the key file {path!r} cannot be read: {reason}") from None
-    if text is None:
-        return None
+    return None if text is None else ring_of(text)
+
+
+def ring_of(text: str) -> KeyRing:
+    """Return the keys in a text; an empty one opens a store for what needs none."""
     from ..layers.keyring import KeyRing
 
-    return KeyRing.parse(text)
+    return KeyRing.parse(text) if text.strip() else KeyRing({})

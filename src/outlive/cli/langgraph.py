@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     argument("SOURCE_URL"),
     argument("TARGET_URL", required=False),
     option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of your own that states hold."),
+    option("--serde", metavar="MODULE.NAME", help="The serializer of the source, or a function that returns it."),
     option("--thread", "threads", multiple=True, metavar="THREAD", help="Only this thread; can be repeated."),
     flag("--skip", help="Leave out threads that cannot be moved, and go on with the others."),
     flag("--no-verify", help="Do not compare the target with the source afterwards."),
@@ -30,6 +31,7 @@ def import_langgraph(
     source_url: str,
     target_url: str | None,
     types: tuple[str, ...],
+    serde: str | None,
     threads: tuple[str, ...],
     skip: bool,
     no_verify: bool,
@@ -41,17 +43,18 @@ def import_langgraph(
     what is new is brought. Exits with 1 when threads were left out.
     """
     from .. import opening
-    from ..adapters.langgraph import moving
+    from ..adapters.langgraph import moving, naming
     from ..adapters.langgraph.source import open_source
     from .place import checked
     from .table import progress
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
-    types_named = moving.named_types(types)
+    types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
     options = checked(call.store_url, call.options())
+    moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
     where = call.store_url
     if dry_run and moving.is_absent(where):
@@ -63,6 +66,7 @@ def import_langgraph(
             source_url,
             store,
             types=types_named,
+            serde=serde_named,
             threads=threads or None,
             progress=_teller(call, bar, is_quiet=is_quiet),
             on_problem="skip" if skip else "stop",

@@ -28,10 +28,11 @@ def new_key(call: Call, file: str, id: str | None, first: bool) -> None:
     import base64
 
     from ..layers.keyring import KeyRing
+    from .keys import ring_of
     from .putting import put
 
     lines = _lines(file)
-    known = KeyRing.parse(" ".join(lines)).ids
+    known = ring_of(" ".join(lines)).ids
     name = _name(id, known)
     line = f"{name}:{base64.b64encode(KeyRing.new_key()).decode()}"
     lines = [line, *lines] if first else [*lines, line]

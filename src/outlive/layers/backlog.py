@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
-from ..backend import RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
+from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier
-from .note import NOTE, Items, Pair, age_s, items_in
+from .note import Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500

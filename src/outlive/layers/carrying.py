@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ..backend import (
+    NOTE,
     TOMBSTONE,
     Backend,
     CheckpointRecord,
@@ -24,7 +25,7 @@ from ..backend import (
     tombstone_key,
 )
 from ..errors import Corrupt, OutliveError, StaleBase
-from .note import NOTE, Items, Pair, items_in
+from .note import Items, Pair, items_in
 
 KINDS = (
     "run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import NEXT, Commit, Entry, Receipt, Removal
+from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal
 from ..errors import (
     Corrupt,
     EpochPassed,
@@ -18,11 +18,12 @@ from ..errors import (
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
-from .note import NOTE, Items, items_of, note, without_notes
+from .note import Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication
-from .switching import Stores
+from .stores import Stores
+from .switching import Switching
 
 Result = Receipt | OutliveError
 _DIRECT_S = 2.0  # for the secondary, when a commit can be queued instead
@@ -36,15 +37,15 @@ class _Sent:
     commit: Commit
     items: Items
     key: str = ""
-    before: Commit | None = None  # its note, when that goes first
     done: tuple[str, ...] = ()  # notes that it takes off the queue
 
 
 class Committing:
     """Commits of one epoch at a time."""
 
-    def __init__(self, stores: Stores, queue: Queue, options: Replication) -> None:
+    def __init__(self, stores: Stores, switching: Switching, queue: Queue, options: Replication) -> None:
         self._stores = stores
+        self._switching = switching
         self._queue = queue
         self._options = options
 
@@ -57,8 +58,6 @@ class Committing:
             return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
         sent = [self._noted(one, epoch, share_s) for one in commits]
         try:
-            if firsts := [one.before for one in sent if one.before is not None]:
-                await active.commit_all(firsts)
             results = await active.commit_all([one.commit for one in sent])
             await self._delete_damaged(sent, results, epoch)
             await self._check_existing(sent, results, epoch)
@@ -87,9 +86,9 @@ class Committing:
             return _Sent(given, replace(given, timeout_s=share_s), items)
         key = self._queue.new_key()
         commit = _buried(replace(given, timeout_s=share_s))
-        if _may_be_overtaken(given):  # with a note inside it could not: the note goes first
-            before = Commit(given.thread, entries=(note(key, items),), timeout_s=share_s)
-            return _Sent(given, commit, items, key, before)
+        if _may_be_overtaken(given):  # with an epoch it could not, nor when it takes notes off
+            commit.entries = (note(key, items),)
+            return _Sent(given, commit, items, key)
         done = self._queue.take_done(given.thread) if epoch % 2 == PRIMARY else ()
         commit.entries = (
             *(_in_epoch(entry, epoch) for entry in given.entries),
@@ -144,7 +143,7 @@ class Committing:
         if is_direct and (self._options.is_strict or self._queue.in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
         else:
-            self._queue.leave(epoch % 2, (sent[at].key for at in stored))
+            self._queue.leave(epoch % 2, (sent[at].key for at in stored if not _is_there(results[at])))
 
     async def _check_epoch(
         self, stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -185,7 +184,7 @@ class Committing:
         found = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
         for at in stored:
             answer: Result | None = found.get(at)
-            if isinstance(answer, OutOfTurn) and await self._stores.has_lost(sent[at].given.thread):
+            if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
                 answer = await self._carry(sent[at], epoch, whole=answer is not None)
@@ -210,7 +209,8 @@ class Committing:
             await self._stores.meet(SECONDARY)
             if whole:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
-            await self._stores.carrier(PRIMARY).carry(sent.given.thread, sent.items, epoch)
+            carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
+            await carrier.carry(sent.given.thread, sent.items, epoch)
         except OutliveError as error:
             return error
         return None
@@ -244,6 +244,10 @@ def _may_be_overtaken(commit: Commit) -> bool:
 
 def _begins(result: object) -> bool:
     return isinstance(result, Receipt) and result.revision == 1
+
+
+def _is_there(result: object) -> bool:
+    return isinstance(result, Receipt) and result.existing is not None
 
 
 def _in_epoch(entry: Entry, epoch: int) -> Entry:

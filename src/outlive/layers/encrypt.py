@@ -24,6 +24,7 @@ from dataclasses import replace
 import ormsgpack
 
 from ..backend import (
+    TOMBSTONE,
     Backend,
     CheckpointRecord,
     Commit,
@@ -41,8 +42,6 @@ from ..backend import (
     reserved,
 )
 from ..errors import (
-    BROKEN,
-    PLAIN,
     BadArgument,
     Corrupt,
     EntryHeld,
@@ -51,6 +50,7 @@ from ..errors import (
     SealBroken,
     WrongKey,
     refuse_unopened,
+    unopened,
 )
 from .keyring import KeyRing, is_sealed, key_of
 
@@ -137,24 +137,29 @@ class Encrypted:
             chunks=tuple([(name, self._seal_chunk(thread, name, data)) for name, data in commit.chunks]),
             writes=tuple([self._seal_write(thread, write) for write in commit.writes]),
             entries=tuple([self._seal_entry(thread, entry) for entry in commit.entries]),
-            info=None if commit.info is None else self.ring.seal(place_of_info(thread), commit.info),
+            info=None if commit.info is None else self._seal_one(place_of_info(thread), commit.info),
             info_projection=None,
         )
 
+    def _seal_one(self, place: bytes, data: bytes) -> bytes:
+        """Seal a record, but not what stands in the place of one that could not be opened: that would pass for one."""
+        refuse_unopened(data)
+        return self.ring.seal(place, data)
+
     def _seal_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
-        body = self.ring.seal(place_of_checkpoint(thread, record), record.body)
+        body = self._seal_one(place_of_checkpoint(thread, record), record.body)
         return replace(record, body=body, projection=None)
 
     def _seal_chunk(self, thread: ThreadKey, name: bytes, data: bytes) -> bytes:
         return self.ring.seal(place_of_chunk(thread, name), data, is_named=True)
 
     def _seal_write(self, thread: ThreadKey, write: WriteRecord) -> WriteRecord:
-        return replace(write, body=self.ring.seal(place_of_write(thread, write), write.body))
+        return replace(write, body=self._seal_one(place_of_write(thread, write), write.body))
 
     def _seal_entry(self, thread: ThreadKey, entry: Entry) -> Entry:
         if entry.body is None or entry.gone:
             return entry
-        return replace(entry, body=self.ring.seal(place_of_entry(thread, entry), entry.body))
+        return replace(entry, body=self._seal_one(place_of_entry(thread, entry), entry.body))
 
     # Up
 
@@ -191,46 +196,44 @@ class Encrypted:
             writes=tuple([self._open_write(thread, row, sent) for row in result.writes]),
         )
 
-    def _open(self, place: bytes, sealed: bytes, thread: ThreadKey) -> bytes:
+    def _open(self, place: bytes, sealed: bytes) -> bytes:
         """Open a record, or say in its place what is wrong with it: whoever reads that raises it."""
         try:
             return self.ring.open(place, sealed)
-        except NotSealed:
-            return PLAIN
-        except SealBroken:
-            return BROKEN
         except OutliveError as error:
-            error.add_note(f"in thread {thread.id!r}")
-            raise
+            return unopened(error)
 
     def _open_checkpoint(
         self, thread: ThreadKey, record: CheckpointRecord, sent: Sent | None = None
     ) -> CheckpointRecord:
         body = sent.get(record.body) if sent else None
         if body is None:
-            body = self._open(place_of_checkpoint(thread, record), record.body, thread)
+            body = self._open(place_of_checkpoint(thread, record), record.body)
         return replace(record, body=body)
 
     def _open_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
         body = sent.get(write.body) if sent else None
         if body is None:
-            body = self._open(place_of_write(thread, write), write.body, thread)
+            body = self._open(place_of_write(thread, write), write.body)
         return replace(write, body=body)
 
     def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
         body = sent.get(entry.body) if sent else None
         if body is None:
-            if entry.body is None or entry.gone:
+            if entry.body is None or entry.gone or entry.kind == TOMBSTONE:  # which the store itself leaves
                 return entry
-            body = self._open(place_of_entry(thread, entry), entry.body, thread)
+            body = self._open(place_of_entry(thread, entry), entry.body)
             try:
                 refuse_unopened(body)
             except Corrupt as error:
                 raise type(error)(f"{entry.kind} {entry.key!r}: {error.what}", thread=thread.id) from None
+            except OutliveError as error:
+                error.add_note(f"in {entry.kind} {entry.key!r} of thread {thread.id!r}")
+                raise
         return replace(entry, body=body)
 
     def _open_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        return {name: self._open(place_of_chunk(thread, name), data, thread) for name, data in chunks.items()}
+        return {name: self._open(place_of_chunk(thread, name), data) for name, data in chunks.items()}
 
     async def read(
         self,
@@ -314,7 +317,7 @@ class Encrypted:
     def _open_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
         if not self.has_key:  # what needs no key is listed all the same
             return replace(row, info=None, head=None)
-        info = None if row.info is None else self._open(place_of_info(thread), row.info, thread)
+        info = None if row.info is None else self._open(place_of_info(thread), row.info)
         head = None if row.head is None else self._open_checkpoint(thread, row.head)
         return replace(row, info=info, head=head)
 

@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BadArgument, Corrupt, KeyMissing, MissingExtra, NewerFormat, NotSealed, SealBroken
+from ..errors import BadArgument, KeyMissing, MissingExtra, NewerFormat, NotSealed, SealBroken, StoreError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -46,25 +46,35 @@ class KeyRing:
     def __init__(self, keys: Mapping[str, bytes] | None = None, *, newest: str | None = None) -> None:
         if keys is not None and not isinstance(keys, Mapping):
             raise BadArgument("KeyRing takes a mapping of ids to keys: KeyRing({'2026-07': key})")
-        self._keys = {_check_id(id): _Key(id, _check_key(id, key)) for id, key in (keys or {}).items()}
-        if newest is not None and newest not in self._keys:
-            raise BadArgument(f"newest must be the id of a key in the ring, not {newest!r}")
+        checked = [
+            (_check_id(number, id), _check_key(number, key))
+            for number, (id, key) in enumerate((keys or {}).items(), 1)
+        ]
+        if len({key for _, key in checked}) < len(checked):
+            raise BadArgument(
+                "two ids of the ring have the same key; each has a key of its own: KeyRing.new_key()"
+            )
+        self._keys = {id: _Key(id, key) for id, key in checked}
+        if newest is not None and newest not in self.ids:
+            raise BadArgument(f"newest must be the id of a key in the ring, one of {', '.join(self._keys)}")
         self.newest: str | None = newest if newest is not None else next(reversed(self._keys), None)
 
     @classmethod
     def parse(cls, text: str) -> KeyRing:
         """Read a ring from text, as an environment variable holds it: `id:base64`, several with spaces between, newest last."""
-        keys = {}
+        if not isinstance(text, str) or not text.strip():
+            raise BadArgument("there is no key in this text: it takes id:base64, several with spaces between")
+        keys: dict[str, bytes] = {}
         for number, word in enumerate(text.split(), 1):
             id, colon, key = word.rpartition(":")
+            if id in keys:
+                raise BadArgument(f"word {number} of the ring has the id of an earlier one")
             try:
                 keys[id] = base64.b64decode(key, validate=True)
             except ValueError:
                 colon = ""
-            if not colon:
-                raise BadArgument(
-                    f"word {number} of the ring is no id:key with a key in base64"
-                )  # never the word
+            if not colon:  # what the word is never appears in an error
+                raise BadArgument(f"word {number} of the ring is no id:key with a key in base64")
         return cls(keys)
 
     @staticmethod
@@ -101,7 +111,7 @@ class KeyRing:
         """Tell whether a record is sealed under the newest key; one that is not sealed at all is not."""
         try:
             return key_of(sealed) == self.newest
-        except Corrupt:
+        except StoreError:
             return False
 
 
@@ -144,7 +154,8 @@ class _Key:
 
     def seal(self, place: bytes, data: bytes, is_named: bool) -> bytes:
         hasher = self._nonces.copy()
-        hasher.update(len(place).to_bytes(4, "big") + place)
+        # What is authenticated as a whole, the header too: one nonce never goes with two texts, were it for two ids of one key.
+        hasher.update(b"".join((self.header, len(place).to_bytes(4, "big"), place)))
         if not is_named:
             hasher.update(data)
         nonce = hasher.digest()
@@ -179,19 +190,24 @@ def _aes_gcm() -> Any:
     return AESGCM
 
 
-def _check_id(id: object) -> str:
+# Whoever exchanges a key and its id gives a key where an id belongs: an error names neither.
+
+
+def _check_id(number: int, id: object) -> str:
     if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID or not id.isascii() or not id.isprintable():
-        raise BadArgument(f"the id of a key is 1 to {_MAX_ID} printable ASCII characters, not {id!r:.100}")
+        raise BadArgument(
+            f"the id of key {number} of the ring must be 1 to {_MAX_ID} printable ASCII characters"
+        )
     return id
 
 
-def _check_key(id: str, key: object) -> bytes:
-    """Return a key that may be one; what it is never appears in an error."""
+def _check_key(number: int, key: object) -> bytes:
     if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
         size = f" of {len(key)}" if isinstance(key, bytes | bytearray) else ""
         raise BadArgument(
-            f"key {id!r} must be {KEY_BYTES} random bytes, as KeyRing.new_key() makes them, not {type(key).__name__}{size}"
+            f"key {number} of the ring must be {KEY_BYTES} random bytes, as KeyRing.new_key() makes them, "
+            f"not {type(key).__name__}{size}"
         )
     if len(set(key)) < _LEAST_DISTINCT:
-        raise BadArgument(f"key {id!r} is not random: use KeyRing.new_key()")
+        raise BadArgument(f"key {number} of the ring is not random: use KeyRing.new_key()")
     return bytes(key)

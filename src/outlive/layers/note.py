@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import ormsgpack
 
-from ..backend import CheckpointRecord, Commit, Entry, Receipt, WriteRecord, escape, unescape
+from ..backend import NOTE, CheckpointRecord, Commit, Entry, Receipt, WriteRecord, escape, unescape
 
-NOTE = "queue"
 Pair = tuple[str, str]
 
 

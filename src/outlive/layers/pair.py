@@ -15,11 +15,22 @@ from dataclasses import dataclass, replace
 import ormsgpack
 
 from ..backend import ABSENT, Backend, Commit, Entry, Rank, ThreadKey, commit
-from ..errors import BadURL, Corrupt
+from ..errors import BadURL, Corrupt, StoreUnavailable
 
 PAIR = "pair"
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
+
+
+class Gone(StoreUnavailable):
+    """The store that was active has lost what it had. Going on without it would lose what was acknowledged, in silence."""
+
+    def __init__(self, role: int) -> None:
+        super().__init__(
+            f"the {ROLES[role]} was active and has lost what it had, or another store stands in its place: what was saved there since "
+            f"is nowhere else. Bring it back; or, to go on with what the {ROLES[1 - role]} has, open the pair once with "
+            "enable_replication=False"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class Side:
     role: int
     epoch: int = 0
     is_whole: bool = True  # it has all that the other had when they were joined
-    is_paused: bool = False  # of the primary: replication is switched off
+    is_paused: bool = False  # of the active one: replication is switched off
     is_by_hand: bool = False  # of the secondary: it was promoted by somebody, who will also end that
     revision: int = 0
     is_stored: bool = False
@@ -63,8 +74,11 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
 
 
 async def write_side(backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float) -> Side:
-    """Replace what a store says; raise EntryHeld when it says something else by now."""
-    revision = old.revision + 1 if old is not None else 1
+    """Replace what a store says; raise EntryHeld when it says something else by now.
+
+    The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.
+    """
+    revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
     body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused, new.is_by_hand])
     expect = old.rank if old is not None else ABSENT
     entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)

@@ -68,8 +68,10 @@ class Queue:
         return idle
 
     def leave(self, role: int, keys: Iterable[str]) -> None:
-        """They are to be carried over from that store."""
+        """They are to be carried over from that store, which has them: their commits are over."""
+        keys = list(keys)
         with self._lock:
+            self.in_flight.difference_update(keys)
             self.left[role].update(keys)
         self.is_dirty = True
 

@@ -38,16 +38,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..backend import Backend, Commit, Reading, Receipt, unknown
-from ..errors import EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
+from ..errors import BadArgument, EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
 from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
 from .committing import Committing
 from .health import is_unreachable
-from .pair import PRIMARY, ROLES, SECONDARY, read_side
+from .joining import Joining
+from .pair import PRIMARY, ROLES, SECONDARY, Gone, read_side
 from .queue import Queue
 from .status import Replication, ReplicationStatus, Switched
-from .switching import Stores
+from .stores import Stores
+from .switching import Switching
 from .upkeep import Upkeep
 
 _READS = frozenset(
@@ -93,8 +95,9 @@ class Replicate:
         self._is_closed = False
         self._ticker: Ticker | None = None
         self._queue = Queue(runtime)
-        self._upkeep = Upkeep(self.stores, self._queue, options, runtime)
-        self._committing = Committing(self.stores, self._queue, options)
+        self._switching = Switching(self.stores, self._queue)
+        self._upkeep = Upkeep(self.stores, self._switching, self._queue, options, runtime)
+        self._committing = Committing(self.stores, self._switching, self._queue, options)
 
     def __repr__(self) -> str:
         return f"<Replicate {self.name} active={ROLES[self.stores.epoch % 2]} epoch={self.stores.epoch}>"
@@ -103,14 +106,14 @@ class Replicate:
 
     async def identity(self, offered: bytes) -> bytes:
         """Open the pair and return the naming key, which both stores have."""
-        key = await self.stores.join(offered, self._queue, self._options)
+        key = await Joining(self.stores, self._switching, self._options).join(offered)
         self.stores.is_named = self._naming(key)
         self._keep_beating()
         return key
 
     def _keep_beating(self) -> None:
         if self._queue.has_forked():
-            self.stores.after_fork()
+            self._switching.after_fork()
             self._upkeep.after_fork()
             self._ticker = None  # its thread stayed with the parent
         if self._ticker is None and not self._is_closed:
@@ -135,7 +138,7 @@ class Replicate:
     async def _drain_at_last(self) -> None:
         stores = self.stores
         is_healthy = stores.health[1 - stores.epoch % 2].is_healthy
-        stores.patience_s = min(stores.patience_s, _LAST_S if is_healthy else 1.0)
+        stores.patience_s = stores.carry_s = min(stores.patience_s, _LAST_S if is_healthy else 1.0)
         try:
             await self._upkeep.flush()
             with contextlib.suppress(OutliveError):  # what is left is counted
@@ -242,7 +245,11 @@ class Replicate:
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting:
                 break
-            if not await self._has_switched(results[waiting[0]], epoch, deadline):
+            try:
+                has_switched = await self._has_switched(results[waiting[0]], epoch, deadline)
+            except Gone as error:
+                return [error if at in waiting else result for at, result in enumerate(results)]
+            if not has_switched:
                 if is_last or not self._has_time(results[waiting[0]], deadline):
                     break
                 is_last = True
@@ -261,13 +268,15 @@ class Replicate:
         if not self._options.is_enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
             return False
         try:
-            if await stores.refresh(deadline.left_s() / 3):
+            if await self._switching.refresh(deadline.left_s() / 3):
                 return True
-            if isinstance(error, EpochPassed):
-                return await stores.rise(error.current)
-            if stores.health[epoch % 2].is_healthy or not self._upkeep.may_fail_over():
+            if isinstance(error, EpochPassed) and not stores.is_announced:
+                return await self._switching.rise(error.current)
+            if stores.health[PRIMARY].is_healthy or not self._upkeep.may_fail_over():
                 return False
-            await stores.promote(self._queue, automatic=True)
+            await self._switching.promote(automatic=True)
+        except Gone:
+            raise
         except OutliveError as failure:
             stores.last_error = str(failure)
             return stores.epoch != epoch
@@ -279,17 +288,25 @@ class Replicate:
 
     async def promote(self) -> Switched:
         """Make the secondary active."""
+        self._check_enabled()
         await self._upkeep.flush()
-        return await self.stores.promote(self._queue)
+        return await self._switching.promote()
 
     async def failback(self) -> Switched:
         """Make the primary active again, after it got everything."""
+        self._check_enabled()
         await self._upkeep.flush()
         left = [self._queue.left_in(role) for role in (PRIMARY, SECONDARY)]
-        switched = await self.stores.failback(self._queue)
+        switched = await self._switching.failback()
         for role, keys in enumerate(left):
             self._queue.has_carried(role, keys)
         return switched
+
+    def _check_enabled(self) -> None:
+        if not self._options.is_enabled:
+            raise BadArgument(
+                "replication is switched off, so one store is left behind; open the pair with enable_replication=True first"
+            )
 
     async def status(self) -> ReplicationStatus:
         """Return how the pair is now."""

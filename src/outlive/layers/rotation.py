@@ -8,7 +8,7 @@ Others may save meanwhile; what they put is under the newest key of their own ri
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..backend import (
@@ -25,7 +25,7 @@ from ..backend import (
     ThreadRow,
     commit,
 )
-from ..errors import EntryHeld, KeyMissing, StaleBase
+from ..errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
 from .encrypt import (
     KEYS,
     NAMING,
@@ -48,7 +48,10 @@ _TRIES = 20
 
 @dataclass(slots=True)
 class Rotated:
-    """What `rotate` sealed anew. When nothing is left to do, all but `threads` is 0."""
+    """What `rotate` sealed anew. When nothing is left to do, all but `threads` is 0.
+
+    `problems` says what it had to leave as it was, because no key of the ring opens it, or because the store cannot read it.
+    """
 
     threads: int = 0
     checkpoints: int = 0
@@ -56,6 +59,7 @@ class Rotated:
     writes: int = 0
     entries: int = 0
     infos: int = 0
+    problems: list[str] = field(default_factory=list)
 
     @property
     def total(self) -> int:
@@ -76,7 +80,9 @@ async def rotate(layer: Encrypted, tenant: str, progress: Progress | None) -> Ro
         before = total
         for rotation in rotations:
             await rotation.run(progress)
-    return rotations[0].done
+    done = rotations[0].done
+    done.problems = list(dict.fromkeys(one for rotation in rotations for one in rotation.done.problems))
+    return done
 
 
 class Rotation:
@@ -103,7 +109,12 @@ class Rotation:
 
     async def _pass(self, progress: Progress | None) -> None:
         async for row in self._rows():
-            await self._thread(ThreadKey.of(self._tenant, row.id), row)
+            try:
+                await self._thread(ThreadKey.of(self._tenant, row.id), row)
+            except (
+                Corrupt
+            ) as error:  # the store itself cannot read it; the other threads can be sealed all the same
+                self.done.problems.append(str(error))
             self.done.threads += 1
             if progress is not None:
                 progress(self.done.threads, None)
@@ -151,25 +162,37 @@ class Rotation:
                 if attempt == _TRIES - 1:
                     raise
         await self._writes(thread)
-        if row.info is not None and not self._ring.is_current(row.info):
-            place = place_of_info(thread)
-            pair = (row.info, self._again(place, row.info))
-            await commit(self._inner, Commit(thread, reseal=Reseal(info=pair)))
-            self.done.infos += 1
+        if row.info is not None:
+            anew = self._again(place_of_info(thread), row.info, thread, "metadata")
+            if anew is not None:
+                await commit(self._inner, Commit(thread, reseal=Reseal(info=(row.info, anew))))
+                self.done.infos += 1
 
-    def _again(self, place: bytes, sealed: bytes, *, is_named: bool = False) -> bytes:
-        return self._ring.seal(place, self._ring.open(place, sealed), is_named=is_named)
+    def _again(
+        self, place: bytes, sealed: bytes, thread: ThreadKey, what: str, *, is_named: bool = False
+    ) -> bytes | None:
+        """Return a record under the newest key; None when it is under that already, or when nobody can open it."""
+        if self._ring.is_current(sealed):
+            return None
+        try:
+            return self._ring.seal(place, self._ring.open(place, sealed), is_named=is_named)
+        except OutliveError as error:
+            why = error.what if isinstance(error, Corrupt) else str(error)
+            self.done.problems.append(f"thread {thread.id!r}: {what}: {why}")
+            return None
 
     async def _chunks(self, thread: ThreadKey, inventory: Inventory) -> Inventory:
         """Exchange the bytes of chunks. One that was stored again since the inventory is left to the next time."""
         generation = inventory.generation
         for names in _batches(inventory.chunks.items(), lambda item: item[1][0]):
             found = await self._inner.fetch(thread, [name for name, _ in names])
-            anew = tuple(
-                (name, self._again(place_of_chunk(thread, name), data, is_named=True))
+            again = {
+                name: self._again(
+                    place_of_chunk(thread, name), data, thread, f"chunk {name.hex()}", is_named=True
+                )
                 for name, data in found.items()
-                if not self._ring.is_current(data)
-            )
+            }
+            anew = tuple((name, data) for name, data in again.items() if data is not None)
             if anew:
                 removal = Removal(chunks=tuple(name for name, _ in anew), chunks_until=inventory.revision)
                 receipt = await commit(
@@ -182,10 +205,13 @@ class Rotation:
     async def _checkpoints(self, thread: ThreadKey, generation: int) -> None:
         stale = [record async for record in self._stale(thread)]
         for records in _batches(stale, lambda record: len(record.body) + 200):
-            anew = tuple(
-                replace(record, body=self._again(place_of_checkpoint(thread, record), record.body))
+            again = [
+                (record, self._again(place_of_checkpoint(thread, record), record.body, thread, f"checkpoint {record.id!r}"))
                 for record in records
-            )
+            ]  # fmt: skip
+            anew = tuple(replace(record, body=body) for record, body in again if body is not None)
+            if not anew:
+                continue
             receipt = await commit(self._inner, Commit(thread, rewrites=anew, generation=generation))
             generation = receipt.generation
             self.done.checkpoints += len(anew)
@@ -205,22 +231,33 @@ class Rotation:
         found = await self._inner.writes(thread, None)
         stale = [write for write in found if not self._ring.is_current(write.body)]
         for writes in _batches(stale, lambda write: len(write.body) + 200):
-            pairs = tuple((write, self._again(place_of_write(thread, write), write.body)) for write in writes)
-            await commit(self._inner, Commit(thread, reseal=Reseal(writes=pairs)))
-            self.done.writes += len(pairs)
+            again = [
+                (write, self._again(place_of_write(thread, write), write.body, thread, f"write of {write.checkpoint!r}"))
+                for write in writes
+            ]  # fmt: skip
+            pairs = tuple((write, body) for write, body in again if body is not None)
+            if pairs:
+                await commit(self._inner, Commit(thread, reseal=Reseal(writes=pairs)))
+                self.done.writes += len(pairs)
 
     async def _entries(self, tenant: str, kind: str) -> None:
         after = None
         while True:
             page = await self._inner.entries(tenant, kind, after=after, limit=_PAGE)
             for key, entry in page:
-                if entry.body is not None and not self._ring.is_current(entry.body):
-                    pair = (entry, self._again(place_of_entry(key, entry), entry.body))
-                    await commit(self._inner, Commit(key, reseal=Reseal(entries=(pair,))))
-                    self.done.entries += 1
+                await self._entry(key, entry)
             if len(page) < _PAGE:
                 return
             after = (page[-1][1].key, page[-1][0].digest)
+
+    async def _entry(self, thread: ThreadKey, entry: Entry) -> None:
+        if entry.body is None:
+            return
+        what = f"{entry.kind} {entry.key!r}"
+        anew = self._again(place_of_entry(thread, entry), entry.body, thread, what)
+        if anew is not None:
+            await commit(self._inner, Commit(thread, reseal=Reseal(entries=((entry, anew),))))
+            self.done.entries += 1
 
 
 def _batches(rows: Iterable[T], weigh: Callable[[T], int]) -> Iterator[list[T]]:

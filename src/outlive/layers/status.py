@@ -57,7 +57,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """How a pair is. What is queued is counted in the store that is active, and in the other when that can be reached."""
+    """How a pair is. What is queued is counted in both stores; while one of them does not answer, `is_exact` is false."""
 
     mode: str  # "sync" or "async"
     on_secondary_down: str
@@ -72,7 +72,8 @@ class ReplicationStatus:
     queued: int  # commits that one of the stores has yet to get
     queued_bytes: int
     lag_s: float  # age of the oldest of them
-    unreachable: int  # commits of this process that were queued in a store which cannot be reached now
+    is_exact: bool  # false: a store did not answer, and these three are the least that can be said
+    unreachable: int  # commits of this process that were queued in a store which does not answer now
     last_error: str | None
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from ..errors import OutliveError
+from typing import Any
+
+from ..errors import OutliveError, StoreError
 from ..runtime import Runtime
+from .note import age_s
 from .pair import PRIMARY, ROLES, SECONDARY
 from .queue import Queue
 from .status import Replication, ReplicationStatus
-from .switching import Stores
+from .stores import Stores
+from .switching import Switching
 
 _IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
 
@@ -15,8 +19,11 @@ _IDLE_S = 1.0  # for which a thread had no commit that could take its notes off
 class Upkeep:
     """One beat at a time; what goes wrong is in the status, and tried again at the next one."""
 
-    def __init__(self, stores: Stores, queue: Queue, options: Replication, runtime: Runtime) -> None:
+    def __init__(
+        self, stores: Stores, switching: Switching, queue: Queue, options: Replication, runtime: Runtime
+    ) -> None:
         self._stores = stores
+        self._switching = switching
         self._queue = queue
         self._options = options
         self._runtime = runtime
@@ -81,16 +88,16 @@ class Upkeep:
     async def _look_after(self) -> None:
         """See how both stores are; fail over or back when that is to happen by itself."""
         stores, options = self._stores, self._options
-        await stores.refresh()
+        await self._switching.refresh()
         primary = stores.health[PRIMARY]
         if not primary.is_healthy:
             if self.may_fail_over() and stores.health[SECONDARY].is_healthy:
-                await stores.promote(self._queue, automatic=True)
+                await self._switching.promote(automatic=True)
         elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
             if not stores.is_failed_over:
                 stores.automatic = 0  # it is stable
             elif options.auto_failover and options.is_enabled and not stores.is_by_hand:
-                await stores.failback(self._queue)
+                await self._switching.failback()
 
     def may_fail_over(self) -> bool:
         """Tell whether the secondary may be promoted without anybody saying so."""
@@ -98,7 +105,7 @@ class Upkeep:
         return (
             options.is_enabled
             and options.auto_failover
-            and not stores.is_failed_over
+            and (stores.is_announced or not stores.is_failed_over)
             and stores.automatic < options.max_failover_attempts
         )
 
@@ -106,10 +113,11 @@ class Upkeep:
         """Return how the pair is now."""
         stores, options = self._stores, self._options
         if options.is_enabled:
-            await stores.refresh()
-        done = self._queue.done_keys()
-        healthy = [role for role in (PRIMARY, SECONDARY) if stores.health[role].is_healthy]
-        counts = [await stores.backlog(role).count(done) for role in healthy]
+            try:
+                await self._switching.refresh()
+            except OutliveError as error:  # it is asked for most when something is wrong
+                stores.last_error = str(error)
+        figures = await self._figures()
         return ReplicationStatus(
             mode=options.mode,
             on_secondary_down=options.on_secondary_down,
@@ -121,11 +129,30 @@ class Upkeep:
             primary_healthy=stores.health[PRIMARY].is_healthy,
             secondary_healthy=stores.health[SECONDARY].is_healthy,
             is_whole=stores.is_whole,
-            queued=sum(one[0] for one in counts),
-            queued_bytes=sum(one[1] for one in counts),
-            lag_s=max((one[2] for one in counts), default=0.0),
-            unreachable=sum(
-                len(self._queue.left_in(role)) for role in (PRIMARY, SECONDARY) if role not in healthy
-            ),
             last_error=stores.last_error,
+            **figures,
         )
+
+    async def _figures(self) -> dict[str, Any]:
+        """Count what is queued; where a store does not answer, what this process knows of it."""
+        counts = [await self._count(role) for role in (PRIMARY, SECONDARY)]
+        known = [one for one in counts if one is not None]
+        hidden = [self._queue.left_in(role) for role in (PRIMARY, SECONDARY) if counts[role] is None]
+        ages = [age_s(keys, self._runtime.now()) for keys in hidden]
+        return {
+            "queued": sum(one[0] for one in known) + sum(map(len, hidden)),
+            "queued_bytes": sum(one[1] for one in known),
+            "lag_s": max(*ages, *(one[2] for one in known), 0.0),
+            "is_exact": len(known) == len(counts),
+            "unreachable": sum(map(len, hidden)),
+        }
+
+    async def _count(self, role: int) -> tuple[int, int, float] | None:
+        """Count what a store has queued; None when it does not answer."""
+        if not self._stores.health[role].is_healthy:
+            return None
+        try:
+            return await self._stores.backlog(role).count(self._queue.done_keys())
+        except StoreError as error:
+            self._stores.note_health(role, error)
+            return None

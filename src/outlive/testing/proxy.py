@@ -37,11 +37,12 @@ class _Connection:
     last: Way = "reply"  # who spoke last; the client begins
     has_lost: bool = False  # some of its bytes were swallowed: any that came now would be out of place
     is_doomed: bool = False  # its next reply is swallowed
+    is_orderly: bool = False  # it ended as its ends wanted
     task: asyncio.Task[None] | None = None
 
-    def close(self, *, reset: bool) -> None:
+    def close(self) -> None:
         for end in (self.client, self.server):
-            if reset:
+            if not self.is_orderly:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             end.close()
 
@@ -78,8 +79,7 @@ class FaultProxy:
         self._skip: int | None = None  # requests until a reply is lost
         self._left: dict[Way, int] = {}  # bytes until a cut
         self._open: set[_Connection] = set()
-        self._arriving: set[asyncio.Task[None]] = set()
-        self._listener: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
         self._owner = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
@@ -174,13 +174,14 @@ class FaultProxy:
         await self._drop([one for one in self._open if mode == "reset" or one.has_lost])
 
     async def _listen(self) -> None:
-        listener = socket.create_server((self.host, self.port), backlog=1_024)
-        listener.setblocking(False)
-        self._listener = self._loop.create_task(self._accept(listener))
+        self._listener = socket.create_server((self.host, self.port), backlog=1_024)
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept, self._listener)
 
     async def _deafen(self) -> None:
         if self._listener is not None:
-            await _end(self._listener)
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
             self._listener = None
 
     async def _drop(self, connections: list[_Connection]) -> None:
@@ -188,38 +189,38 @@ class FaultProxy:
 
     async def _shut(self) -> None:
         await self._deafen()
-        await _end(*self._arriving)
+        await self._drop(list(self._open))
 
-    async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                client, _ = await self._loop.sock_accept(listener)
-                self.connections += 1
-                task = self._loop.create_task(self._serve(client))
-                self._arriving.add(task)
-                task.add_done_callback(self._arriving.discard)
-
-    async def _serve(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        for end in (client, server):
+    def _accept(self, listener: socket.socket) -> None:
+        """Take a connection and be answerable for it in one step: nothing can end between the two, and leave it open."""
+        try:
+            client, _ = listener.accept()
+        except OSError:  # it is gone already
+            return
+        self.connections += 1
+        connection = _Connection(client, socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        for end in (client, connection.server):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(client, server, task=asyncio.current_task())
         self._open.add(connection)
-        is_orderly = False
+        connection.task = self._loop.create_task(self._serve(connection))
+        connection.task.add_done_callback(lambda _: self._forget(connection))  # also if it never began
+
+    def _forget(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        connection.close()
+
+    async def _serve(self, connection: _Connection) -> None:
         try:
             await self._reach(connection)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(connection, "request"))
                 group.create_task(self._pump(connection, "reply"))
-            is_orderly = True
+            connection.is_orderly = True
         except* _Cut:
-            is_orderly = True
+            connection.is_orderly = True
         except* OSError:
             pass  # one end is gone: the other learns of it by the reset
-        finally:
-            self._open.discard(connection)
-            connection.close(reset=not is_orderly)
 
     async def _reach(self, connection: _Connection) -> None:
         """Connect to the server, unless the network is not one over which it could be reached."""

@@ -18,6 +18,7 @@ from ...errors import MissingExtra
 
 if TYPE_CHECKING:
     from .moving import import_langgraph as import_langgraph
+    from .moving_async import aimport_langgraph as aimport_langgraph
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
@@ -28,7 +29,16 @@ from .running import aresume, arun, resume, run
 from .saver import OutliveSaver
 from .serializer import StrictSerializer
 
-__all__ = ["OutliveSaver", "StrictSerializer", "aresume", "arun", "import_langgraph", "resume", "run"]
+__all__ = [
+    "OutliveSaver",
+    "StrictSerializer",
+    "aimport_langgraph",
+    "aresume",
+    "arun",
+    "import_langgraph",
+    "resume",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -36,4 +46,8 @@ def __getattr__(name: str) -> Any:
         from .moving import import_langgraph
 
         return import_langgraph
+    if name == "aimport_langgraph":
+        from .moving_async import aimport_langgraph
+
+        return aimport_langgraph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

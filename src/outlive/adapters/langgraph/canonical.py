@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ormsgpack
@@ -63,7 +64,22 @@ def _way_of(kind: type) -> Callable[[Any], Any]:
     if dataclasses.is_dataclass(kind):
         names = [one.name for one in dataclasses.fields(kind)]
         return lambda value: [name, {one: getattr(value, one, None) for one in names}]
-    return lambda value: [name, *_serializer.dumps_typed(value)]
+    return lambda value: [name, *_otherwise(value)]
+
+
+def _otherwise(value: Any) -> Any:
+    """Return what LangGraph's serializer makes of an object, or, when only a pickle has it, what that would hold."""
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return [f"{value.__module__}.{value.__qualname__}"]
+    try:
+        return _serializer.dumps_typed(value)
+    except TypeError:
+        parts = value.__reduce_ex__(4)
+        return [part if part is None or isinstance(part, str) else _whole(part) for part in parts]
+
+
+def _whole(part: Any) -> Any:
+    return list(part) if isinstance(part, Iterator) else part
 
 
 def _spelled(value: Any) -> Any:

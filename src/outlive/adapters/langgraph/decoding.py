@@ -19,7 +19,8 @@ from langgraph.checkpoint.serde.types import TASKS
 from ...arguments import check_id, check_namespace, check_text
 from ...checkpoint import micros
 from ...errors import BadArgument, Corrupt, OutliveError, TypeChanged, UnknownTag
-from .serializer import Name, StrictSerializer
+from .named import Name
+from .serializer import StrictSerializer
 from .source import Row, Typed, WriteRow
 
 _REMEMBERED_BYTES = 16 << 20
@@ -115,12 +116,12 @@ class Decoder:
             )
         if "pickle" in kind.split("+") and isinstance(self._serde, StrictSerializer):
             raise BadArgument(
-                "a value is stored as a pickle, which runs code when it is read; read it in a program that trusts it, "
-                "and store it in another form"
+                "a value is stored as a pickle, which runs code when it is read; if you trust it, "
+                "give serde=JsonPlusSerializer(pickle_fallback=True), or --serde with the name of one"
             )
         if "+" in kind and isinstance(self._serde, StrictSerializer):
             raise BadArgument(
-                f"a value is encrypted ({kind}); give serde= the EncryptedSerializer that wrote it"
+                f"a value is encrypted ({kind}); give serde= the EncryptedSerializer that wrote it, or --serde with its name"
             )
         try:
             return self._serde.loads_typed((kind, data or b""))

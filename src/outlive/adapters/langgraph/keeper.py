@@ -8,6 +8,7 @@ of a place wins, those of the control channels are overwritten.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from langgraph.checkpoint.base import (
@@ -41,6 +42,10 @@ class Turn(Protocol):
 
     async def wait(self) -> None:
         """Wait until it is one's turn; nothing is stored before."""
+        ...
+
+    def storing(self) -> AbstractContextManager[float]:
+        """Say how long what is stored now may wait for what comes next."""
         ...
 
     def end(self) -> None:
@@ -138,17 +143,22 @@ class Keeper:
             if new and isinstance(value, Messages | list):
                 loose |= self.engine.loose(record, new, value if isinstance(value, list) else value.items)
         await turn.wait()
-        if records:
+        if not records:
+            return
+        # Before they are stored: the checkpoint that has them may go into the same transaction. Were they refused, it
+        # would be too, and saved once more without them.
+        self.engine.keep_loose(key, place.namespace, loose)
+        with turn.storing() as linger_s:
             commit = Commit(
                 key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
                 fence=fence,
                 timeout_s=self.store._timeout(None),
+                linger_s=linger_s,
                 on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
             )
-            receipt = await self.engine.commit(commit)
-            self.engine.keep_loose(key, place.namespace, loose, receipt.generation)
+            await self.engine.commit(commit)
 
     def _value(self, channel: str, value: Any) -> Any:
         check_text("channel", channel)

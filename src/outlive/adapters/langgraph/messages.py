@@ -1,9 +1,9 @@
-"""Lists of messages, which are most of what graphs store.
+"""Messages, which are most of what graphs store.
 
-A list that holds nothing but messages of langchain-core is stored as the list of their fields, which msgpack has natively: the whole
-list is packed, compared and unpacked in a few native calls. Their `type` says which class they are of. They come back
-without pydantic's validation, as they were, as long as their fields are those of the class today; else the class
-itself is asked. A message that has more than its fields stands in the list as any other object does.
+A message is stored as its fields, with whatever is inside them. It comes back without pydantic's validation, as it was, as long as
+its fields are those of the class today; else the class itself is asked. A list that holds nothing but messages is stored as the list
+of their fields, which msgpack has natively: the whole list is packed, compared and unpacked in a few native calls. Their
+`type` says which class they are of. A message that has more than its fields stands in the list as it stands anywhere else.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any
 
 from langchain_core import messages
 from langchain_core.messages import BaseMessage
+from pydantic import BaseModel
 
-from ...registry import Registry
+from ...registry import Decode, Registry
 
 TAG = "langchain.messages"
-_set = object.__setattr__  # as pydantic does: a class may forbid it
+# The slots of a model, set past a class that may forbid it, as pydantic does.
+_set_fields = BaseModel.__dict__["__dict__"].__set__
+_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _KINDS: dict[str, type[BaseMessage]] = {
     "human": messages.HumanMessage,
     "ai": messages.AIMessage,
@@ -25,9 +30,17 @@ _KINDS: dict[str, type[BaseMessage]] = {
     "tool": messages.ToolMessage,
     "chat": messages.ChatMessage,
     "function": messages.FunctionMessage,
+    "remove": messages.RemoveMessage,
+    "AIMessageChunk": messages.AIMessageChunk,
+    "HumanMessageChunk": messages.HumanMessageChunk,
+    "SystemMessageChunk": messages.SystemMessageChunk,
+    "ToolMessageChunk": messages.ToolMessageChunk,
+    "ChatMessageChunk": messages.ChatMessageChunk,
+    "FunctionMessageChunk": messages.FunctionMessageChunk,
 }
 _TYPES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {kind: frozenset(kind.model_fields) for kind in _TYPES}
+TAGS = frozenset((TAG, *(f"{TAG}.{name}" for name in _KINDS)))
 
 
 @dataclass(slots=True)
@@ -60,21 +73,36 @@ def opened(value: Any) -> Any:
 
 
 def _revive(stored: Any) -> list[Any]:
-    return [_message(item) if type(item) is dict else item for item in stored]
+    return [_message(_KINDS[item["type"]], item) if type(item) is dict else item for item in stored]
 
 
-def _message(fields: dict[str, Any]) -> BaseMessage:
-    kind = _KINDS[fields["type"]]
-    if fields.keys() != _FIELDS[kind]:  # another version of langchain-core wrote it
-        return kind(**fields)
-    message = kind.__new__(kind)
-    _set(message, "__dict__", fields)
-    _set(message, "__pydantic_fields_set__", set(fields))
-    _set(message, "__pydantic_extra__", {})
-    _set(message, "__pydantic_private__", None)
+def _message(
+    kind: type[BaseMessage], fields: dict[str, Any], extra: dict[str, Any] | None = None
+) -> BaseMessage:
+    names = _FIELDS[kind]
+    if fields.keys() != names:  # another version of langchain-core wrote it
+        return kind(**fields, **(extra or {}))
+    message = object.__new__(kind)
+    _set_fields(message, fields)
+    _set_fields_set(message, set(names) if extra is None else {*names, *extra})
+    _set_extra(message, {} if extra is None else extra)
+    _set_private(message, None)
     return message
 
 
+def _parts(message: BaseMessage) -> Any:
+    """Return the fields of a message that stands alone, and what it has besides them."""
+    if message.__pydantic_private__:
+        raise TypeError("it has private attributes")
+    return [message.__dict__, message.__pydantic_extra__] if message.__pydantic_extra__ else message.__dict__
+
+
+def _alone(kind: type[BaseMessage]) -> Decode:
+    return lambda stored: _message(kind, *stored) if type(stored) is list else _message(kind, stored)
+
+
 def register_in(registry: Registry) -> None:
-    """Let a registry know lists of messages."""
+    """Let a registry know messages and lists of them."""
     registry.add(Messages, TAG, encode=lambda found: found.items, decode=_revive)
+    for name, kind in _KINDS.items():
+        registry.add(kind, f"{TAG}.{name}", encode=_parts, decode=_alone(kind))

@@ -14,14 +14,14 @@ Without the command line: `python -m outlive.adapters.langgraph.moving SOURCE TA
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import unquote
 
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from ...errors import BadArgument, CallerError, Corrupt, OutliveError, StoreError
 from ...opening import open as open_store
@@ -29,7 +29,9 @@ from ...runtime import run_now
 from ...sync import Store
 from .decoding import Decoder, RowSerializer
 from .keeper import Keeper
-from .serializer import Name, StrictSerializer
+from .named import Name, listed
+from .naming import named_serde, named_types
+from .serializer import StrictSerializer
 from .source import Source, open_source
 from .thread_move import Done, Problem, ThreadMove, Unmovable
 
@@ -109,18 +111,17 @@ def import_langgraph(
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
-    types = tuple(types)
+    types = listed(types)
     if types and serde is not None:
         raise BadArgument("give types= or serde=, not both: a serde of your own decides what it reads")
     if isinstance(threads, str):
         raise BadArgument(f"threads must be thread ids, such as [{threads!r}], not a single str")
-    if isinstance(target, str) and target.partition("?")[0] == source_url and target.startswith("sqlite"):
-        raise BadArgument("the source cannot be its own target; name another file for the store")
+    if isinstance(target, str):
+        check_apart(source_url, target)
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
         keeper = Keeper(store._store, serde or StrictSerializer(types))
-        mover = _Mover(
-            source, keeper, serde or RowSerializer(types), progress, verify=verify, dry_run=dry_run
-        )
+        reader = RowSerializer(types) if serde is None else maybe_add_typed_methods(serde)
+        mover = _Mover(source, keeper, reader, progress, verify=verify, dry_run=dry_run)
         return mover.run(threads, stops=on_problem == "stop" and not dry_run)
 
 
@@ -148,6 +149,7 @@ class _Mover:
 
     def run(self, threads: Iterable[str] | None, *, stops: bool) -> Moved:
         moved = Moved()
+        is_asked = threads is not None
         if threads is None:
             self._total = self._source.count()
             for sentence in self._source.unreadable():
@@ -155,7 +157,7 @@ class _Mover:
             threads = self._source.threads()
         for id in threads:
             try:
-                moved.add(self._move(id))
+                moved.add(self._move(id, is_asked))
             except Unmovable as error:
                 self._meet(error.problem, moved, stops)
             except Corrupt as error:
@@ -169,7 +171,7 @@ class _Mover:
         if stops:
             raise CannotMove(problem, moved)
 
-    def _move(self, id: str) -> Done:
+    def _move(self, id: str, is_asked: bool) -> Done:
         begin = self._done
 
         def tell(number: int) -> None:
@@ -182,6 +184,8 @@ class _Mover:
                 self._keeper, Decoder(self._serde), view, id, tell, verify=self._verify, dry_run=self._dry_run
             )
             done = run_now(move.run())
+        if is_asked and done.is_absent:
+            raise Unmovable(Problem(id, None, "there is no such thread in the source"))
         tell(done.present + done.checkpoints)
         if isinstance(self._serde, RowSerializer):
             self._serde.forget()
@@ -205,9 +209,21 @@ def _opened(target: Store | str, dry_run: bool) -> Iterator[Store]:
 
 def is_absent(url: str) -> bool:
     """Tell whether a URL names a local store that is not there yet."""
+    path = _local_path(url)
+    return path is not None and not os.path.exists(path)
+
+
+def check_apart(source_url: str, target_url: str) -> None:
+    """Refuse a target in the file that is the source, however it is spelled."""
+    paths = [_local_path(unquote(url)) for url in (source_url, target_url)]
+    if None not in paths and len({os.path.realpath(str(path)) for path in paths}) == 1:
+        raise BadArgument("the source cannot be its own target; name another file for the store")
+
+
+def _local_path(url: str) -> str | None:
     scheme, _, rest = url.partition("?")[0].partition(":")
     path = rest[3:] if scheme == "sqlite" and rest.startswith("///") else rest.removeprefix("//")
-    return scheme in ("sqlite", "file") and not os.path.exists(path)
+    return path if scheme in ("sqlite", "file") else None
 
 
 # The command without a command line ---------------------------------------------------------------------
@@ -223,6 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--type", action="append", default=[], metavar="MODULE.CLASS", help="a class that states hold"
     )
+    parser.add_argument(
+        "--serde", metavar="MODULE.NAME", help="the serializer of the source, or a function that returns it"
+    )
     parser.add_argument("--thread", action="append", metavar="ID", help="only this thread; can be repeated")
     parser.add_argument(
         "--skip", action="store_true", help="leave out threads that cannot be moved, and go on"
@@ -237,6 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             said.source,
             said.target,
             types=named_types(said.type),
+            serde=named_serde(said.serde),
             threads=said.thread,
             progress=Lines(lambda line: _say(line, sys.stderr)),
             on_problem="skip" if said.skip else "stop",
@@ -255,29 +275,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 _HELP = (
     "Move a database of LangGraph's (sqlite:///old.db, postgresql://host/database) into a store of outlive's."
 )
-
-
-def named_types(names: Iterable[str]) -> list[Name]:
-    """Return the (module, class) of dotted names, which must be there, here or in the working directory."""
-    found: list[Name] = []
-    for name in names:
-        module, _, kind = name.rpartition(".")
-        if not module or not kind:
-            raise BadArgument(f"--type takes MODULE.CLASS, such as myapp.state.Ticket, not {name!r}")
-        _check_there(module, kind)
-        found.append((module, kind))
-    return found
-
-
-def _check_there(module: str, kind: str) -> None:
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a command that is installed does not look there
-    try:
-        is_class = isinstance(getattr(importlib.import_module(module), kind, None), type)
-    except ImportError as error:
-        raise BadArgument(f"--type {module}.{kind}: there is no such module ({error})") from error
-    if not is_class:
-        raise BadArgument(f"--type {module}.{kind}: {module} has no class of that name")
 
 
 class Lines:

@@ -4,6 +4,9 @@ Three things are never broken. The newest checkpoint of every namespace stays. S
 waits for an answer (it has a write to `__interrupt__`, and nobody went on from it). And a DeltaChannel whose chain of
 writes would be cut gets what it needs written into the checkpoint that stays (`deltas.py`), before anything is deleted: a
 crash in between leaves both, which say the same.
+
+A subgraph without a memory of its own gets a new namespace each time it is called, `name:task`. Nobody comes back to it but by the
+checkpoint of the graph around it, so it goes when that goes: else a thread would grow with every call however often it is pruned.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from ... import prune as pruning
 from ...backend import CheckpointRecord, ThreadKey, WriteRecord
 from ...checkpoint import Pruned
 from ...engine import Draft
-from ...errors import BadArgument
+from ...errors import BadArgument, StaleBase
+from ...runtime import Deadline
 from . import deltas
 from .place import Place
 from .snapshot import Delta, Snapshot, pack_deltas, unpack_state
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
+_PATIENCE_S = 60.0
+_BAR, _OF_TASK = "|", ":"  # in the namespace of a subgraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,9 @@ async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool
     now = keeper.engine.runtime.now()
 
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
-        kept = rule.keeps(records, now) | _open_interrupts(records, writes)
+        waiting = _open_interrupts(records, writes)
+        kept = rule.keeps(records, now) | waiting
+        kept -= _forsaken(keeper, key, records, kept) - waiting
         return {(record.namespace, record.id) for record in records} - kept
 
     return await _remove(keeper, key, choose, dry_run)
@@ -108,6 +116,32 @@ def _open_interrupts(records: Iterable[CheckpointRecord], writes: Iterable[Write
     return waiting - continued
 
 
+def _forsaken(
+    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], kept: set[Pair]
+) -> set[Pair]:
+    """Return what calls of subgraphs left behind, of those that are kept, whose caller's checkpoint goes or has gone."""
+    newest = max((record.order for record in records if record.namespace == ""), default=None)
+    found: set[Pair] = set()
+    for record in sorted(
+        records, key=lambda record: record.namespace.count(_BAR)
+    ):  # what is around comes first
+        around, _, name = record.namespace.rpartition(_BAR)
+        if (record.namespace, record.id) not in kept or _OF_TASK not in name:
+            continue
+        parents = keeper.metadata(key, record).get("parents")
+        parent = parents.get(around) if isinstance(parents, dict) else None
+        is_early = (
+            newest is None or record.order > newest
+        )  # it may be stored before the checkpoint that it runs in
+        if (
+            isinstance(parent, str)
+            and ((around, parent) not in kept or (around, parent) in found)
+            and not is_early
+        ):
+            found.add((record.namespace, record.id))
+    return found
+
+
 async def _remove(
     keeper: Keeper,
     key: ThreadKey,
@@ -117,17 +151,26 @@ async def _remove(
     """Delete what is chosen, after those that stay got what they need of it."""
     engine = keeper.engine
     safe: set[Pair] = set()  # those that have what they need of what goes
+    first: set[Pair] = set()
 
     async def chosen(records: Sequence[CheckpointRecord]) -> set[Pair]:
         writes = await engine.backend.writes(key, None) if records else []
-        doomed = choose(records, writes)
+        doomed = choose(records, writes) & first
         if not dry_run:
             await _save_deltas(keeper, key, records, doomed, safe)  # which lets the deletion begin anew
         return doomed
 
-    if not choose(await engine.records(key), await engine.backend.writes(key, None)):
+    # What a graph at work adds meanwhile is for the next call: else it could cut chains faster than they are saved.
+    first |= choose(await engine.records(key), await engine.backend.writes(key, None))
+    if not first:
         return Pruned()
-    return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+    deadline = Deadline(keeper.store._timeout(None) or _PATIENCE_S)
+    while True:
+        try:
+            return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+        except StaleBase:  # others delete, or graphs put checkpoints again, all the time
+            if not deadline.left_s():
+                raise
 
 
 async def _save_deltas(

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from ...arguments import check_id
 from ...errors import BadArgument, RunEnded
@@ -30,8 +30,9 @@ from ...sync import Run, Store
 from .place import thread_of
 from .saver import OutliveSaver
 from .serializer import StrictSerializer
+from .values import ValueCodec
 
-_MARK = "langgraph"  # [mark, type, bytes]: a value that the graph's serializer wrote
+_MARK = "langgraph"  # [mark, kind, bytes]: a value that the codec of the graph's serializer wrote
 _DEFAULTS = {"durability": "sync"}
 
 
@@ -56,7 +57,7 @@ def run(
     say otherwise. Raises ThreadBusy while another run has this thread, LeaseLost when this one was taken over.
     """
     inner = _store_of(graph, store)._store
-    info = _info(graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
+    info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
     with Run(inner._run(info, is_bare=True)) as begun:
         going = _Going(graph, begun._run, config)
         return going.ended_with() if begun.is_finished else going.go_on(options)
@@ -84,7 +85,7 @@ async def arun(
     """Invoke a graph as a run of `store`, which was opened by `outlive.open_async`; see `run`."""
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun needs the store: arun(..., store=await outlive.open_async(url))")
-    info = _info(graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
+    info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
     async with store._run(info, is_bare=True) as begun:
         going = _Going(graph, begun, config)
         return await going.aended_with() if begun.is_finished else await going.ago_on(options)
@@ -99,19 +100,20 @@ class _Going:
     """A graph whose checkpoints are written in the name of a run."""
 
     def __init__(self, graph: Any, run: AsyncRun, config: RunnableConfig | None) -> None:
-        self._serde = _serde_of(graph)
+        serde = _serde_of(graph)
         self._run = run
         home = cast(AsyncStore, run.thread._home)
+        self._codec = _codec(home, serde)
         store = home if isinstance(run.engine.runtime, AsyncRuntime) else Store(home)
         epoch, fence = run.rank
-        saver = OutliveSaver(store, serde=self._serde)._fenced((RUN, run.id, epoch, fence) if fence else None)
+        saver = OutliveSaver(store, serde=serde)._fenced((RUN, run.id, epoch, fence) if fence else None)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
 
     def go_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
         begun = run_now(self._is_begun())
-        if begun and not (state := self.graph.get_state(self.config)).next:
+        if begun and not (state := self.graph.get_state(run_now(self._head()))).next:
             output = self._shown(state)
         else:
             output = self.graph.invoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
@@ -121,7 +123,7 @@ class _Going:
     async def ago_on(self, options: Mapping[str, Any]) -> Any:
         """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
         begun = await self._is_begun()
-        if begun and not (state := await self.graph.aget_state(self.config)).next:
+        if begun and not (state := await self.graph.aget_state(await self._head())).next:
             output = self._shown(state)
         else:
             output = await self.graph.ainvoke(self._input(begun), self.config, **{**_DEFAULTS, **options})
@@ -142,7 +144,14 @@ class _Going:
         return bool(found)
 
     def _input(self, begun: bool) -> Any:
-        return None if begun else _unpack(self._serde, self._run.info.prompt)
+        return None if begun else _unpack(self._codec, self._run.info.prompt)
+
+    async def _head(self) -> RunnableConfig:
+        """Return the config of the newest checkpoint, by its id.
+
+        Asked without an id, LangGraph leaves out of `next` what has been written but not become a checkpoint yet, as if it were done.
+        """
+        return self._at((await self._result())[2])
 
     async def _result(self) -> list[Any]:
         """Return what the run is remembered by: its last checkpoint, which has its output. (A copy would grow with the thread.)"""
@@ -153,7 +162,10 @@ class _Going:
         result = self._run.info.result
         if not isinstance(result, list) or result[:2] != [_MARK, "checkpoint"]:
             raise RunEnded(self._run.id, self._run.status)
-        return {"configurable": {"thread_id": self._run.info.thread, "checkpoint_id": result[2]}}
+        return self._at(result[2])
+
+    def _at(self, id: str | None) -> RunnableConfig:
+        return {"configurable": {"thread_id": self._run.info.thread, "checkpoint_id": id}}
 
     def _shown(self, state: Any) -> Any:
         """Return what an invocation gives, of the state that it ended with."""
@@ -172,6 +184,7 @@ def _config(config: RunnableConfig | None, info: RunInfo) -> RunnableConfig:
 
 
 def _info(
+    store: AsyncStore,
     graph: Any,
     input: Any,
     thread_id: str | int,
@@ -186,7 +199,7 @@ def _info(
         id=new_id() if run_id is None else check_id("run_id", run_id),
         thread=thread_of(thread_id),
         agent=agent or graph.get_name(),
-        prompt=_pack(_serde_of(graph), input),
+        prompt=_pack(_codec(store, _serde_of(graph)), input),
         max_attempts=max_attempts,
         lease_s=float(lease_s),
         code_version=code_version,
@@ -207,12 +220,16 @@ def _serde_of(graph: Any) -> SerializerProtocol:
     return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer()
 
 
-def _pack(serde: SerializerProtocol, value: Any) -> list[Any]:
-    kind, data = serde.dumps_typed(value)
-    return [_MARK, kind, bytes(data)]
+def _codec(store: AsyncStore, serde: SerializerProtocol) -> ValueCodec:
+    return ValueCodec(store._engine.codec.registry, maybe_add_typed_methods(serde))
 
 
-def _unpack(serde: SerializerProtocol, stored: Any) -> Any:
+def _pack(codec: ValueCodec, value: Any) -> list[Any]:
+    kind = "open" if codec.is_open else "sealed"
+    return [_MARK, kind, codec.pack(value if codec.is_open else codec.seal(value, None, "input"), "input")]
+
+
+def _unpack(codec: ValueCodec, stored: Any) -> Any:
     if not isinstance(stored, list) or len(stored) != 3 or stored[0] != _MARK:
         raise BadArgument("this run was not begun by outlive.adapters.langgraph.run")
-    return serde.loads_typed((stored[1], stored[2]))
+    return codec.unpack(stored[2])

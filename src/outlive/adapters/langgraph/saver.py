@@ -49,6 +49,7 @@ from ...store import AsyncStore
 from ...sync import Store, each
 from .keeper import Fence, Keeper
 from .listing import Listing
+from .named import listed
 from .place import Place, place_of, thread_of
 from .pruning import rule_of
 from .serializer import StrictSerializer
@@ -163,10 +164,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> None:
         if guard not in (None, "head"):
             raise BadArgument(f'guard must be None or "head", not {guard!r}')
-        types = tuple(types)
-        if types and serde is not None:
+        kinds = listed(types)
+        if kinds and serde is not None:
             raise BadArgument("give types= or serde=, not both: a serde of your own decides what it stores")
-        super().__init__(serde=serde or StrictSerializer(types))
+        super().__init__(serde=serde or StrictSerializer(kinds))
         self._guard = guard
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
@@ -250,8 +251,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
-        turn = self._shared.turns.take(thread)
-        turn.loop = asyncio.get_running_loop()
+        turn = self._shared.turns.take(thread, asyncio.get_running_loop())
         try:
             return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
         finally:

@@ -6,6 +6,7 @@ The bytes are those that `JsonPlusSerializer` writes, so either reads what the o
   messages and documents, its own types) and those that the program names. Anything else raises. Names that stand in
   stored data are looked up in that list and are never imported.
 - An object that cannot be built again raises, instead of coming back as a dict or as None.
+- An object of a class of the program's own that would come back as another is refused.
 """
 
 from __future__ import annotations
@@ -21,26 +22,27 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from ...errors import Corrupt, OutliveError, TypeChanged, UnknownTag
+from .canonical import digest
+from .named import Name, Named, find
 
 # How JsonPlusSerializer marks what it took apart.
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = range(8)
-
-Name = tuple[str, ...]  # (module, name)
 
 
 class StrictSerializer(JsonPlusSerializer):
     """The serializer of `OutliveSaver` when it is given none. `types` are classes of your own that may be stored."""
 
     def __init__(self, types: Iterable[type | Name] = ()) -> None:
-        self._types = frozenset(
-            (kind.__module__, kind.__name__) if isinstance(kind, type) else tuple(kind) for kind in types
-        )
+        self._types = find(types)
+        self.named = Named(kind for kind in self._types.values() if kind is not None)
         super().__init__(allowed_msgpack_modules=tuple(self._types) or None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[Name | type]) -> StrictSerializer:
         """Return a serializer that knows these types too."""
-        wider = StrictSerializer((*self._types, *extra_allowlist))
-        return self if wider._types == self._types else wider
+        wider = find(extra_allowlist)
+        if wider.keys() <= self._types.keys():
+            return self
+        return StrictSerializer(kind or name for name, kind in (self._types | wider).items())
 
     def knows(self, name: Name) -> bool:
         """Tell whether objects of this class may be stored."""
@@ -56,24 +58,39 @@ class StrictSerializer(JsonPlusSerializer):
         return kind, data
 
     def _check(self, data: bytes) -> None:
-        """Look at every class that packed data names."""
+        """Look at every class that packed data names; let those of the program's own come back."""
         unknown: list[Name] = []
+        is_own = False
 
         def look(code: int, payload: bytes) -> None:
+            nonlocal is_own
             if code in (ARRAY, SNAPSHOT):
                 ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
                 return
             module, name, *_ = ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
             if code != METHOD and not self.knows((module, name)):
                 unknown.append((module, name))
+            is_own = is_own or (module, name) in self._types
 
         ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
         if unknown:
-            module, name = unknown[0]
+            module, name = unknown[-1]  # the outermost: what its annotations name is known with it
             raise TypeError(
-                f"{module}.{name} is not known to this saver, and could not be loaded again: "
-                f"give OutliveSaver(..., types=[{name}]), or call outlive.register({name})"
+                f"{module}.{name} is not known to this saver, and could not be loaded again: give OutliveSaver(..., types=[...]) "
+                f"{name} or the class of your state, or call outlive.register({name})"
             )
+        if is_own:
+            self._check_return(data)
+
+    def _check_return(self, data: bytes) -> None:
+        """Build what was packed, pack that, and build it again: a class that changes what it is given goes on changing it."""
+        try:
+            once = self._unpack(data, [])
+            twice = self._unpack(super().dumps_typed(once)[1], [])
+        except Exception as error:
+            raise TypeError(f"it could not be loaded again: {error}") from error
+        if digest(once) != digest(twice):
+            raise TypeError("it would come back as another: its class changes what it is given")
 
     # Putting together
 
@@ -120,7 +137,7 @@ class StrictSerializer(JsonPlusSerializer):
         elif not self.knows((module, name)):
             raise UnknownTag(f"{module}.{name}", 1, f"give OutliveSaver(..., types=[{name}]) if it is yours")
         try:
-            return _build(code, _find(module, name), value, rest)
+            return _build(code, self._types.get((module, name)) or _find(module, name), value, rest)
         except Exception as error:
             raise TypeChanged(f"{module}.{name}", 1, str(error)) from error
 

@@ -210,8 +210,10 @@ def _translated(shown: str, thread: str | None = None) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = _code(error)
+        if code == sqlite3.SQLITE_NOTADB:
+            raise BadArgument(f"{shown} is no database of SQLite's") from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreBusy(f"{shown} was locked by others for {_BUSY_S} s") from error
-        if code in (None, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):  # None: text that is no UTF-8
+        if code in (None, sqlite3.SQLITE_CORRUPT):  # None: text that is no UTF-8
             raise Corrupt(f"{shown} cannot be read ({error})", thread=thread) from error
         raise StoreUnavailable(f"{shown} cannot be read ({error})") from error

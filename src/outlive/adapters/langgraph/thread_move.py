@@ -66,6 +66,7 @@ class Done:
     present: int = 0  # were there
     compared: int = 0
     is_ahead: bool = False  # the target went on
+    is_absent: bool = False  # the source has nothing of it
 
 
 class ThreadMove:
@@ -110,6 +111,7 @@ class ThreadMove:
             if held.is_behind:
                 raise Unmovable(Problem(self._thread, None, _DIVERGED))
             return done  # it is the target's now
+        done.is_absent = not pairs and not write_keys
         expected = Expected()
         cargo = Cargo(self._keeper, key, held.generation, held.namespaces, dry_run=self._dry_run)
         await self._load(held, held.pairs if self._verify else held.lacking, cargo, expected)

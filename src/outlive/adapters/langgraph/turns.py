@@ -6,28 +6,43 @@ the store's own queue: a checkpoint is never stored before the writes that led t
 it waits, and writes that stand in a queue together share one transaction. Threads and tasks of any event loop stand in
 the same line.
 
-One case has no order: a sync call made on an event loop, while tasks of that very loop are before it. They go on only when
-the loop does, so it does not wait for them.
+Writes are nearly always followed by their checkpoint within a millisecond, and an fsync for both costs as much as one. So
+when a writer saw the next one come while it was at work, those after it linger in the store's queue for a moment,
+and the next one stores both. Whoever lingered in vain is the last to do so: a program that calls the saver step by step
+never waits.
+
+One case has no order: a sync call that stops an event loop, while tasks of that very loop are before it. They go on only when
+the loop does, so it does not wait for them. Such a call may have been made on the loop itself, or by a thread that the loop waits for
+(a graph that is invoked there): a loop that does not answer for a while stands still.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
+import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+
+_LINGER_S = 0.002
+_STILL_S = 1.0  # after which a loop that does not answer stands still
 
 
 class Turn:
     """A place in the order of one thread."""
 
-    def __init__(self, turns: Turns, thread: str, is_first: bool) -> None:
+    def __init__(
+        self, turns: Turns, thread: str, is_first: bool, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
         self.thread = thread
         self.is_over = False
+        self.is_followed = False  # another turn was taken while this one was being stored
         self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
-        self.loop: asyncio.AbstractEventLoop | None = None  # on which it runs as a task
+        self.loop = loop  # on which it runs as a task
         self._turns = turns
 
     async def wait(self) -> None:
@@ -36,8 +51,31 @@ class Turn:
             return
         if self.loop is not None:
             await asyncio.shield(asyncio.wrap_future(self.has_come))
-        elif not self._turns.needs(self, _running_loop()):
-            self.has_come.result()
+        else:
+            self._wait_here(self.has_come)
+
+    def _wait_here(self, has_come: Future[None]) -> None:
+        here = _running_loop()
+        while (needed := self._turns.loop_before(self, here)) is not None:
+            if needed is here:
+                return
+            call = self._turns.call(needed)
+            try:
+                has_come.result(call.left_s())
+                return
+            except TimeoutError:
+                if not call.is_answered:
+                    return
+        has_come.result()
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[float]:
+        """Say how long what is stored now may wait for what comes next, and notice whether anything came."""
+        linger_s = self._turns.begin_storing(self)
+        try:
+            yield linger_s
+        finally:
+            self._turns.end_storing(self)
 
     def end(self) -> None:
         """Let the next one go on, when those before are over."""
@@ -56,14 +94,19 @@ class Turns:
         self._lock = threading.Lock()
         self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
         self._lines: dict[str, deque[Turn]] = {}
+        self._storing: set[Turn] = set()
+        self._is_followed = False  # the one that was stored last was
+        self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = weakref.WeakKeyDictionary()
 
-    def take(self, thread: str) -> Turn:
-        """Join the order of a thread; whoever takes a turn must end it."""
+    def take(self, thread: str, loop: asyncio.AbstractEventLoop | None = None) -> Turn:
+        """Join the order of a thread, as a task of a loop or not; whoever takes a turn must end it."""
         with self._lock:
+            for other in self._storing:
+                other.is_followed |= other.thread == thread
             line = self._lines.get(thread)
             if line is None:
                 line = self._lines[thread] = deque()
-            turn = Turn(self, thread, not line)
+            turn = Turn(self, thread, not line, loop)
             line.append(turn)
             return turn
 
@@ -82,15 +125,58 @@ class Turns:
         if following is not None:
             following.set_result(None)
 
-    def needs(self, turn: Turn, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Tell whether a turn comes only when a loop goes on."""
+    def begin_storing(self, turn: Turn) -> float:
+        """Note that a turn is being stored; return how long it may wait for the next one."""
         with self._lock:
-            for before in self._lines.get(turn.thread, ()) if loop is not None else ():
+            self._storing.add(turn)
+            return _LINGER_S if self._is_followed else 0.0
+
+    def end_storing(self, turn: Turn) -> None:
+        """Learn whether anybody came meanwhile."""
+        with self._lock:
+            self._storing.discard(turn)
+            self._is_followed = turn.is_followed
+
+    def loop_before(
+        self, turn: Turn, first: asyncio.AbstractEventLoop | None
+    ) -> asyncio.AbstractEventLoop | None:
+        """Return a loop that must go on before a turn comes, `first` if it is one of them; None when there is none."""
+        found = None
+        with self._lock:
+            for before in self._lines.get(turn.thread, ()):
                 if before is turn:
-                    return False
-                if before.loop is loop and not before.is_over:
-                    return True
-        return False
+                    break
+                if before.loop is not None and not before.is_over:
+                    found = before.loop
+                    if found is first:
+                        break
+        return found
+
+    def call(self, loop: asyncio.AbstractEventLoop) -> _Call:
+        """Ask a loop to answer; one question at a time."""
+        with self._lock:
+            call = self._calls.get(loop)
+            if call is None or call.is_answered:
+                call = self._calls[loop] = _Call()
+                try:
+                    loop.call_soon_threadsafe(call.answer)
+                except RuntimeError:  # it was closed, and goes on no more
+                    call.until = 0.0
+        return call
+
+
+class _Call:
+    """A question to a loop whether it goes on."""
+
+    def __init__(self) -> None:
+        self.is_answered = False
+        self.until = time.monotonic() + _STILL_S
+
+    def answer(self) -> None:
+        self.is_answered = True
+
+    def left_s(self) -> float:
+        return max(0.0, self.until - time.monotonic())
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

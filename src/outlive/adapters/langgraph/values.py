@@ -2,7 +2,8 @@
 
 With a serializer of LangGraph's own kind (`JsonPlusSerializer` and what stands on it) values are *open*: what Python
 itself has is packed by outlive's codec, exactly (tuples stay tuples, NUL, NaN and great ints are fine), and is shared
-element by element; so are lists of messages (`messages.py`). Other objects go through the serializer, one by one, and stand in the stream as an extension: LangGraph's
+element by element; so are messages (`messages.py`), other objects of the frameworks (`frameworks.py`) and the classes that
+were named (`named.py`). What is left goes through the serializer, one by one, and stands in the stream as an extension: LangGraph's
 code k is 48 + k here, anything else that a serializer may give is TYPED.
 
 Any other serializer decides alone what its bytes look like; `EncryptedSerializer` gives others every time. Values are
@@ -25,7 +26,9 @@ from ...codec import Codec, Hook
 from ...errors import BadArgument, Corrupt, OutliveError, Unencodable
 from ...extension import Composite, Raw, Scalar
 from ...registry import Entry, Registry
-from .messages import TAG, opened, register_in
+from . import frameworks, messages
+from .messages import opened
+from .named import PREFIX, Named
 from .serializer import StrictSerializer
 
 FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
@@ -37,7 +40,7 @@ class ValueCodec(Codec):
     """The codec of values that pass through a serializer of LangGraph."""
 
     def __init__(self, registry: Registry, serde: SerializerProtocol) -> None:
-        super().__init__(_WithContainers(registry))
+        super().__init__(_Known(registry, serde.named if isinstance(serde, StrictSerializer) else Named(())))
         self._serde = serde
         self.is_open = _is_open(serde)
 
@@ -154,30 +157,33 @@ _containers.add(
     encode=lambda snapshot: [opened(snapshot.value)],
     decode=lambda stored: _DeltaSnapshot(stored[0]),
 )
-register_in(_containers)
+messages.register_in(_containers)
+_frameworks = frameworks.Frameworks()
+
+_TAGS = {
+    "collections.Counter",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.deque",
+    "langgraph.DeltaSnapshot",
+    *messages.TAGS,
+}
 
 
-_TAGS = frozenset(
-    (
-        "collections.Counter",
-        "collections.OrderedDict",
-        "collections.defaultdict",
-        "collections.deque",
-        "langgraph.DeltaSnapshot",
-        TAG,
-    )
-)
+class _Known(Registry):
+    """The user's registry, the classes that a saver was told of, and what is known above."""
 
-
-class _WithContainers(Registry):
-    """The user's registry, and the containers above."""
-
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, named: Named) -> None:
         super().__init__()
         self._user = registry
+        self._named = named
 
     def of(self, cls: type) -> Entry | None:
-        return self._user.of(cls) or _containers.of(cls)
+        return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _frameworks.of(cls)
 
     def tagged(self, tag: str, version: int) -> Entry:
-        return (_containers if tag in _TAGS else self._user).tagged(tag, version)
+        if tag in _TAGS:
+            return _containers.tagged(tag, version)
+        if tag in frameworks.TAGS:
+            return _frameworks.tagged(tag, version)
+        return (self._named if tag.startswith(PREFIX) else self._user).tagged(tag, version)

@@ -162,6 +162,37 @@ class MergeContract(Contract):
         await waist.commit(draft("a"), entries=(Entry("run", "r", b"y", "running", fence=NEXT),))
         assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]
 
+    async def test_records_with_places_of_their_own_go_behind_the_tombstone_that_would_hold_them(
+        self, waist: Waist
+    ) -> None:
+        for id in ("a", "b"):
+            await waist.save(id)
+        rows = (await waist.records())[::-1]
+        await waist.commit(removal=Removal(everything=True, buries=True))
+        await waist.commit(*rows, expect_empty=True)  # as a fork or an import does
+        back = await waist.records()
+        assert [(record.id, record.seq) for record in back] == [("b", 4), ("a", 3)]
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
+        await waist.commit(back[1])
+        await waist.commit(
+            *await waist.records(), merge=True
+        )  # nor would the other store of a pair leave them out
+        assert [(record.id, record.seq) for record in await waist.records()] == [("a", 7), ("b", 4)]
+
+    async def test_a_fence_that_is_given_after_a_merge_is_greater_than_all_that_came(
+        self, waist: Waist
+    ) -> None:
+        run, step = (Entry(kind, "r", b"x", "running", fence=40) for kind in ("run", "step"))
+        await waist.commit(merge=True, entries=(run, step))
+        await waist.commit(merge=True, writes=(write("a", "t", index=-1, rank=(0, 0, 60)),))
+        taken = Entry("run", "r", b"y", "running", fence=NEXT, expect=run.rank)
+        await waist.commit(entries=(taken,), writes=(write("a", "t", index=-1, body=b"newer"),))
+        await waist.commit(merge=True, entries=(run,), writes=(write("a", "t", index=-1, rank=(0, 0, 60)),))
+        dump = await waist.dump()
+        (held,) = dump["entries"]["run"]
+        assert (held.body, held.fence > 60) == (b"y", True)
+        assert [one.body for one in dump["writes"]] == [b"newer"]
+
     async def test_a_merge_that_is_to_be_in_turn_is_refused_when_it_is_not(self, waist: Waist) -> None:
         run = Entry("run", "r", b"x", fence=4)
         await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))

@@ -1,0 +1,120 @@
+"""How a pair is opened: one naming key for both stores, and a look at what each says of the pair."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from ..errors import EntryHeld, OutliveError, StoreBusy, StoreError
+from .health import is_unreachable
+from .pair import PRIMARY, SECONDARY, Side, check_match, read_side
+from .status import Replication
+from .stores import Errors, Stores, other_key
+from .switching import Switching
+
+_RACES = 20
+
+
+class Joining:
+    """Opens a pair, or makes one."""
+
+    def __init__(self, stores: Stores, switching: Switching, options: Replication) -> None:
+        self._stores = stores
+        self._switching = switching
+        self._options = options
+
+    async def join(self, offered: bytes) -> bytes:
+        """Open the pair; return the naming key."""
+        absent = await self._agree_on_key(offered)
+        for _ in range(_RACES):
+            with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
+                await self._join(absent)
+                assert self._stores.key is not None
+                return self._stores.key
+        raise StoreBusy("other processes keep changing the roles of this pair; try again")
+
+    # The naming key
+
+    async def _agree_on_key(self, offered: bytes) -> Errors:
+        """Let both have one naming key; return why one of them did not answer. When none does, raise."""
+        stores = self._stores
+        errors: list[StoreError | None] = [None, None]
+        for role in (SECONDARY, PRIMARY) if await self._knows_pair(SECONDARY) else (PRIMARY, SECONDARY):
+            try:
+                key = await stores.both[role].identity(stores.key or offered)
+            except StoreError as error:
+                if not is_unreachable(error) or any(errors):
+                    raise
+                errors[role] = error
+                stores.note_health(role, error)
+                continue
+            if stores.key is not None and key != stores.key:
+                raise other_key()
+            stores.key, stores.met[role] = key, True
+        return errors
+
+    async def _knows_pair(self, role: int) -> bool:
+        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it."""
+        stores = self._stores
+        try:
+            return await read_side(stores.both[role], stores.tenant, stores.patience_s) is not None
+        except OutliveError:  # a server without a schema, or none at all
+            return False
+
+    # The record of the pair
+
+    async def _join(self, absent: Errors) -> None:
+        (primary, secondary), (no_primary, no_secondary) = await self._stores.sides(absent=absent)
+        if no_primary is not None:
+            await self._join_without_primary(secondary, no_primary)
+        elif no_secondary is not None:
+            await self._join_without_secondary(primary, no_secondary)
+        elif primary is not None and secondary is not None:
+            check_match(primary, secondary)
+            await self._join_both(primary, secondary)
+        else:
+            is_told = (
+                not self._options.is_enabled
+            )  # whoever switches replication off knows that it was needed
+            if secondary is not None:
+                await self._switching.replace_primary(secondary, is_told=is_told)
+            else:
+                await self._switching.add_secondary(primary, is_told=is_told)
+            await self._join(absent)  # now both say something
+
+    async def _join_both(self, primary: Side, secondary: Side) -> None:
+        is_paused = not self._options.is_enabled
+        if is_paused and primary.epoch % 2 == SECONDARY and secondary.epoch < primary.epoch:
+            primary = await self._switching.forsake_secondary(primary)
+        epoch = max(primary.epoch, secondary.epoch)
+        active, other = (primary, secondary) if epoch % 2 == PRIMARY else (secondary, primary)
+        if active.is_paused != is_paused:
+            # While replication is switched off, the other store is left behind; afterwards it gets everything. It says so first: a
+            # crash between the two leaves nothing out.
+            other = await self._stores.write(other.role, other, replace(other, is_whole=False))
+            active = await self._stores.write(active.role, active, replace(active, is_paused=is_paused))
+            primary, secondary = sorted((active, other), key=lambda side: side.role)
+        await self._switching.adopt(primary, secondary)
+
+    async def _join_without_primary(self, secondary: Side | None, error: StoreError) -> None:
+        stores, options = self._stores, self._options
+        if secondary is None:
+            raise error
+        stores.epoch, stores.is_whole = secondary.epoch, True
+        if stores.is_failed_over:
+            await self._pause_alone(secondary)
+        elif options.auto_failover and options.is_enabled and secondary.is_whole:
+            await self._switching.promote(automatic=True)
+        else:
+            raise error
+
+    async def _join_without_secondary(self, primary: Side | None, error: StoreError) -> None:
+        if primary is None or primary.epoch % 2 == SECONDARY:
+            raise error
+        self._stores.epoch = primary.epoch
+        await self._pause_alone(primary)
+
+    async def _pause_alone(self, active: Side) -> None:
+        """The other store cannot be told now that it is left behind: whoever switches replication on again tells it."""
+        if not self._options.is_enabled and not active.is_paused:
+            await self._stores.write(active.role, active, replace(active, is_paused=True))

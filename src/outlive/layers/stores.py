@@ -1,0 +1,175 @@
+"""The two stores of a pair: which of them is active, how they are, and what one has that the other is to get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..backend import Backend, ThreadKey
+from ..errors import BadURL, StoreError
+from ..event import FAILBACK, FAILOVER, Event, Watched
+from ..runtime import Runtime
+from .backlog import Backlog
+from .carrying import Carrier, IsNamed, lineage
+from .health import Health, is_unreachable
+from .note import Pair
+from .pair import PRIMARY, ROLES, SECONDARY, Side, read_side, write_side
+from .queue import Queue
+
+PATIENCE_S = 5.0  # for one call that nobody asked for
+
+Errors = Sequence[StoreError | None]  # of the primary and the secondary
+
+
+class Stores:
+    """A primary and a secondary, and which of them is active."""
+
+    def __init__(
+        self,
+        primary: Backend,
+        secondary: Backend,
+        *,
+        tenant: str,
+        runtime: Runtime,
+        watched: Watched,
+        timeout_s: float | None,
+    ) -> None:
+        self.both = (primary, secondary)
+        self.tenant = tenant
+        self.runtime = runtime
+        self.is_named: IsNamed = lambda name, data: True
+        self.epoch = 0
+        self.is_whole = True  # the store that is not active
+        self.failovers = 0
+        self.is_by_hand = False  # the secondary was promoted by somebody
+        self.is_announced = False  # a failback has begun, and the primary is gone again
+        self.automatic = 0  # failovers since the primary was last stable
+        self.health = (Health(), Health())
+        self.last_error: str | None = None
+        self.branched: set[str] = set()  # threads that both stores had gone on with
+        self.patience_s = min(PATIENCE_S, timeout_s or PATIENCE_S)
+        self.carry_s = PATIENCE_S  # for a merge in the background, which may be larger than any save: callers that are in a hurry are not
+        self._watched = watched
+        self.key: bytes | None = None  # the naming key
+        self.met = [False, False]
+
+    # Which is which
+
+    @property
+    def active(self) -> Backend:
+        return self.both[self.epoch % 2]
+
+    @property
+    def other(self) -> Backend:
+        return self.both[1 - self.epoch % 2]
+
+    @property
+    def is_failed_over(self) -> bool:
+        return self.epoch % 2 == SECONDARY
+
+    def carrier(self, source: int, timeout_s: float) -> Carrier:
+        return Carrier(self.both[source], self.both[1 - source], self.is_named, self.runtime.now, timeout_s)
+
+    def note_health(self, role: int, error: BaseException | None) -> None:
+        """Remember whether a store answered."""
+        health = self.health[role]
+        is_healthy = error is None
+        if health.is_healthy != is_healthy or not health.since:
+            health.is_healthy, health.since = is_healthy, self.runtime.now()
+        if error is not None:
+            self.last_error = f"{ROLES[role]}: {error}"
+
+    async def meet(self, role: int) -> None:
+        """Make sure that a store is open and has the naming key of the pair."""
+        if self.met[role]:
+            return
+        key = await self.both[role].identity(self.key or b"")
+        if self.key is not None and key != self.key:
+            raise other_key()
+        self.met[role] = True
+
+    async def side(self, role: int, timeout_s: float = PATIENCE_S) -> Side | None:
+        """Ask a store what it says of the pair; raise when it cannot be reached."""
+        try:
+            await self.meet(role)
+            found = await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
+        except StoreError as error:
+            self.note_health(role, error)
+            raise
+        self.note_health(role, None)
+        return found
+
+    async def sides(
+        self, timeout_s: float = PATIENCE_S, absent: Errors = (None, None)
+    ) -> tuple[list[Side | None], Errors]:
+        """Ask both stores, but for one that is known not to answer."""
+        sides: list[Side | None] = [None, None]
+        errors = list(absent)
+        for role in (PRIMARY, SECONDARY):
+            if absent[role] is None:
+                try:
+                    sides[role] = await self.side(role, timeout_s)
+                except StoreError as error:
+                    errors[role] = error
+        return sides, errors
+
+    async def write(self, role: int, old: Side | None, new: Side) -> Side:
+        """Let a store say something else of the pair; raise EntryHeld when it does by now."""
+        return await write_side(self.both[role], self.tenant, old, new, self.patience_s)
+
+    def enter(self, epoch: int, *, is_whole: bool) -> None:
+        """Take note of an epoch; a later one is an event."""
+        if epoch > self.epoch:
+            name = FAILOVER if epoch % 2 == SECONDARY else FAILBACK
+            self.failovers += name == FAILOVER
+            self._watched.tell(Event(name, "", status=f"epoch {epoch}"))
+        self.epoch, self.is_whole = max(epoch, self.epoch), is_whole
+
+    # Catching up
+
+    async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
+        """Carry over what a store has queued; return how many commits. See `Backlog.drain`."""
+        await self.meet(1 - source)
+        backlog = self.backlog(source)
+        try:
+            return await backlog.drain(queue, mine)
+        except StoreError as error:
+            if is_unreachable(error):
+                self.note_health(1 - source, error)
+            raise
+        finally:
+            if source != self.epoch % 2:  # news of a store that was left
+                await self._note_branches(backlog.carried)
+
+    async def _note_branches(self, carried: dict[ThreadKey, set[Pair]]) -> None:
+        """Remember the threads that both stores had gone on with."""
+        for key, pairs in carried.items():
+            for namespace in {namespace for namespace, _ in pairs}:
+                line = await lineage(self.active, key, namespace, self.patience_s)
+                if any(id not in line for other, id in pairs if other == namespace):
+                    self.branched.add(key.id)
+
+    async def copy_all(self, source: int) -> None:
+        """Carry over everything that a store has; then the other one is whole."""
+        target = 1 - source
+        old = await self.side(target)
+        if old is None:
+            mine = await self.side(source)
+            assert mine is not None
+            old = await self.write(target, None, Side(mine.pair, target, mine.epoch, is_whole=False))
+        await self.backlog(source).carry_everything()
+        # Refused when it says something else by now: it may have lost on the way what it had got.
+        await self.write(target, old, replace(old, is_whole=True))
+        self.is_whole = True
+
+    def backlog(self, role: int) -> Backlog:
+        """Return what a store has queued for the other one."""
+        carrier = self.carrier(role, self.carry_s)
+        return Backlog(self.both[role], carrier, self.tenant, self.runtime, self.patience_s)
+
+
+def other_key() -> BadURL:
+    return BadURL(
+        "the secondary holds a store of its own, with another naming key; give an empty one: "
+        "it becomes a copy of the primary by itself"
+    )

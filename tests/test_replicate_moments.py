@@ -1,0 +1,165 @@
+"""Every moment of a promotion and of a failback: the process is killed there, or the primary is gone again."""
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+
+import pytest
+
+import outlive
+from crash import LONG, ForkServer, ram_folder
+from outlive.testing.proxy import FaultProxy
+
+QUIET = {"timeout_s": 2.0, "health_check_interval_s": 1000}  # nothing happens by itself
+QUICK = {"timeout_s": 2.0, "health_check_interval_s": 0.05, "auto_failover": False}
+STRIDE = 1 if LONG else 4  # of moments at which the primary goes: each takes a second
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with ForkServer() as server:
+        yield server
+
+
+class Watched:
+    """A backend that lets a test act before one of its calls."""
+
+    def __init__(self, inner, calls, number, act):
+        self._inner, self._calls, self._number, self._act = inner, calls, number, act
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name in ("name", "local"):
+            return found
+
+        async def call(*args, **options):
+            if next(self._calls) == self._number:
+                self._act()
+            return await found(*args, **options)
+
+        return call
+
+
+@contextlib.contextmanager
+def acting_at(store, number, act):
+    """Let something happen before one of the next calls to either store of a pair."""
+    stores, calls = store._store._pair.stores, itertools.count()
+    both = stores.both
+    stores.both = tuple(Watched(backend, calls, number, act) for backend in both)
+    yield
+    stores.both = both
+
+
+def prepare(store, action):
+    """Save and delete in the epochs before a change of places; return what was acknowledged."""
+    for n in range(3):
+        store.thread("t").save({"n": n, "text": "x" * 700 * n}, id=f"{n}")
+        store.thread("gone").save(n)
+    if action == "failback":
+        store.promote()
+        store.thread("t").save({"n": 3}, id="3")
+        store.thread("t").remove(["0"])
+        store.thread("new").save("new", id="first")
+        store.thread("gone").delete()
+    return {("t", one.id) for one in store.thread("t").history()} | {
+        ("new", one.id) for one in store.thread("new").history()
+    }
+
+
+def check(urls, acknowledged, *, is_deleted):
+    """Make sure that both stores have what was acknowledged, agree, and have not brought back what was deleted."""
+    found = []
+    for url in urls:
+        with outlive.open(url) as alone:
+            threads = {
+                info.id: [one.id for one in alone.thread(info.id).history()] for info in alone.threads()
+            }
+            assert alone.verify().problems == ()
+            assert alone.thread("t").load() == {"n": "after"}
+        found.append(threads)
+        assert acknowledged <= {(id, one) for id, ids in threads.items() for one in ids}
+        assert ("gone" in threads) == (not is_deleted)
+        assert ("0" in threads["t"]) == (not is_deleted)
+    assert found[0] == found[1]
+
+
+def settle(store):
+    store.failback()
+    store.thread("t").save({"n": "after"}, id="after")
+    wait(lambda: is_done(store.replication_status()))
+
+
+def is_done(status):
+    return status.is_exact and status.is_whole and not status.queued
+
+
+def wait(condition, timeout_s=15.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to be so"
+        time.sleep(0.01)
+
+
+# The process --------------------------------------------------------------------------------------------------------
+
+
+def switch_and_die(report, urls, mode, action, number):
+    with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUIET) as store:
+        report(prepare(store, action))
+        with acting_at(store, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            getattr(store, action)()
+        report("over")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("action", ["promote", "failback"])
+def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_nothing(workers, mode, action):
+    for number in itertools.count():
+        with ram_folder() as folder:
+            urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
+            with workers.spawn(switch_and_die, urls, mode, action, number) as worker:
+                (acknowledged,) = worker.receive()
+                is_over = worker.receive() is not None
+            with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
+                settle(store)
+            check(urls, acknowledged, is_deleted=action == "failback")
+        if is_over:
+            print(f"{number} moments")
+            assert number > 5
+            return
+
+
+# The primary --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_automatic", [True, False], ids=["by itself", "by hand"])
+def test_a_primary_that_is_gone_again_at_any_moment_of_a_failback_is_left_again(
+    valkey_server, tmp_path, is_automatic
+):
+    for number in itertools.count(2 * is_automatic, STRIDE):
+        second = f"sqlite:///{tmp_path}/{number}.db"
+        urls = f"{valkey_server.url}?prefix=m{number}:", second
+        with FaultProxy(valkey_server.host, valkey_server.port) as network:
+            options = {**QUIET, "timeout_s": 0.4, "auto_failover": is_automatic, "max_failover_attempts": 99}
+            with outlive.open(network.through(urls[0]), secondary=second, **options) as store:
+                acknowledged = prepare(store, "failback")
+
+                def cut(network=network):
+                    network.mode = "refuse"
+                    network.drop_connections()
+
+                with acting_at(store, number, cut), contextlib.suppress(outlive.StoreError):
+                    store.failback()
+                if network.mode == "pass":
+                    assert number > 5
+                    return
+                if not is_automatic:
+                    store.promote()
+                store.thread("t").save({"n": "meanwhile"}, id="meanwhile")
+                assert store.replication_status().active == "secondary"
+                network.mode = "pass"
+                settle(store)
+            check(urls, {*acknowledged, ("t", "meanwhile")}, is_deleted=True)
