@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import Corrupt, KeyMissing, NotSealed, OutliveError, StoreBusy, WrongKey
+from ..errors import Corrupt, KeyMissing, NotSealed, OutliveError, StoreBusy, StoreUnavailable, WrongKey
 
 _GIVE = "give the file that holds it by --key-file PATH, or the keys themselves in OUTLIVE_KEYS"
 _COPY = (
@@ -37,6 +37,9 @@ def parted(error: OutliveError) -> tuple[str, str]:
         return which, _GIVE
     if isinstance(error, NotSealed) and "this store is not encrypted" in said:
         return "this store is not encrypted", _COPY
+    if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
+        said, _, _ = said.partition(". Bring it back")
+        return said, "bring it back, or go on without it: outlive replication --pause"
     return said, _mend(error, said)
 
 
