@@ -280,7 +280,9 @@ def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
     begin(store, "r-2", "trip").complete()  # at once: the lease of the other would last ten minutes
     (item,) = cli("run", "r-1", "--json").items
     assert (item["status"], item["prompt"]) == ("cancelled", {"city": "Lisbon"})
-    assert cli("cancel", "r-1", "--yes").err.startswith("outlive: run 'r-1' is cancelled: start another one")
+    assert cli("cancel", "r-1", "--yes").err == (
+        "outlive: run 'r-1' is cancelled; outlive retry r-1 goes on with it\n"
+    )
 
 
 def test_a_parked_run_waits_for_a_person(cli, store):

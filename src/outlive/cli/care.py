@@ -103,7 +103,11 @@ def stats(call: Call, prefix: str, limit: int) -> None:
             }
             for name, sizes in found
         ]
-        call.answer(items, lambda: _show_stats(found, limit), brief=[shown(name) for name, _ in found])
+        call.answer(
+            items,
+            lambda: _show_stats(found, limit) if found else print("no threads"),
+            brief=[shown(name) for name, _ in found],
+        )
 
 
 def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:

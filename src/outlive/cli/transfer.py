@@ -82,6 +82,8 @@ def _copy(
             options |= {"secondary": target_secondary, "auto_failover": False}
         with opened(target_url, options, creates=True) as target:
             call.check_alone(target)
+            if _is_same(store, call.url, target, target_url):
+                raise BadArgument("source and target are the same store; name another target")
             count = _carry(call, store, target, {"threads": names, "since": moved_since})
             checked = target.verify() if verify else None
             if target_secondary is not None:
@@ -96,6 +98,18 @@ def _copy(
         brief=map(shown, problems),
         is_ok=not problems,
     )
+
+
+def _is_same(store: Store, url: str, target: Store, target_url: str) -> bool:
+    """Tell whether two URLs lead to one store, which would be said to be copied. One that was copied as a file is another."""
+    from .place import local_path
+
+    here, there = local_path(url), local_path(target_url)
+    if here is not None and there is not None:
+        return os.path.samefile(here, there)
+    shown_urls = {one._store._settings.url for one in (store, target)}
+    keys = {one._store._engine.namer.key for one in (store, target)}
+    return len(shown_urls) == len(keys) == 1
 
 
 def _target_options(call: Call, key_file: str | None, decrypt: bool) -> dict[str, Any]:
