@@ -51,7 +51,7 @@ def cli(program, url, store):
     (program.folder / "handlers.py").write_text(HANDLERS)
 
     def run(*arguments, **options):
-        return program(*arguments, OUTLIVE_STORE=url, **options)
+        return program(*arguments, **{"OUTLIVE_STORE": url, **options})
 
     run.program = program
     return run
@@ -257,6 +257,18 @@ def test_a_retry_that_fails_again_is_a_finding(cli, store):
     (item,) = cli("retry", "r-1", "--handlers", "handlers:raises_async", "--json").items
     assert (item["status"], item["error"]) == ("failed", "RuntimeError: no answer")
     assert "Traceback" in cli("retry", "r-1", "--handlers", "handlers:FAILING", "--debug").err
+
+
+def test_a_tenant_in_the_url_holds_for_every_opening(cli, url):
+    there = f"{url}{'&' if '?' in url else '?'}tenant=acme"
+    with outlive.open(there) as store:
+        fail(store, "r-1")
+        fail(store, "r-2")
+        begin(store, "r-3").interrupt()
+    assert cli("retry", "r-1", "--handlers", "handlers:SYNC", OUTLIVE_STORE=there).code == 0
+    assert cli("retry", "r-2", "--handlers", "handlers:ASYNC", OUTLIVE_STORE=there).code == 0
+    said = json.loads(cli("recover", "--handlers", "handlers:ASYNC", "--json", OUTLIVE_STORE=there).out)
+    assert (said["tenant"], said["items"][0]["outcome"]) == ("acme", "resumed")
 
 
 def test_the_handler_of_a_run_that_is_finished_is_not_called(cli, store):

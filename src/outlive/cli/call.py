@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
+_PATIENCE_S = 2.0  # before a person is told what is waited for
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Call:
     replication: str | None = None
     found_url: str | None = None
     shown_store: str | None = None
+    shown_tenant: str | None = None  # it may also stand in the URL
     code: int = OK
 
     # The store
@@ -110,14 +112,36 @@ class Call:
         warnings.showwarning = lambda message, *_, **__: self.note(
             str(message)
         )  # of a pair: what is still queued
-        with opened(
-            self.url, self.options(), knows_types=knows_types, needs_key=needs_key, takes_over=takes_over
-        ) as store:
+        url, options = self.url, self.options()
+        with contextlib.ExitStack() as stack:
+            with self._impatience(url):
+                store = stack.enter_context(
+                    opened(url, options, knows_types=knows_types, needs_key=needs_key, takes_over=takes_over)
+                )
             settings = store._store._settings
-            self.shown_store, self.tenant = settings.url, settings.tenant
+            self.shown_store, self.shown_tenant = settings.url, settings.tenant
             if writes:
                 self.check_alone(store)
             yield store
+
+    @contextlib.contextmanager
+    def _impatience(self, url: str) -> Iterator[None]:
+        """Tell a person who waits for a store what for."""
+        if self.is_quiet or not sys.stderr.isatty():
+            yield
+            return
+        import threading
+
+        from ..backends.server import hide_secrets
+
+        said = f"still trying to open {hide_secrets(url)}; --timeout says for how long, Ctrl-C ends it"
+        timer = threading.Timer(_PATIENCE_S, self.note, [said])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def check_alone(self, store: Store) -> None:
         """Refuse to change one store of a pair behind the back of the other, which would bring back what is deleted."""
@@ -156,7 +180,7 @@ class Call:
             "format": FORMAT,
             "command": self.command,
             "store": self.shown_store,
-            "tenant": self.tenant or "",
+            "tenant": self.shown_tenant if self.shown_tenant is not None else self.tenant or "",
             "ok": is_ok,
             "items": list(items),
             "next": next,

@@ -76,7 +76,7 @@ def _copy(
     moved_since = None if since is None else moment("--since", since)
     options = _target_options(call, target_key_file, decrypt)
     with call.open() as store:
-        options["tenant"] = call.tenant
+        options["tenant"] = call.shown_tenant
         names = _named(store, threads)
         if target_secondary is not None:
             options |= {"secondary": target_secondary, "auto_failover": False}
@@ -199,7 +199,7 @@ def import_(call: Call, file: str, name: str | None) -> None:
     text = _read(file)
     with opened(call.url, call.options(), creates=call.secondary is None, knows_types=True) as store:
         settings = store._store._settings
-        call.shown_store, call.tenant = settings.url, settings.tenant
+        call.shown_store, call.shown_tenant = settings.url, settings.tenant
         call.check_alone(store)
         thread = store.import_thread(text, id=name)
         info = thread.info()
