@@ -85,8 +85,8 @@ class Table:
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
         return self.pending.get(key[:2], {}).get(key)
 
-    def has_writes(self, pair: tuple[str, str]) -> bool:
-        return pair in self.pending
+    def has(self, pair: tuple[str, str]) -> bool:
+        return pair in self.records or pair in self.pending
 
     def info(self) -> bytes | None:
         return self.metadata

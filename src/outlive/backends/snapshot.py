@@ -162,8 +162,8 @@ class Snapshot:
     def write(self, key: WriteKey) -> WriteRecord | None:
         return self.written.get(key)
 
-    def has_writes(self, pair: Pair) -> bool:
-        return pair in self.pairs
+    def has(self, pair: Pair) -> bool:
+        return self.find(*pair) is not None or pair in self.pairs
 
     def entry(self, kind: str, key: str) -> Entry | None:
         return self.notes.get((kind, key))

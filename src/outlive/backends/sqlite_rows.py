@@ -44,6 +44,11 @@ _FOR_SAVE = (
     f"from thread t where digest = ?1 union all "
     f"select {HEAD}{', null' * 12} from head where digest = ?1 and namespace = ?2"
 )
+_HAS = (
+    "select exists(select 1 from checkpoint where thread = ?1 and id = ?3 and namespace = ?2), "
+    "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
+    "or exists(select 1 from write where thread = ?1 and namespace = ?2 and checkpoint = ?3)"
+)
 GONE = bytes(16)  # in place of the name of a chunk that is not there
 
 
@@ -88,7 +93,8 @@ class Rows:
         self._heads: dict[str, Sequence[Any] | None] = {}
         self._unchecked: dict[str, Sequence[Any] | None] = {}  # heads that came along with the row
         self._no_draft: tuple[str, str] | None = None
-        self._found: dict[tuple[str, str], CheckpointRecord] = {}  # those that were looked for
+        self._chunks: dict[bytes, tuple[int, int] | None] = {}  # those that were looked for
+        self.have_writes: set[tuple[str, str]] = set()  # of those that were looked for
         self.absent_writes: set[tuple[str, str, str, int]] = (
             set()
         )  # writes that were looked for and are not there
@@ -129,20 +135,14 @@ class Rows:
     # What `decide` asks
 
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:
-        pair = (namespace, id)
-        if self._no_draft == pair:
+        if self._no_draft == (namespace, id):
             return None
-        if (known := self._found.get(pair)) is not None:
-            return known
         row = one(
             self._db,
             f"select {CHECKPOINT} from checkpoint where thread = ? and id = ? and namespace = ?",
             (self.key, escape(id), escape(namespace)),
         )
-        if row is None:
-            return None
-        self._found[pair] = record = self._record(row)
-        return record
+        return None if row is None else self._record(row)
 
     def head(self, namespace: str) -> str | None:
         row = self.head_row(namespace)
@@ -163,10 +163,11 @@ class Rows:
             return None
         return self._write(row)
 
-    def has_writes(self, pair: tuple[str, str]) -> bool:
-        where = (self.key, escape(pair[0]), escape(pair[1]))
-        sql = "select 1 from tally where thread = ? and namespace = ? and checkpoint = ?"
-        return one(self._db, sql, where) is not None
+    def has(self, pair: tuple[str, str]) -> bool:
+        is_there, is_written = one(self._db, _HAS, (self.key, escape(pair[0]), escape(pair[1])))
+        if is_written:
+            self.have_writes.add(pair)
+        return bool(is_there or is_written)
 
     def info(self) -> bytes | None:
         row = one(self._db, "select info from thread where key = ?", (self.key,))
@@ -181,12 +182,11 @@ class Rows:
         return None if row is None else entry_of(self.key, self.thread.id, row)
 
     def chunk(self, name: bytes) -> tuple[int, int] | None:
-        row = one(
-            self._db,
-            "select length(data), revision from chunk where thread = ? and name = ?",
-            (self.key, name),
-        )
-        return None if row is None else (row[0], row[1])
+        if name not in self._chunks:
+            sql = "select length(data), revision from chunk where thread = ? and name = ?"
+            row = one(self._db, sql, (self.key, name))
+            self._chunks[name] = None if row is None else (row[0], row[1])
+        return self._chunks[name]
 
     def chunk_key(self, name: bytes) -> int | None:
         """Return the key under which a chunk is stored."""

@@ -35,10 +35,9 @@ class Writer:
             self._create()
         if effect.everything:
             self._forget_all()
-        written = set(view.written()) if effect.removed else set()
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
-            if pair in written:  # also without a checkpoint
+            if pair in view.have_writes:  # also without a checkpoint
                 self._remove_writes(*pair)
         brought = dict(effect.chunks)
         for name in effect.removed_chunks:
@@ -142,7 +141,7 @@ class Writer:
 
     def _put_checkpoint(self, record: CheckpointRecord) -> None:
         if (old := self._replaced.get((record.namespace, record.id))) is not None:
-            self._delete_checkpoint(old)
+            self._remove_checkpoint(old.namespace, old.id)
         fields = (
             escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
             None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
@@ -155,21 +154,18 @@ class Writer:
         self._change(record.namespace, 1, len(record.body))
 
     def _remove_checkpoint(self, namespace: str, id: str) -> None:
-        record = self._view.find(namespace, id)
-        if record is not None:
-            self._delete_checkpoint(record)
+        gone = one(
+            self._db,
+            "delete from checkpoint where thread = ? and id = ? and namespace = ? returning length(body)",
+            (self._view.key, escape(id), escape(namespace)),
+        )
+        if gone is not None:
+            self._change(namespace, -1, -gone[0])
 
     def _remove_writes(self, namespace: str, id: str) -> None:
         where = (self._view.key, escape(namespace), escape(id))
         self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
         self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
-
-    def _delete_checkpoint(self, record: CheckpointRecord) -> None:
-        self._db.execute(
-            "delete from checkpoint where thread = ? and id = ? and namespace = ?",
-            (self._view.key, escape(record.id), escape(record.namespace)),
-        )
-        self._change(record.namespace, -1, -len(record.body))
 
     def _change(self, namespace: str, count: int, stored: int) -> None:
         self._count += count
