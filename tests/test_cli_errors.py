@@ -72,7 +72,12 @@ def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
         db.execute("begin immediate")
         store = ("--store", "sqlite:///agent.db")
         assert here("ls", "-q", *store).code == 0
-        busy = told(here("rm", "trip-42", "--yes", *store, "--timeout", "0.2s"), 3)
+        for command in (
+            ["rm", "trip-42", "--yes"],
+            ["fork", "trip-42", "new"],
+            ["copy-thread", "trip-42", "new"],
+        ):
+            busy = told(here(*command, *store, "--timeout", "0.2s"), 3)
         db.execute("rollback")
     db.close()
     assert busy.endswith("try again, or let it wait longer: --timeout 5min")
