@@ -275,6 +275,21 @@ def test_checkpoints_are_deleted_by_id(anywhere):
     assert anywhere("history", "trip-42", "-q").out.split() == ["branch", "c2"]
 
 
+@pytest.mark.parametrize("what", [["t"], ["t", "c1"]])
+def test_what_is_erased_is_in_no_file(program, what):
+    secret = "the launch code is 0451"
+    with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:  # stays open, so that the log stays
+        store.thread("t").save({"said": secret}, id="c1")
+        store.thread("t").save({"said": "nothing"}, id="c2")
+        assert held(program.folder, secret)
+        assert program("rm", *what, "--erase", "--yes", "-q").code == 0
+        assert not held(program.folder, secret)
+
+
+def held(folder, text):
+    return any(text.encode() in path.read_bytes() for path in folder.iterdir())
+
+
 def test_prune_says_what_goes_and_then_deletes_it(anywhere):
     planned = lines(anywhere("prune", "trip-42", "--keep-last", 2, "--dry-run"))[0]
     assert planned.startswith("would delete 2 checkpoints (")
@@ -346,6 +361,19 @@ def test_doctor_finds_nothing_wrong_with_a_good_store(anywhere):
     assert "without the WAL-reset bug" in found["sqlite"]["said"]
     assert "5 threads, 9 checkpoints" in found["sizes"]["said"]
     assert {"outlive", "packages", "schema", "store", "runs"} <= found.keys()
+
+
+@pytest.mark.parametrize("backend", ["file", "redis"])
+def test_doctor_tells_the_schema_of_every_kind_of_store(program, url_for, backend):
+    url = url_for(backend, program.folder)
+    build(url)
+    found = {
+        item["check"]: item for item in json.loads(program("doctor", "--json", "--store", url).out)["items"]
+    }
+    assert found["schema"]["level"] == "ok"
+    assert "version 1" in found["schema"]["said"]
+    assert "this outlive writes 1" in found["schema"]["said"]
+    assert ("Valkey 9" in found["schema"]["said"]) == (backend == "redis")
 
 
 def test_doctor_says_what_mends_it(here):

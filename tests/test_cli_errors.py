@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 import outlive
-from program import environment, fresh
+from program import environment
 from world import build
 
 
@@ -71,7 +72,12 @@ def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
         db.execute("begin immediate")
         store = ("--store", "sqlite:///agent.db")
         assert here("ls", "-q", *store).code == 0
-        busy = told(here("rm", "trip-42", "--yes", *store, "--timeout", "0.2s"), 3)
+        for command in (
+            ["rm", "trip-42", "--yes"],
+            ["fork", "trip-42", "new"],
+            ["copy-thread", "trip-42", "new"],
+        ):
+            busy = told(here(*command, *store, "--timeout", "0.2s"), 3)
         db.execute("rollback")
     db.close()
     assert busy.endswith("try again, or let it wait longer: --timeout 5min")
@@ -83,6 +89,18 @@ def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
 def test_a_server_that_is_not_there_is_given_up_after_the_timeout(program):
     for url in ("postgresql://localhost:1/none", "redis://localhost:1"):
         assert "within 0.3 s" in told(program("ls", "--store", url, "--timeout", "0.3s"), 3)
+
+
+def test_waiting_for_a_server_is_told_and_ended_by_ctrl_c(program):
+    url = "postgresql://me:secret@localhost:1/none"
+    with program.on_terminal("ls", "--store", url, "--timeout", "60s", columns=200) as terminal:
+        terminal.wait_for("Ctrl-C ends it")
+        assert terminal.press("\x03") == 130
+    (said, *rest) = terminal.text.replace("^C", "").splitlines()
+    assert said == (
+        "outlive: still trying to open postgresql://localhost:1/none; --timeout says for how long, Ctrl-C ends it"
+    )
+    assert not any(rest)
 
 
 def test_a_call_without_a_command_shows_the_help(program):
@@ -131,13 +149,17 @@ def test_a_message_of_several_lines_becomes_one(here):
 
 def test_tables_are_plain_where_rich_is_not_installed(here):
     code = "import sys; sys.modules['rich'] = None; from outlive.cli import main; main()"
-    done = subprocess.run(
-        ["script", "-qec", f'{sys.executable} -c "{code}" verify', "/dev/null"],
-        cwd=here.folder, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert "ok: 5 threads" in done.stdout
-    assert fresh("ls", folder=here.folder).code == 0
+    for command in ("ls", "verify", "show types"):
+        master, slave = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command.split()], cwd=here.folder, env=environment(),
+            stdin=slave, stdout=slave, stderr=slave,
+        )  # fmt: skip
+        seen = os.read(master, 1 << 16).decode()
+        os.close(slave)
+        os.close(master)
+        assert (done.returncode, "\x1b" in seen) == (0, False), seen
+        assert "THREAD" in seen or "ok: 5 threads" in seen or "checkpoint" in seen
 
 
 @pytest.mark.parametrize(

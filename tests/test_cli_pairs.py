@@ -289,3 +289,57 @@ def test_a_store_is_copied_into_a_pair(joined):
         assert len(joined.program("ls", "-q", "--store", url).out.splitlines()) == 5
     seen = items(joined.program("replication", "--store", third, "--secondary", fourth, "--json"))
     assert [one["state"] for one in seen] == ["active", "standby"]
+
+
+def test_one_of_two_stores_is_not_changed_behind_the_back_of_the_other(joined):
+    for url, role in zip(joined.env.values(), ("primary", "secondary"), strict=True):
+        alone = ("--store", url)
+        for command in (
+            ["rm", "trip-7", "--yes"],
+            ["fork", "trip-7", "new"],
+            ["prune", "--all", "--keep-last", "1", "--yes"],
+        ):
+            ended = joined.program(*command, *alone)
+            assert (ended.code, f"this store is the {role} of a pair" in ended.err) == (2, True)
+        assert joined.program("copy", f"sqlite:///{joined.folder}/near.db", url).code == 2
+        assert joined.program("ls", "-q", *alone).out == joined("ls", "-q").out
+        assert joined.program("prune", "--all", "--keep-last", "1", "--dry-run", *alone).code == 0
+    assert joined("rm", "trip-7", "--yes", "--replication", "none").code == 0
+    assert joined("rm", "trip-42", "--yes").code == 0
+
+
+def test_an_active_secondary_that_has_lost_everything_is_given_up_when_one_says_so(program):
+    near, far = (f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far"))
+    build(near)
+    two = Two(program, near, far)
+    assert two("replication", "--join", "-q").code == 0
+    assert two("promote", "--yes").code == 0
+    for path in program.folder.glob("far.db*"):
+        path.unlink()
+    for command in (["ls"], ["failback", "--yes"], ["promote", "--yes"]):
+        ended = two(*command)
+        assert (ended.code, "outlive replication --pause goes on with what the primary has" in ended.err) == (
+            3,
+            True,
+        )
+    assert "outlive replication --pause" in two("replication", "--join").err
+    asked = two("replication", "--pause")
+    assert (asked.code, "what only the secondary had is given up" in asked.err) == (2, True)
+    two("replication", "--pause", "--yes")
+    assert len(two("ls", "-q").out.splitlines()) == 5
+    assert two("replication", "--join").code == 0
+    assert states(two) == ["active", "standby"]
+
+
+@pytest.mark.parametrize("active", ["primary", "secondary"])
+def test_replication_is_switched_off_and_on_again(joined, active):
+    if active == "secondary":
+        assert joined("promote", "--yes").code == 0
+    assert joined("replication", "--pause").code == 2
+    joined("replication", "--pause", "--yes")
+    assert sorted(states(joined)) == ["active", "paused"]
+    assert joined("fork", "trip-42", "new").code == 0
+    assert sorted(states(joined)) == ["active", "paused"]
+    joined("replication", "--join")
+    for url in joined.env.values():
+        assert "new" in joined.program("ls", "-q", "--store", url).out.split()

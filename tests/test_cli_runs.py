@@ -51,7 +51,7 @@ def cli(program, url, store):
     (program.folder / "handlers.py").write_text(HANDLERS)
 
     def run(*arguments, **options):
-        return program(*arguments, OUTLIVE_STORE=url, **options)
+        return program(*arguments, **{"OUTLIVE_STORE": url, **options})
 
     run.program = program
     return run
@@ -189,6 +189,17 @@ def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
     assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
 
 
+def test_what_handlers_print_does_not_stand_in_the_json(cli, store):
+    code = "print('imported')\ndef go_on(run):\n    print('at work')\nasync def too(run):\n    print('at work')\n"
+    (cli.program.folder / "loud.py").write_text(code)
+    for name in ("go_on", "too"):
+        fail(store, name)
+        ended = cli("retry", name, "--handlers", f"loud:{name}", "--json")
+        assert (ended.items[0]["status"], ended.err) == ("completed", "imported\nat work\n")
+        begin(store, f"{name}-2").interrupt()
+        assert cli("recover", "--handlers", f"loud:{name}", "--json").items[0]["outcome"] == "resumed"
+
+
 def test_async_handlers_recover_too(cli, store):
     begin(store, "r-1").interrupt()
     assert cli("recover", "--handlers", "handlers:ASYNC", "-q").out == "resumed r-1\n"
@@ -248,6 +259,18 @@ def test_a_retry_that_fails_again_is_a_finding(cli, store):
     assert "Traceback" in cli("retry", "r-1", "--handlers", "handlers:FAILING", "--debug").err
 
 
+def test_a_tenant_in_the_url_holds_for_every_opening(cli, url):
+    there = f"{url}{'&' if '?' in url else '?'}tenant=acme"
+    with outlive.open(there) as store:
+        fail(store, "r-1")
+        fail(store, "r-2")
+        begin(store, "r-3").interrupt()
+    assert cli("retry", "r-1", "--handlers", "handlers:SYNC", OUTLIVE_STORE=there).code == 0
+    assert cli("retry", "r-2", "--handlers", "handlers:ASYNC", OUTLIVE_STORE=there).code == 0
+    said = json.loads(cli("recover", "--handlers", "handlers:ASYNC", "--json", OUTLIVE_STORE=there).out)
+    assert (said["tenant"], said["items"][0]["outcome"]) == ("acme", "resumed")
+
+
 def test_the_handler_of_a_run_that_is_finished_is_not_called(cli, store):
     begin(store, "r-1").complete(7)
     for name in ("FAILING", "raises_async"):
@@ -269,7 +292,9 @@ def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
     begin(store, "r-2", "trip").complete()  # at once: the lease of the other would last ten minutes
     (item,) = cli("run", "r-1", "--json").items
     assert (item["status"], item["prompt"]) == ("cancelled", {"city": "Lisbon"})
-    assert cli("cancel", "r-1", "--yes").err.startswith("outlive: run 'r-1' is cancelled: start another one")
+    assert cli("cancel", "r-1", "--yes").err == (
+        "outlive: run 'r-1' is cancelled; outlive retry r-1 goes on with it\n"
+    )
 
 
 def test_a_parked_run_waits_for_a_person(cli, store):

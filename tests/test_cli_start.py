@@ -108,6 +108,7 @@ def test_a_terminal_without_utf_8_still_gets_its_answer(folder):
         ("outlive show tri", {"trip-42", "trip-7"}),
         ("outlive show trip-42 @", {"@4", "@3", "@2", "@1"}),
         ("outlive diff trip-42 @3 @", {"@4", "@3", "@2", "@1"}),
+        ("outlive history trip-42 --before @", {"@4", "@3", "@2", "@1"}),
         ("outlive ls --so", {"--sort"}),
         ("outlive --tenant acme show ", {"secret"}),
     ],

@@ -85,6 +85,16 @@ def test_some_threads_are_copied_by_name(cli):
     assert cli("copy", cli.url, target, "--thread", "nope").code == 2
 
 
+def test_a_store_is_not_copied_into_itself(cli):
+    others = ["sqlite:///agent.db", "sqlite:agent.db"] if cli.url.startswith("sqlite") else []
+    for target in (cli.url, *others):
+        ended = cli("backup", target)
+        assert (ended.code, ended.err) == (
+            2,
+            "outlive: source and target are the same store; name another target\n",
+        )
+
+
 def test_threads_that_changed_since_a_moment_are_copied(cli):
     target = f"sqlite:///{cli.folder}/since.db"
     before = dt.datetime.now(dt.UTC).isoformat()

@@ -307,13 +307,13 @@ def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = 
             raise BadURL(f"{scheme}: has no option {name!r}; it has {names}")
 
 
-def _local(shown: str, make: Callable[[], Local]) -> Served:
+def _local(shown: str, make: Callable[[float | None], Local]) -> Served:
     async def asynchronous(timeout_s: float | None) -> Backend:
         from .backends.threaded import Threaded, in_thread
 
-        return cast(Backend, Threaded(await in_thread(make)))
+        return cast(Backend, Threaded(await in_thread(lambda: make(timeout_s))))
 
-    return Served(shown, lambda _: cast(Backend, Inline(make())), asynchronous)
+    return Served(shown, lambda timeout_s: cast(Backend, Inline(make(timeout_s))), asynchronous)
 
 
 def _parts(url: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> tuple[str, str, dict[str, Any]]:
@@ -336,7 +336,7 @@ def _memory(url: str, options: dict[str, Any]) -> Served:
     scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
         raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")
-    return _local(f"{scheme}:", MemoryBackend if scheme == "memory" else NullBackend)
+    return _local(f"{scheme}:", lambda _: MemoryBackend() if scheme == "memory" else NullBackend())
 
 
 def _path(scheme: str, rest: str, example: str) -> str:
@@ -356,10 +356,11 @@ def _sqlite(url: str, options: dict[str, Any]) -> Served:
     fsync = _fsync(options)
     path = _path(scheme, rest, "sqlite:///agent.db, or sqlite:////home/me/agent.db for an absolute path")
 
-    def make() -> Local:
+    def make(timeout_s: float | None) -> Local:
         from .backends.sqlite import SQLiteBackend
 
-        return SQLiteBackend(path if path == ":memory:" else os.path.abspath(path), fsync=fsync)
+        where = path if path == ":memory:" else os.path.abspath(path)
+        return SQLiteBackend(where, fsync=fsync, timeout_s=timeout_s)
 
     return _local(url.partition("?")[0], make)
 
@@ -369,7 +370,7 @@ def _file(url: str, options: dict[str, Any]) -> Served:
     fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
 
-    def make() -> Local:
+    def make(_: float | None) -> Local:
         from .backends.file import FileBackend
 
         return FileBackend(os.path.abspath(path), fsync=fsync)

@@ -167,8 +167,8 @@ class Thread:
     def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
         return run_now(self._thread.update(metadata, replace=replace))
 
-    def delete(self) -> bool:
-        return run_now(self._thread.delete())
+    def delete(self, *, erase: bool = False) -> bool:
+        return run_now(self._thread.delete(erase=erase))
 
     def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
         return run_now(self._thread.remove(ids, run=run, erase=erase))

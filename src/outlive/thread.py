@@ -430,10 +430,11 @@ class AsyncThread:
 
     # Deleting
 
-    async def delete(self) -> bool:
-        """Delete the thread with everything of it, in all namespaces; False when there was none."""
+    async def delete(self, *, erase: bool = False) -> bool:
+        """Delete the thread with everything of it, in all namespaces; False when there was none. `erase` leaves no byte in the files."""
         await self._settled()
-        receipt = await self._engine.commit(Commit(self._key, removal=Removal(everything=True)))
+        removal = Removal(everything=True, erase=erase)
+        receipt = await self._engine.commit(Commit(self._key, removal=removal))
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 

@@ -66,8 +66,9 @@ class SQLiteBackend:
 
     name = "sqlite"
 
-    def __init__(self, path: str, *, fsync: str = "full") -> None:
+    def __init__(self, path: str, *, fsync: str = "full", timeout_s: float | None = None) -> None:
         self._path = path
+        self._busy_s = timeout_s or _BUSY_S  # for what says nothing of its own
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._connection: apsw.Connection | None = None
         self._is_closed = False
@@ -320,6 +321,8 @@ class SQLiteBackend:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        with _translated():
+            self._set_timeout(self._busy_s)
         with _translated(), self._transaction("immediate") as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
@@ -355,14 +358,14 @@ class SQLiteBackend:
         return db
 
     def _configure(self, db: apsw.Connection) -> None:
-        db.set_busy_timeout(int(_BUSY_S * 1000))
+        db.set_busy_timeout(_milliseconds(self._busy_s))
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         db.execute(
             "pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory"
         ).fetchall()
         if self._is_ours(db) is None:
             db.execute("pragma auto_vacuum = incremental")
-        _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall())
+        _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall(), self._busy_s)
         db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
         if one(db, "pragma synchronous")[0] != self._synchronous:
             raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
@@ -396,7 +399,7 @@ class SQLiteBackend:
             raise
 
     def _set_timeout(self, timeout_s: float) -> None:
-        self._db().set_busy_timeout(max(1, int(timeout_s * 1000)))
+        self._db().set_busy_timeout(_milliseconds(timeout_s))
 
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[apsw.Connection]:
@@ -418,9 +421,13 @@ def _prefix_range(prefix: str) -> tuple[str, str]:
     return low, low + "\U0010ffff" * 1001
 
 
-def _patiently(work: Any) -> None:
+def _milliseconds(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000))
+
+
+def _patiently(work: Any, timeout_s: float) -> None:
     """Repeat what SQLite refuses at once, without asking the busy handler, while others open the same file."""
-    deadline = time.monotonic() + _BUSY_S
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             work()

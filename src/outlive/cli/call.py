@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
+_PATIENCE_S = 2.0  # before a person is told what is waited for
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Call:
     replication: str | None = None
     found_url: str | None = None
     shown_store: str | None = None
+    shown_tenant: str | None = None  # it may also stand in the URL
     code: int = OK
 
     # The store
@@ -64,6 +66,8 @@ class Call:
     @property
     def secondary(self) -> str | None:
         """The URL of the second store of a pair. OUTLIVE_SECONDARY belongs to OUTLIVE_STORE, not to another that --store names."""
+        if self.replication == "none":
+            return None
         return self.secondary_url or (None if self.store_url else os.environ.get("OUTLIVE_SECONDARY")) or None
 
     def options(self) -> dict[str, Any]:
@@ -87,7 +91,7 @@ class Call:
 
     def _way(self) -> dict[str, str]:
         """Return how a pair is written."""
-        if self.replication is not None and self.secondary is None:
+        if self.replication not in (None, "none") and self.secondary is None:
             raise BadArgument("--replication is for two stores; name the second one: --secondary URL")
         return {"queue": {"on_secondary_down": "queue"}, "async": {"replication": "async"}}.get(
             self.replication or "", {}
@@ -95,7 +99,12 @@ class Call:
 
     @contextlib.contextmanager
     def open(
-        self, *, knows_types: bool = False, needs_key: bool = True, takes_over: bool = False
+        self,
+        *,
+        writes: bool = False,
+        knows_types: bool = False,
+        needs_key: bool = True,
+        takes_over: bool = False,
     ) -> Iterator[Store]:
         """Open the store for this command. `takes_over` says that a primary which cannot be reached, or is empty, may be left."""
         from .place import opened
@@ -103,12 +112,46 @@ class Call:
         warnings.showwarning = lambda message, *_, **__: self.note(
             str(message)
         )  # of a pair: what is still queued
-        with opened(
-            self.url, self.options(), knows_types=knows_types, needs_key=needs_key, takes_over=takes_over
-        ) as store:
+        url, options = self.url, self.options()
+        with contextlib.ExitStack() as stack:
+            with self._impatience(url):
+                store = stack.enter_context(
+                    opened(url, options, knows_types=knows_types, needs_key=needs_key, takes_over=takes_over)
+                )
             settings = store._store._settings
-            self.shown_store, self.tenant = settings.url, settings.tenant
+            self.shown_store, self.shown_tenant = settings.url, settings.tenant
+            if writes:
+                self.check_alone(store)
             yield store
+
+    @contextlib.contextmanager
+    def _impatience(self, url: str) -> Iterator[None]:
+        """Tell a person who waits for a store what for."""
+        if self.is_quiet or not sys.stderr.isatty():
+            yield
+            return
+        import threading
+
+        from ..backends.server import hide_secrets
+
+        said = f"still trying to open {hide_secrets(url)}; --timeout says for how long, Ctrl-C ends it"
+        timer = threading.Timer(_PATIENCE_S, self.note, [said])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def check_alone(self, store: Store) -> None:
+        """Refuse to change one store of a pair behind the back of the other, which would bring back what is deleted."""
+        from .find import pair_of
+
+        if self.replication != "none" and (role := pair_of(store)) is not None:
+            raise BadArgument(
+                f"this store is the {role} of a pair, and the other one would not learn of it; name both by --store PRIMARY --secondary "
+                "SECONDARY, or say --replication none"
+            )
 
     # The answer
 
@@ -137,7 +180,7 @@ class Call:
             "format": FORMAT,
             "command": self.command,
             "store": self.shown_store,
-            "tenant": self.tenant or "",
+            "tenant": self.shown_tenant if self.shown_tenant is not None else self.tenant or "",
             "ok": is_ok,
             "items": list(items),
             "next": next,

@@ -103,7 +103,11 @@ def stats(call: Call, prefix: str, limit: int) -> None:
             }
             for name, sizes in found
         ]
-        call.answer(items, lambda: _show_stats(found, limit), brief=[shown(name) for name, _ in found])
+        call.answer(
+            items,
+            lambda: _show_stats(found, limit) if found else print("no threads"),
+            brief=[shown(name) for name, _ in found],
+        )
 
 
 def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
@@ -136,7 +140,7 @@ def rotate(call: Call) -> None:
     Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when. Exits with 1 when
     there are records that no key opens; they stay as they are.
     """
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .keys import read_ring
         from .table import progress
 

@@ -11,7 +11,7 @@ from ..errors import BadArgument
 from .call import Call, Unread
 
 _SHARED = ("store", "secondary", "replication", "key_file", "tenant", "timeout", "json", "quiet", "debug")
-_WAYS = ("sync", "queue", "async")
+_WAYS = ("sync", "queue", "async", "none")
 
 
 def shared_options() -> list[click.Parameter]:
@@ -21,7 +21,7 @@ def shared_options() -> list[click.Parameter]:
             ["--store"], metavar="URL", help="The store; else OUTLIVE_STORE, else the SQLite file of outlive's in this folder."
         ),
         click.Option(["--secondary"], metavar="URL", help="The second store, if there are two; else OUTLIVE_SECONDARY."),
-        click.Option(["--replication"], type=click.Choice(_WAYS), help="How two stores are written: both or not at all; queued while one is down; later. Default: sync."),
+        click.Option(["--replication"], metavar="HOW", type=click.Choice(_WAYS), help="How a pair is written: sync (default), queue, async; none: its first store alone."),
         click.Option(["--key-file"], metavar="PATH", type=click.Path(), help="The keys of an encrypted store; else OUTLIVE_KEYS."),
         click.Option(["--tenant"], metavar="NAME", help="Whose threads; default: the tenant without a name."),
         click.Option(["--timeout"], metavar="TIME", help="How long the store may take for one call, such as 5s or 2min; default: 30s."),

@@ -104,9 +104,10 @@ def _runs(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
 def _checkpoints(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
     from .find import find_thread
 
-    thread = store.thread(
-        find_thread(store, ctx.params.get("thread") or ""), namespace=ctx.params.get("namespace") or ""
-    )
+    said = ctx.params.get("thread") or "".join(
+        ctx.args[:1]
+    )  # behind an option without its value, click has not read on
+    thread = store.thread(find_thread(store, said), namespace=ctx.params.get("namespace") or "")
     seqs = [f"@{one.seq}" for one in thread.history(limit=_MANY)]
     return [seq for seq in seqs if seq.startswith(incomplete)]
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from ..sync import Store, Thread
 
 
-def remove_thread(call: Call, store: Store, place: Thread) -> None:
+_LEFT = "others saved so fast that bytes of it may be left; repeat it"
+
+
+def remove_thread(call: Call, store: Store, place: Thread, erase: bool) -> None:
     """Delete a thread after saying what goes with it."""
     sizes = place.size()
     runs = list(store.runs(thread=place.id))
@@ -29,7 +32,7 @@ def remove_thread(call: Call, store: Store, place: Thread) -> None:
     if live:
         what += f"; {shown(live[0].id)} is live in {live[0].owner}, and its next write will be refused"
     call.confirm(what)
-    place.delete()
+    place.delete(erase=erase)
     call.did(
         f"deleted thread {shown(place.id)}: {counted(sizes.checkpoints, 'checkpoint')}, {size(sizes.stored_bytes)}",
         thread=place.id,
@@ -54,7 +57,9 @@ def remove_checkpoints(
     what = f"delete {counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
     call.confirm(what)
     done = place.remove(ids, run=run_id, erase=erase)
-    call.did(f"deleted {_told(done)}", thread=place.id, **asdict(done))
+    is_ok = done.erased or not erase
+    sentence = f"deleted {_told(done)}" + ("" if is_ok else f"; {_LEFT}")
+    call.answer([{"thread": place.id, **asdict(done)}], lambda: print(sentence), is_ok=is_ok)
 
 
 class Pruning:
@@ -81,7 +86,9 @@ class Pruning:
         self._call.confirm(f"delete {_told(total)} of {where}")
         self._names = [name for name, _ in planned]
         found = self._each(dry_run=False)
-        self._tell(found, f"deleted {_told(_sum(done for _, done in found))} of {where}")
+        is_ok = not self._erase or all(done.erased for _, done in found)
+        sentence = f"deleted {_told(_sum(done for _, done in found))} of {where}"
+        self._tell(found, sentence + ("" if is_ok else f"; {_LEFT}"), is_ok=is_ok)
 
     def _each(self, *, dry_run: bool) -> list[tuple[str, Pruned]]:
         found = []
@@ -93,9 +100,9 @@ class Pruning:
                 tell(number)
         return found
 
-    def _tell(self, found: list[tuple[str, Pruned]], sentence: str) -> None:
+    def _tell(self, found: list[tuple[str, Pruned]], sentence: str, *, is_ok: bool = True) -> None:
         items = [{"thread": name, **asdict(done)} for name, done in found]
-        self._call.answer(items, lambda: print(sentence))
+        self._call.answer(items, lambda: print(sentence), is_ok=is_ok)
 
 
 def _sum(found: Any) -> Pruned:

@@ -38,6 +38,17 @@ def backend_of(store: Store) -> Any:
     return getattr(backend, "inner", backend)
 
 
+def pair_of(store: Store) -> str | None:
+    """Return what a store that was opened alone is in a pair, or None."""
+    from ..layers.pair import ROLES, read_side
+
+    if store._store._pair is not None:
+        return None
+    settings = store._store._settings
+    side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
+    return None if side is None else ROLES[side.role]
+
+
 def key_of(store: Store, thread: str) -> ThreadKey:
     return store._store._key(thread)
 
@@ -70,8 +81,9 @@ def find_checkpoint(
         engine.records(key, thread.namespace)
     )  # by a place or a part of an id: all are looked at
     if not records:
-        where = f" in namespace {thread.namespace!r}" if thread.namespace else ""
-        raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}")
+        where = f" in namespace {thread.namespace!r}" if thread.namespace else " in its root namespace"
+        lists = f"outlive history --all-namespaces {as_argument(thread.id)}"
+        raise BadArgument(f"thread {thread.id!r} has no checkpoint{where}; {lists} lists those that it has")
     if (found := _by_place(records, said or "")) is not None:
         return found
     by_id = {record.id: record for record in records}

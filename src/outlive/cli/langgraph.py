@@ -61,6 +61,7 @@ def import_langgraph(
         where, options = "memory:", {}
     with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
         call.shown_store = store._store._settings.url
+        call.check_alone(store)
         moved = moving.import_langgraph(
             source_url,
             store,

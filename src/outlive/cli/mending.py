@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ..errors import Corrupt, KeyMissing, NotSealed, OutliveError, StoreBusy, WrongKey
+from ..errors import (
+    Corrupt,
+    KeyMissing,
+    NotSealed,
+    OutliveError,
+    RunEnded,
+    StoreBusy,
+    StoreUnavailable,
+    WrongKey,
+)
+from .harmless import as_argument, shown
 
 _GIVE = "give the file that holds it by --key-file PATH, or the keys themselves in OUTLIVE_KEYS"
 _COPY = (
@@ -37,6 +47,17 @@ def parted(error: OutliveError) -> tuple[str, str]:
         return which, _GIVE
     if isinstance(error, NotSealed) and "this store is not encrypted" in said:
         return "this store is not encrypted", _COPY
+    if isinstance(error, RunEnded):
+        can_retry = error.status not in ("completed", "deleted")
+        mend = (
+            f"outlive retry {as_argument(error.run)} goes on with it"
+            if can_retry
+            else "there is nothing left to do"
+        )
+        return f"run '{shown(error.run)}' is {error.status}", mend
+    if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
+        said, _, _ = said.partition(". Bring it back")
+        return said, "bring it back, or go on without it: outlive replication --pause"
     return said, _mend(error, said)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import itertools
 import os
 
 import click
@@ -28,6 +25,8 @@ def new_key(call: Call, file: str, id: str | None, first: bool) -> None:
     The last key of a file is the newest, which seals what is saved. Whoever loses all keys has lost the store: keep the file also
     elsewhere, and not beside the store.
     """
+    import base64
+
     from ..layers.keyring import KeyRing
     from .keys import ring_of
     from .putting import put
@@ -62,6 +61,9 @@ def _lines(file: str) -> list[str]:
 
 
 def _name(said: str | None, known: tuple[str, ...]) -> str:
+    import datetime as dt
+    import itertools
+
     if said is not None:
         if said in known or ":" in said or len(said.split()) != 1:
             raise BadArgument(

@@ -118,8 +118,14 @@ def options_of_pair(
 
 
 def _is_paused(seen: Pair) -> bool:
-    side = seen[PRIMARY].side
+    side = seen[active_of(seen) or PRIMARY].side
     return side is not None and side.is_paused
+
+
+def lost_of(seen: Pair) -> int | None:
+    """Return which store was active and is not there any more, though the other is."""
+    active = active_of(seen)
+    return active if active is not None and seen[active].is_absent else None
 
 
 # What is said of it -------------------------------------------------------------------------------------------
@@ -174,6 +180,11 @@ def told(seen: Pair) -> tuple[str, str]:
 
 def _mend(seen: Pair, states: list[str]) -> str:
     active = active_of(seen)
+    if active == SECONDARY and lost_of(seen) is not None:
+        return (
+            "check the URL of the secondary, which is active; if it has lost everything, outlive replication --pause goes on with what the "
+            "primary has"
+        )
     if active is None or states[SECONDARY] in ("absent", "not joined"):
         can_join = not any(one.is_out_of_reach for one in seen) and states[PRIMARY] != "absent"
         return f"check both URLs; {_JOIN}" if can_join else "check both URLs"

@@ -30,17 +30,23 @@ def _look(call: Call) -> Pair:
     "replication",
     "Show how two stores are.",
     flag("--join", help="Make a new secondary a copy of the primary, or switch replication on again."),
+    flag(
+        "--pause", help="Switch replication off; also to go on without a store that was active and is lost."
+    ),
+    yes_option(),
 )
-def replication(call: Call, join: bool) -> None:
-    """Show how two stores are: which is active, what is queued for the other. Changes nothing.
+def replication(call: Call, join: bool, pause: bool) -> None:
+    """Show how two stores are: which is active, what is queued for the other. Changes nothing, unless it is told to.
 
     Exits with 1 unless the primary is active and the secondary could take over.
     """
     from .pairing import is_well, item_of
 
+    if join and pause:
+        raise BadArgument("--join and --pause do not go together")
     seen = _look(call)
-    if join:
-        _join(call, seen)
+    if join or pause:
+        (_join if join else _pause)(call, seen)
         seen = _look(call)
     call.shown_store = seen[0].url
     items = [item_of(seen, one) for one in seen]
@@ -87,6 +93,26 @@ def _join(call: Call, seen: Pair) -> None:
         wait_until_whole(store)
 
 
+def _pause(call: Call, seen: Pair) -> None:
+    """Open the pair once with replication switched off."""
+    from ..layers.pair import ROLES
+    from .pairing import active_of, lost_of
+    from .place import opened
+
+    active, lost = active_of(seen), lost_of(seen)
+    if active is None:
+        raise BadArgument("these are no pair yet; outlive replication --join makes them one")
+    if lost is not None:
+        what = f"go on with what the {ROLES[1 - lost]} has; what only the {ROLES[lost]} had is given up"
+    else:
+        what = f"switch replication off: what is saved from now on is in the {ROLES[active]} alone, until outlive replication --join"
+    call.confirm(what)
+    with opened(
+        call.url, {**call.options(), "auto_failover": False, "enable_replication": False}, creates=True
+    ):
+        pass
+
+
 def wait_until_whole(store: Store) -> None:
     """Wait until the secondary has everything."""
     while not (status := store.replication_status()).is_whole:
@@ -104,7 +130,7 @@ def promote(call: Call) -> None:
     from .pairing import active_of
 
     seen = _look(call)
-    if active_of(seen) == 1:
+    if active_of(seen) == 1 and seen[1].side is not None:
         call.did("the secondary is active already", active="secondary", carried=0, branched=[])
         return
     primary, secondary = seen

@@ -138,8 +138,9 @@ def _run(arguments: list[str]) -> int:
         return ended if isinstance(ended, int) else OK
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        print(file=sys.stderr)
+    except (KeyboardInterrupt, click.Abort) as error:
+        if error.__cause__ is None:  # else click has begun a new line already
+            print(file=sys.stderr)
         return 130
     except Declined:
         print("Nothing was done.", file=sys.stderr)

@@ -72,19 +72,25 @@ def list_dead(call: Call, store: Store) -> None:
 
 def recover_all(call: Call, said: str, **options: Any) -> None:
     """Recover with the handlers, sync or async, and tell what came of it."""
-    handlers = load_handlers(said)
-    if _are_async(handlers):
-        report = asyncio.run(_recover_async(call, handlers, options))
-    else:
-        with call.open(knows_types=True) as store:
-            report = store.recover(handlers, **options)
+    with _aside(call):
+        handlers = load_handlers(said)
+        if _are_async(handlers):
+            report = asyncio.run(_recover_async(call, handlers, options))
+        else:
+            with call.open(writes=True, knows_types=True) as store:
+                report = store.recover(handlers, **options)
     _tell(call, report)
+
+
+def _aside(call: Call) -> contextlib.AbstractContextManager[Any]:
+    """What handlers print must not stand in the JSON."""
+    return contextlib.redirect_stdout(sys.stderr) if call.is_json else contextlib.nullcontext()
 
 
 async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
     import outlive
 
-    with call.open():  # says which store, and that it is there
+    with call.open(writes=True):  # says which store, and that it is there
         pass
     async with outlive.open_async(call.url, **checked(call.url, call.options())) as opened:
         return await opened.recover(handlers, **options)
@@ -148,16 +154,18 @@ def give_back(call: Call, store: Store, said: str) -> None:
 
 def retry_now(call: Call, said: str, handlers_said: str) -> None:
     """Go on with a run in this process."""
-    handlers = load_handlers(handlers_said)
-    with call.open() as store:
+    with _aside(call):
+        handlers = load_handlers(handlers_said)
+    with call.open(writes=True) as store:
         found = find_run(store, said)
     handler = handlers.get(found.agent) or handlers.get("*")
     if handler is None:
         raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
-    if inspect.iscoroutinefunction(handler):
-        ended = asyncio.run(_retry_async(call, found.id, handler))
-    else:
-        ended = _retry(call, found.id, handler)
+    with _aside(call):
+        if inspect.iscoroutinefunction(handler):
+            ended = asyncio.run(_retry_async(call, found.id, handler))
+        else:
+            ended = _retry(call, found.id, handler)
     failed = f": {ended.error}" if ended.status == "failed" else ""
     sentence = f"run {shown(found.id)} is {ended.status}{shown(failed)}; outlive run {as_argument(found.id)} shows it"
     item = {
@@ -171,7 +179,7 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
 
 
 def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
-    with call.open(knows_types=True) as store:
+    with call.open(writes=True, knows_types=True) as store:
         run = store.retry(id)
         with _telling(call), run:
             _check_unfinished(run)

@@ -107,7 +107,7 @@ def retry(call: Call, run: str, handlers: str | None) -> None:
     from .recovering import give_back, retry_now
 
     if handlers is None:
-        with call.open() as store:
+        with call.open(writes=True) as store:
             give_back(call, store, run)
     else:
         retry_now(call, run, handlers)
@@ -126,7 +126,7 @@ def cancel(call: Call, run: str) -> None:
 
 
 def _end(call: Call, run: str, status: str) -> None:
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .find import find_run
         from .running import Running
 

@@ -33,7 +33,7 @@ def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | Non
     """
     retain = _retain(keep_last, max_age, ttl)
     is_quiet = call.is_quiet or call.is_json
-    with call.open() as store:
+    with call.open(writes=not dry_run) as store:
         from .table import progress
 
         with progress("looking", is_quiet=is_quiet):

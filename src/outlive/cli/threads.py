@@ -148,7 +148,7 @@ def _metadata(metadata: Any) -> str:
 )
 def fork(call: Call, thread: str, new_thread: str, at: str | None, namespace: str) -> None:
     """Make a new thread that begins with one checkpoint of another."""
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .find import find_checkpoint, find_thread
 
         place = store.thread(find_thread(store, thread), namespace=namespace)
@@ -164,7 +164,7 @@ def fork(call: Call, thread: str, new_thread: str, at: str | None, namespace: st
 @command("copy-thread", "Copy a thread with its whole history.", thread_argument(), argument("NEW_THREAD"))
 def copy_thread(call: Call, thread: str, new_thread: str) -> None:
     """Make a new thread with the whole history of another, all namespaces."""
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .find import find_thread
         from .measure import counted
 
@@ -189,7 +189,7 @@ def copy_thread(call: Call, thread: str, new_thread: str) -> None:
     argument("CHECKPOINT", nargs=-1),
     option("--run", metavar="RUN", help="Delete the checkpoints of this run."),
     namespace_option(),
-    flag("--erase", help="Leave no byte of the checkpoints behind, whatever that costs."),
+    flag("--erase", help="Leave no byte of what goes behind, whatever that costs."),
     yes_option(),
 )
 def rm(
@@ -199,7 +199,7 @@ def rm(
 
     With --yes the id of the thread must be written out: nothing is deleted by a part of its name.
     """
-    with call.open() as store:
+    with call.open(writes=True) as store:
         from .deleting import remove_checkpoints, remove_thread
         from .find import find_thread
 
@@ -207,7 +207,7 @@ def rm(
         if checkpoint or run is not None:
             remove_checkpoints(call, store, place, checkpoint, run, erase)
         else:
-            remove_thread(call, store, place)
+            remove_thread(call, store, place, erase)
 
 
 @command(
@@ -233,7 +233,7 @@ def prune(
     """Keep the newest checkpoints of a thread and its open interrupts; delete the rest and give the space back."""
     if (thread is None) != all:
         raise BadArgument("name a thread, or give --all for every one")
-    with call.open() as store:
+    with call.open(writes=not dry_run) as store:
         from .deleting import Pruning
         from .find import find_thread
 

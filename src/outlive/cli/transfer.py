@@ -76,11 +76,14 @@ def _copy(
     moved_since = None if since is None else moment("--since", since)
     options = _target_options(call, target_key_file, decrypt)
     with call.open() as store:
-        options["tenant"] = call.tenant
+        options["tenant"] = call.shown_tenant
         names = _named(store, threads)
         if target_secondary is not None:
             options |= {"secondary": target_secondary, "auto_failover": False}
         with opened(target_url, options, creates=True) as target:
+            call.check_alone(target)
+            if _is_same(store, call.url, target, target_url):
+                raise BadArgument("source and target are the same store; name another target")
             count = _carry(call, store, target, {"threads": names, "since": moved_since})
             checked = target.verify() if verify else None
             if target_secondary is not None:
@@ -95,6 +98,18 @@ def _copy(
         brief=map(shown, problems),
         is_ok=not problems,
     )
+
+
+def _is_same(store: Store, url: str, target: Store, target_url: str) -> bool:
+    """Tell whether two URLs lead to one store, which would be said to be copied. One that was copied as a file is another."""
+    from .place import local_path
+
+    here, there = local_path(url), local_path(target_url)
+    if here is not None and there is not None:
+        return os.path.samefile(here, there)
+    shown_urls = {one._store._settings.url for one in (store, target)}
+    keys = {one._store._engine.namer.key for one in (store, target)}
+    return len(shown_urls) == len(keys) == 1
 
 
 def _target_options(call: Call, key_file: str | None, decrypt: bool) -> dict[str, Any]:
@@ -184,7 +199,8 @@ def import_(call: Call, file: str, name: str | None) -> None:
     text = _read(file)
     with opened(call.url, call.options(), creates=call.secondary is None, knows_types=True) as store:
         settings = store._store._settings
-        call.shown_store, call.tenant = settings.url, settings.tenant
+        call.shown_store, call.shown_tenant = settings.url, settings.tenant
+        call.check_alone(store)
         thread = store.import_thread(text, id=name)
         info = thread.info()
     count = 0 if info is None else info.checkpoints
