@@ -14,7 +14,7 @@ from outlive.testing.proxy import FaultProxy
 
 QUIET = {"timeout_s": 2.0, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 2.0, "health_check_interval_s": 0.05, "auto_failover": False}
-STRIDE = 1 if LONG else 4  # of moments at which the primary goes: each takes a second
+STRIDE = 1 if LONG else 6  # of moments at which the primary goes: each takes a second
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,10 @@ def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_noth
 
 @pytest.mark.parametrize("is_automatic", [True, False], ids=["by itself", "by hand"])
 def test_a_primary_that_is_gone_again_at_any_moment_of_a_failback_is_left_again(
-    valkey_server, tmp_path, is_automatic
+    valkey_server, tmp_path, is_automatic, monkeypatch
 ):
-    for number in itertools.count(2 * is_automatic, STRIDE):
+    monkeypatch.setattr("outlive.layers.stores.PATIENCE_S", 0.4)  # there are many moments
+    for number in itertools.count(3 * is_automatic, STRIDE):
         second = f"sqlite:///{tmp_path}/{number}.db"
         urls = f"{valkey_server.url}?prefix=m{number}:", second
         with FaultProxy(valkey_server.host, valkey_server.port) as network:
