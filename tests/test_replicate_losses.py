@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 
+import apsw
 import pytest
 
 import outlive
@@ -110,6 +111,41 @@ def test_damage_of_one_record_is_no_reason_to_fail_over(url_of):
             store.thread("t").load()
         assert store.thread("u").load() == "whole"
         assert store.replication_status().failovers == 0
+
+
+def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primary(url_of):
+    url = url_of("sqlite")
+    options = {**QUICK, "timeout_s": 0.3}
+    with (
+        outlive.open(url, secondary=url_of("sqlite"), **options) as store,
+        contextlib.closing(apsw.Connection(url.removeprefix("sqlite:///"))) as other,
+    ):
+        store.thread("t").save(1)
+        other.set_busy_timeout(5000)
+        other.execute("begin immediate")
+        with pytest.raises(outlive.StoreBusy):
+            store.thread("t").save(2)
+        time.sleep(0.2)  # some beats
+        assert store.replication_status().failovers == 0
+        store.promote()
+        store.thread("t").save(3)
+        other.execute("rollback")
+        store.failback()
+        assert store.thread("t").load() == 3
+
+
+def test_a_damaged_primary_is_left_when_somebody_says_so(url_of):
+    url = url_of("sqlite")
+    with outlive.open(url, secondary=url_of("sqlite"), replication="async", cache_bytes=0, **QUICK) as store:
+        store.thread("t").save({"text": "x" * 5000})
+        wait(lambda: store.replication_status().queued == 0)
+        store._store._pair._upkeep.is_over = True  # what comes now stays queued
+        store.thread("u").save({"text": "y" * 5000})
+        damage(url)
+        store.promote()  # it cannot be carried over
+        assert "stays there" in store.replication_status().last_error
+        assert store.thread("t").load() == {"text": "x" * 5000}
+        assert store.thread("u").load() is None
 
 
 def damage(url):
