@@ -370,6 +370,42 @@ def test_after_a_failover_dead_runs_are_left_alone_unless_that_is_allowed(rig):
     run(rig, scenario)
 
 
+@pytest.mark.parametrize("mode", [{}, {"replication": "async"}], ids=["sync", "async"])
+def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_places(rig, mode):
+    """Its lease is renewed where the run is now, and seems to have run out in the store that was left."""
+
+    async def scenario(rig):
+        stale = await rig.open(health_check_interval_s=100, **mode)
+        fresh = await rig.open(health_check_interval_s=100, **mode)
+        run = fresh.run("r", run_id="run", lease_s=0.4)
+        await run.start()
+        for change in (fresh.promote, fresh.failback):
+            await change()
+            await rig.driver.sleep(0.6)
+            with pytest.raises(outlive.RunBusy):
+                await stale.run("r", run_id="run").start()
+            await run.save({"after": change.__name__})
+        await run.complete("end")
+        await drained(rig, fresh)
+        for which in (0, 1):
+            (found,) = [one async for one in (await rig.alone(which)).runs()]
+            assert (found.status, found.result) == ("completed", "end")
+
+    run(rig, scenario)
+
+
+def test_when_the_secondary_is_down_nothing_is_claimed_in_strict_mode(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        await store.thread("r").save(1)
+        rig.cut(rig.secondary)
+        with pytest.raises(outlive.NotReplicated):
+            await store.run("r", run_id="run").start()
+        assert [one async for one in (await rig.alone(0)).runs()] == []
+
+    run(rig, scenario)
+
+
 def test_a_run_that_was_claimed_after_the_failover_is_lost_to_its_old_owner(rig):
     async def scenario(rig):
         stale = await rig.open(health_check_interval_s=100)
