@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import apsw
 import pytest
@@ -230,6 +232,23 @@ def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of)
             "t": "precious",
             "u": "new",
         }
+
+
+def test_a_secondary_that_forgot_its_last_commits_gets_them_again_with_the_next_one(url_of):
+    urls = url_of("sqlite"), url_of("sqlite")
+    path = Path(urls[1].removeprefix("sqlite:///"))
+    for ids in ("012", "345", "67"):
+        if ids == "67":
+            shutil.copy(f"{path}.kept", path)  # as after a power cut
+        with outlive.open(urls[0], secondary=urls[1], **QUICK) as store:
+            for id in ids:
+                store.thread("t").save({"id": id, "text": id * 2000}, id=id)
+        if ids == "012":
+            shutil.copy(path, f"{path}.kept")
+    with outlive.open(urls[1]) as alone:
+        assert [one.id for one in alone.thread("t").history()] == list("76543210")
+        assert alone.thread("t").load("4") == {"id": "4", "text": "4" * 2000}
+        assert alone.verify().problems == ()
 
 
 def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):

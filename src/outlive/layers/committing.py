@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
+from .loss import has_gap
 from .note import Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
@@ -230,6 +231,8 @@ class Committing:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
             carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
             await carrier.carry(sent.given.thread, sent.items, epoch)
+            if whole and await has_gap(*self._stores.both, sent.given, self._stores.patience_s):
+                await carrier.carry(sent.given.thread, Items(everything=True), epoch)
         except OutliveError as error:
             return error
         return None
