@@ -237,6 +237,29 @@ def test_an_unreachable_primary_is_left_by_itself_and_gone_back_to_when_it_has_e
     run(rig, scenario)
 
 
+@pytest.mark.parametrize("mode", [{"auto_failover": True}, {"replication": "async"}], ids=["sync", "async"])
+def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(rig, mode):
+    async def scenario(rig):
+        store = await rig.open(**mode, timeout_s=0.4)
+        await store.thread("t").save(1)
+        rig.cut(rig.primary, rig.secondary)
+        for call in (store.thread("t").load, lambda: store.thread("t").save(2, id="two"), store.promote):
+            with pytest.raises(outlive.StoreError):
+                await call()
+        status = await store.replication_status()
+        assert (status.primary_healthy, status.secondary_healthy, status.is_exact) == (False, False, False)
+        rig.heal()
+        await store.thread("t").save(2, id="two")
+        await store.thread("t").save(3)
+        await drained(rig, store)
+        await store.failback()
+        for which in (0, 1):
+            assert await (await rig.alone(which)).thread("t").load() == 3
+            assert len(await ids(await rig.alone(which), "t")) == 3
+
+    run(rig, scenario)
+
+
 def test_without_automatic_failover_an_unreachable_primary_is_an_error(rig):
     async def scenario(rig):
         store = await rig.open(replication="async")

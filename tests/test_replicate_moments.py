@@ -132,6 +132,59 @@ def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_noth
             return
 
 
+DEEDS = {
+    "save": lambda store: store.thread("t").save({"n": "killed"}, id="killed"),
+    "replace": lambda store: store.thread("t").save({"n": "other"}, id="1", replace=True),
+    "remove": lambda store: store.thread("t").remove(["1"]),
+    "prune": lambda store: store.thread("t").prune(keep_last=1, erase=True),
+    "delete": lambda store: store.delete("t"),
+    "run": lambda store: store.run("r", run_id="run").start(),
+}
+
+
+def do_and_die(report, urls, mode, deed, number):
+    with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUIET) as store:
+        prepare(store, "save")
+        with acting_at(store, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            DEEDS[deed](store)
+        report("over")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+MODES = ("sync", "async")
+CASES = [(deed, mode) for at, deed in enumerate(DEEDS) for mode in (MODES if LONG else MODES[at % 2 :][:1])]
+
+
+@pytest.mark.parametrize("deed, mode", CASES)
+def test_a_process_that_is_killed_at_any_moment_of_a_deed_leaves_two_stores_that_become_the_same(
+    workers, mode, deed
+):
+    for number in itertools.count():
+        with ram_folder() as folder:
+            urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
+            with workers.spawn(do_and_die, urls, mode, deed, number) as worker:
+                is_over = worker.receive() is not None
+            with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
+                wait(lambda store=store: is_done(store.replication_status()))
+            views = [view(url) for url in urls]
+            assert views[0] == views[1]
+        if is_over:
+            assert number > 0
+            return
+
+
+def view(url):
+    """Return all that a store has of its threads."""
+    with outlive.open(url) as alone:
+        assert alone.verify().problems == ()
+        threads = {
+            info.id: [(one.id, one.seq, one.parent, alone.thread(info.id).load(one.id)) for one in thread]
+            for info in alone.threads()
+            if (thread := list(alone.thread(info.id).history()))
+        }
+        return threads, [(run.id, run.status) for run in alone.runs()]
+
+
 # The primary --------------------------------------------------------------------------------------------------------
 
 
