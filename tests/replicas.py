@@ -33,13 +33,18 @@ class Disk:
 
     def _fail(self):
         folder = os.open("/", os.O_RDONLY)
-        files = {self.path, f"{self.path}-wal"}
-        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {*self._kept.values()}:
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{descriptor}") in files:
-                    self._kept[descriptor] = os.dup(descriptor)
-                    os.dup2(folder, descriptor, inheritable=False)
+        for descriptor in self._descriptors():  # all of them are known before the first is copied
+            self._kept[descriptor] = os.dup(descriptor)
+            os.dup2(folder, descriptor, inheritable=False)
         os.close(folder)
+
+    def _descriptors(self):
+        found, files = [], {self.path, f"{self.path}-wal"}
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {*self._kept.values()}:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(f"/proc/self/fd/{descriptor}") in files:
+                    found.append(descriptor)
+        return found
 
     def _heal(self):
         for descriptor, kept in self._kept.items():

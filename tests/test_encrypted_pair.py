@@ -59,3 +59,31 @@ def test_a_failover_leaves_an_encrypted_store_readable(tmp_path):
         store.failback()
         assert store.thread("t").load() == {"n": 6}
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["replication"])
+def test_what_a_sweep_lets_go_stays_gone_in_both_sealed_stores_over_a_failover(mode, tmp_path):
+    a, b = tmp_path / "a.db", tmp_path / "b.db"
+    ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
+    options = {"secondary": f"sqlite:///{b}", "key": ring, "retain": outlive.Retain(keep_last=2), **mode}
+    with outlive.open(f"sqlite:///{a}", **options) as store:
+        thread = store.thread("t")
+
+        def work(ids):
+            for id in ids:
+                thread.save({"id": id, "text": f"secret {id} " * 300}, id=id)
+            store.sweep()
+
+        work("abc")
+        store.promote()
+        assert [one.id for one in thread.history()] == ["c", "b"]
+        work("de")
+        store.failback()
+        assert [one.id for one in thread.history()] == ["e", "d"]
+        work("f")
+    assert all(rows(a, table) == rows(b, table) for table in TABLES)
+    for path in (a, b):
+        with outlive.open(f"sqlite:///{path}", key=ring) as alone:
+            assert [one.id for one in alone.thread("t").history()] == ["f", "e"]
+            assert alone.thread("t").load()["id"] == "f"
+            assert alone.verify().ok

@@ -256,6 +256,29 @@ def test_an_unreachable_primary_is_left_by_itself_and_gone_back_to_when_it_has_e
     run(rig, scenario)
 
 
+@pytest.mark.parametrize("mode", [{"auto_failover": True}, {"replication": "async"}], ids=["sync", "async"])
+def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(rig, mode):
+    async def scenario(rig):
+        store = await rig.open(**mode, timeout_s=0.4)
+        await store.thread("t").save(1)
+        rig.cut(rig.primary, rig.secondary)
+        for call in (store.thread("t").load, lambda: store.thread("t").save(2, id="two"), store.promote):
+            with pytest.raises(outlive.StoreError):
+                await call()
+        status = await store.replication_status()
+        assert (status.primary_healthy, status.secondary_healthy, status.is_exact) == (False, False, False)
+        rig.heal()
+        await store.thread("t").save(2, id="two")
+        await store.thread("t").save(3)
+        await drained(rig, store)
+        await store.failback()
+        for which in (0, 1):
+            assert await (await rig.alone(which)).thread("t").load() == 3
+            assert len(await ids(await rig.alone(which), "t")) == 3
+
+    run(rig, scenario)
+
+
 def test_without_automatic_failover_an_unreachable_primary_is_an_error(rig):
     async def scenario(rig):
         store = await rig.open(replication="async")
@@ -385,6 +408,42 @@ def test_after_a_failover_dead_runs_are_left_alone_unless_that_is_allowed(rig):
         assert [one.id for one in report.resumed] == ["run"]
         await store.failback()
         assert [(one.id, one.status) async for one in store.runs()] == [("run", "completed")]
+
+    run(rig, scenario)
+
+
+@pytest.mark.parametrize("mode", [{}, {"replication": "async"}], ids=["sync", "async"])
+def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_places(rig, mode):
+    """Its lease is renewed where the run is now, and seems to have run out in the store that was left."""
+
+    async def scenario(rig):
+        stale = await rig.open(health_check_interval_s=100, **mode)
+        fresh = await rig.open(health_check_interval_s=100, **mode)
+        run = fresh.run("r", run_id="run", lease_s=0.4)
+        await run.start()
+        for change in (fresh.promote, fresh.failback):
+            await change()
+            await rig.driver.sleep(0.6)
+            with pytest.raises(outlive.RunBusy):
+                await stale.run("r", run_id="run").start()
+            await run.save({"after": change.__name__})
+        await run.complete("end")
+        await drained(rig, fresh)
+        for which in (0, 1):
+            (found,) = [one async for one in (await rig.alone(which)).runs()]
+            assert (found.status, found.result) == ("completed", "end")
+
+    run(rig, scenario)
+
+
+def test_when_the_secondary_is_down_nothing_is_claimed_in_strict_mode(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        await store.thread("r").save(1)
+        rig.cut(rig.secondary)
+        with pytest.raises(outlive.NotReplicated):
+            await store.run("r", run_id="run").start()
+        assert [one async for one in (await rig.alone(0)).runs()] == []
 
     run(rig, scenario)
 

@@ -4,14 +4,20 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import sqlite3
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import apsw
 import pytest
 
 import outlive
 from crash import ForkServer, ram_folder
+from outlive.backend import NOTE, Commit
+from outlive.runtime import run_now
 from outlive.testing.proxy import FaultProxy
 
 QUICK = {"timeout_s": 1.0, "health_check_interval_s": 0.05, "failback_delay_s": 0}
@@ -112,6 +118,41 @@ def test_damage_of_one_record_is_no_reason_to_fail_over(url_of):
         assert store.replication_status().failovers == 0
 
 
+def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primary(url_of):
+    url = url_of("sqlite")
+    options = {**QUICK, "timeout_s": 0.3}
+    with (
+        outlive.open(url, secondary=url_of("sqlite"), **options) as store,
+        contextlib.closing(apsw.Connection(url.removeprefix("sqlite:///"))) as other,
+    ):
+        store.thread("t").save(1)
+        other.set_busy_timeout(5000)
+        other.execute("begin immediate")
+        with pytest.raises(outlive.StoreBusy):
+            store.thread("t").save(2)
+        time.sleep(0.2)  # some beats
+        assert store.replication_status().failovers == 0
+        store.promote()
+        store.thread("t").save(3)
+        other.execute("rollback")
+        store.failback()
+        assert store.thread("t").load() == 3
+
+
+def test_a_damaged_primary_is_left_when_somebody_says_so(url_of):
+    url = url_of("sqlite")
+    with outlive.open(url, secondary=url_of("sqlite"), replication="async", cache_bytes=0, **QUICK) as store:
+        store.thread("t").save({"text": "x" * 5000})
+        wait(lambda: store.replication_status().queued == 0)
+        store._store._pair._upkeep.is_over = True  # what comes now stays queued
+        store.thread("u").save({"text": "y" * 5000})
+        damage(url)
+        store.promote()  # it cannot be carried over
+        assert "stays there" in store.replication_status().last_error
+        assert store.thread("t").load() == {"text": "x" * 5000}
+        assert store.thread("u").load() is None
+
+
 def damage(url):
     """Change every chunk of a SQLite store."""
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db, db:
@@ -196,6 +237,23 @@ def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of)
         }
 
 
+def test_a_secondary_that_forgot_its_last_commits_gets_them_again_with_the_next_one(url_of):
+    urls = url_of("sqlite"), url_of("sqlite")
+    path = Path(urls[1].removeprefix("sqlite:///"))
+    for ids in ("012", "345", "67"):
+        if ids == "67":
+            shutil.copy(f"{path}.kept", path)  # as after a power cut
+        with outlive.open(urls[0], secondary=urls[1], **QUICK) as store:
+            for id in ids:
+                store.thread("t").save({"id": id, "text": id * 2000}, id=id)
+        if ids == "012":
+            shutil.copy(path, f"{path}.kept")
+    with outlive.open(urls[1]) as alone:
+        assert [one.id for one in alone.thread("t").history()] == list("76543210")
+        assert alone.thread("t").load("4") == {"id": "4", "text": "4" * 2000}
+        assert alone.verify().problems == ()
+
+
 def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):
     with FaultProxy(valkey_server.host, valkey_server.port) as network:
         options = {"timeout_s": 0.3, "max_failover_attempts": 1, "health_check_interval_s": 0.1}
@@ -265,6 +323,59 @@ def test_what_is_queued_is_not_what_the_state_became_later(url_of):
         assert [alone.thread("t").load(f"{n}")["list"] for n in range(2, 6)] == [
             list(range(1, n)) for n in range(2, 6)
         ]
+
+
+def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, monkeypatch):
+    monkeypatch.setattr(
+        "outlive.layers.replicate._BEAT_S", 60
+    )  # all of it is still queued when the store is closed
+    urls = url_of("sqlite"), url_of("sqlite")
+    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+        for id in ("old", "older"):
+            store.thread("gone").save(id, id=id)
+            store.thread("again").save(id, id=id)
+        for id in ("gone", "again"):
+            store.delete(id)
+        store.thread("again").save("new", id="new")
+        assert store.replication_status().queued == 3  # a deletion takes the notes of its thread along
+    for url in urls:
+        with outlive.open(url) as alone:
+            assert [info.id for info in alone.threads()] == ["again"]
+            assert [one.id for one in alone.thread("again").history()] == ["new"]
+
+
+def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, monkeypatch):
+    monkeypatch.setattr("outlive.layers.replicate._BEAT_S", 60)
+    urls = url_of("sqlite"), url_of("sqlite")
+    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+        thread, pair = store.thread("t"), store._store._pair
+        thread.save("old", id="same")
+        notes = run_now(pair.entries("", NOTE))
+        thread.save("new", id="same", replace=True)
+        thread.save("newest", id="newest")
+        for _ in range(3):
+            store.promote()
+            store.failback()
+            for key, note in notes:  # it comes once more
+                run_now(pair.stores.both[0].commit_all([Commit(key, entries=(note,))]))
+    for url in urls:
+        with outlive.open(url) as alone:
+            assert (alone.thread("t").load(), alone.thread("t").load("same")) == ("newest", "new")
+
+
+def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch):
+    monkeypatch.setattr("outlive.layers.replicate._BEAT_S", 60)
+    urls = url_of("sqlite"), url_of("sqlite")
+    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+        store.thread("t").save(1)
+        store.thread("t").save(2)
+        primary = store._store._pair.stores.both[0]
+        for key, note in run_now(primary.entries("", NOTE)):
+            other = replace(note, body=b"of another version")
+            run_now(primary.commit_all([Commit(key, entries=(other,))]))
+        assert store.replication_status().queued == 2
+    with outlive.open(urls[1]) as alone:
+        assert [alone.thread("t").load(one.id) for one in alone.thread("t").history()] == [2, 1]
 
 
 def test_saves_of_one_thread_arrive_in_their_order_from_many_threads(url_of):
@@ -342,6 +453,29 @@ def test_a_lock_is_held_over_a_failover_and_given_back_by_its_owner_alone(pair):
     lock.release()
     with pair.lock("t", timeout_s=0.1):
         pass
+
+
+def test_a_lock_whose_owner_is_cancelled_is_free_at_once(url_of):
+    async def scenario():
+        urls = url_of("sqlite"), url_of("sqlite")
+        async with outlive.open_async(urls[0], secondary=urls[1], **QUICK) as store:
+
+            async def hold(held):
+                async with store.lock("t", lease_s=30):
+                    held.set()
+                    await asyncio.sleep(60)
+
+            for change in (store.promote, store.failback):
+                held = asyncio.Event()
+                task = asyncio.ensure_future(hold(held))
+                await held.wait()
+                await change()
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                async with store.lock("t", timeout_s=0.5):
+                    pass
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("id", ["queue", "pair", "tombstone", "lock:foo", "0:", "\0", "a\\b"])

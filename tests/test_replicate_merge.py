@@ -27,6 +27,7 @@ from outlive.testing.interposed import Interposed
 THREADS, IDS = ("s", "t"), "abcdef"
 sides = st.sampled_from([0, 1])
 threads = st.sampled_from(THREADS)
+days = st.sampled_from([0, -2, 2])
 steps = st.one_of(
     st.tuples(st.just("save"), sides, threads, st.sampled_from(IDS), st.integers(0, 3)),
     st.tuples(st.just("replace"), sides, threads, st.sampled_from(IDS), st.integers(0, 3)),
@@ -38,19 +39,29 @@ steps = st.one_of(
 )
 
 
+class Skewed(SyncRuntime):
+    """The clock of a machine that is wrong by so much."""
+
+    def __init__(self, days):
+        self._days = days
+
+    def now(self):
+        return super().now() + self._days * 86_400_000_000
+
+
 class Apart:
     """Two clients of one pair that do not know of each other: one works in epoch 0, one in epoch 1."""
 
-    def __init__(self):
-        runtime = SyncRuntime()
+    def __init__(self, days=(0, 0)):
+        runtimes = [Skewed(one) for one in days]
         self.backends = [Interposed(Inline(MemoryBackend())), Interposed(Inline(MemoryBackend()))]
         options = Replication.of({"replication": "async", "health_check_interval_s": 1000})
         self.pairs = [
             Replicate(*self.backends, options, runtime=runtime, naming=lambda key: lambda *chunk: True)
-            for _ in range(2)
+            for runtime in runtimes
         ]
         self.stores = []
-        for pair in self.pairs:
+        for pair, runtime in zip(self.pairs, runtimes, strict=True):
             pair._keep_beating = lambda: None  # nothing happens by itself
             key = run_now(pair.identity(b"k" * 32))
             engine = Engine(pair, Codec(), Namer(key), Cache(1 << 20), runtime)
@@ -106,9 +117,9 @@ class Apart:
             assert store.verify().problems == ()
 
 
-@given(done=st.lists(steps, max_size=25), again=st.lists(sides, max_size=4))
-def test_two_stores_that_went_apart_come_together(done, again):
-    apart = Apart()
+@given(done=st.lists(steps, max_size=25), again=st.lists(sides, max_size=4), days=st.tuples(days, days))
+def test_two_stores_that_went_apart_come_together_whatever_their_clocks_say(done, again, days):
+    apart = Apart(days)
     apart.begin()
     for step in done:
         apart.do(*step)

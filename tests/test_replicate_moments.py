@@ -14,7 +14,7 @@ from outlive.testing.proxy import FaultProxy
 
 QUIET = {"timeout_s": 2.0, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 2.0, "health_check_interval_s": 0.05, "auto_failover": False}
-STRIDE = 1 if LONG else 4  # of moments at which the primary goes: each takes a second
+STRIDE = 1 if LONG else 6  # of moments at which the primary goes: each takes a second
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +132,68 @@ def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_noth
             return
 
 
+DEEDS = {
+    "save": lambda store: store.thread("t").save({"n": "killed"}, id="killed"),
+    "replace": lambda store: store.thread("t").save({"n": "other"}, id="1", replace=True),
+    "remove": lambda store: store.thread("t").remove(["1"]),
+    "prune": lambda store: store.thread("t").prune(keep_last=1, erase=True),
+    "delete": lambda store: store.delete("t"),
+    "run": lambda store: store.run("r", run_id="run").start(),
+}
+
+
+def do_and_die(report, urls, mode, deed, number):
+    with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUIET) as store:
+        prepare(store, "save")
+        with acting_at(store, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            DEEDS[deed](store)
+        report("over")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+MODES = ("sync", "async")
+CASES = [(deed, mode) for at, deed in enumerate(DEEDS) for mode in (MODES if LONG else MODES[at % 2 :][:1])]
+
+
+@pytest.mark.parametrize("deed, mode", CASES)
+def test_a_process_that_is_killed_at_any_moment_of_a_deed_leaves_two_stores_that_become_the_same(
+    workers, mode, deed
+):
+    for number in itertools.count():
+        with ram_folder() as folder:
+            urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
+            with workers.spawn(do_and_die, urls, mode, deed, number) as worker:
+                is_over = worker.receive() is not None
+            with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
+                wait(lambda store=store: is_done(store.replication_status()))
+            views = [view(url) for url in urls]
+            assert views[0] == views[1]
+        if is_over:
+            assert number > 0
+            return
+
+
+def view(url):
+    """Return all that a store has of its threads."""
+    with outlive.open(url) as alone:
+        assert alone.verify().problems == ()
+        threads = {
+            info.id: [(one.id, one.seq, one.parent, alone.thread(info.id).load(one.id)) for one in thread]
+            for info in alone.threads()
+            if (thread := list(alone.thread(info.id).history()))
+        }
+        return threads, [(run.id, run.status) for run in alone.runs()]
+
+
 # The primary --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_automatic", [True, False], ids=["by itself", "by hand"])
 def test_a_primary_that_is_gone_again_at_any_moment_of_a_failback_is_left_again(
-    valkey_server, tmp_path, is_automatic
+    valkey_server, tmp_path, is_automatic, monkeypatch
 ):
-    for number in itertools.count(2 * is_automatic, STRIDE):
+    monkeypatch.setattr("outlive.layers.stores.PATIENCE_S", 0.4)  # there are many moments
+    for number in itertools.count(3 * is_automatic, STRIDE):
         second = f"sqlite:///{tmp_path}/{number}.db"
         urls = f"{valkey_server.url}?prefix=m{number}:", second
         with FaultProxy(valkey_server.host, valkey_server.port) as network:

@@ -1,5 +1,7 @@
 """Opening a pair: wrong options are refused with the sentence that mends them, and so are stores that do not belong together."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -88,6 +90,25 @@ def test_stores_of_different_pairs_are_refused(tmp_path):
     outlive.open(c, secondary=d).close()
     with pytest.raises(outlive.BadURL, match="another naming key"):
         outlive.open(a, secondary=d)
+
+
+def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_as_the_error_says(tmp_path):
+    a, b, c = urls(tmp_path, "a", "b", "c")
+    for url in (a, b):
+        with outlive.open(url) as store:
+            store.thread(f"of {url[-4]}").save({"text": "x" * 3000, "url": url})
+    with pytest.raises(
+        outlive.BadURL, match="copy them into the primary first: outlive copy SECONDARY PRIMARY"
+    ):
+        outlive.open(a, secondary=b)
+    done = subprocess.run([sys.executable, "-m", "outlive", "copy", b, a], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with outlive.open(a, secondary=c, health_check_interval_s=0.05) as store:
+        wait_until_whole(store)
+        store.promote()
+        assert {info.id for info in store.threads()} == {"of a", "of b"}
+        assert store.thread("of b").load()["url"] == b
+        assert store.verify().problems == ()
 
 
 def test_exchanged_roles_are_refused(tmp_path):

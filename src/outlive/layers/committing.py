@@ -18,6 +18,7 @@ from ..errors import (
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
+from .loss import has_gap
 from .note import Items, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
@@ -56,6 +57,10 @@ class Committing:
         active = self._stores.both[epoch % 2]
         if not self._options.is_enabled:
             return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
+        if any(map(_claims, commits)) and (refusal := await self._refusal(epoch, deadline)) is not None:
+            rest = [one for one in commits if not _claims(one)]
+            done = iter(await self.commit(rest, epoch, share_s, deadline) if rest else ())
+            return [refusal if _claims(one) else next(done) for one in commits]
         sent = [self._noted(one, epoch, share_s) for one in commits]
         try:
             results = await active.commit_all([one.commit for one in sent])
@@ -76,6 +81,21 @@ class Committing:
             without_notes(one.given, result) if isinstance(result, Receipt) else result
             for one, result in zip(sent, results, strict=True)
         ]
+
+    async def _refusal(self, epoch: int, deadline: Deadline) -> OutliveError | None:
+        """Tell why nothing may be claimed now; None when it may.
+
+        In a store that was left, leases seem to have run out: they are renewed in the other one. What somebody claimed there would
+        outrank the owner when it is merged, although nobody was told that he has it. So the store that knows is asked first.
+        """
+        role = SECONDARY if self._options.is_strict else epoch % 2
+        try:
+            side = await self._stores.side(role, deadline.left_s())
+        except StoreError as error:
+            return error if role == epoch % 2 else _not_replicated("", "", error)
+        if side is None or side.epoch != epoch:
+            return EpochPassed("", epoch, epoch if side is None else side.epoch)
+        return None
 
     # With a note
 
@@ -211,6 +231,8 @@ class Committing:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
             carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
             await carrier.carry(sent.given.thread, sent.items, epoch)
+            if whole and await has_gap(*self._stores.both, sent.given, self._stores.patience_s):
+                await carrier.carry(sent.given.thread, Items(everything=True), epoch)
         except OutliveError as error:
             return error
         return None
@@ -225,9 +247,13 @@ class Committing:
             self._queue.in_step = False
             return None
         ids = [draft.id for draft in sent.given.checkpoints]
-        failure = NotReplicated(sent.given.thread.id, ids[0] if ids else "", 0, 1)
-        failure.__cause__ = error
-        return failure
+        return _not_replicated(sent.given.thread.id, ids[0] if ids else "", error)
+
+
+def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
+    failure = NotReplicated(thread, id, 0, 1)
+    failure.__cause__ = error
+    return failure
 
 
 def _buried(commit: Commit) -> Commit:
@@ -240,6 +266,10 @@ def _may_be_overtaken(commit: Commit) -> bool:
     """Tell whether a deletion may come behind saves that it has not seen: a busy thread must not starve it."""
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
+
+
+def _claims(commit: Commit) -> bool:
+    return any(entry.fence == NEXT for entry in commit.entries)
 
 
 def _begins(result: object) -> bool:

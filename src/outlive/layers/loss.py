@@ -1,14 +1,14 @@
-"""Whether a primary came back without what it had.
+"""Whether a store came back without what it had: a server without persistence that was restarted, a disk that forgot its last second.
 
 While the primary is active the secondary gets everything from it, so it never has what the primary has not; unless that
-has lost it: a server without persistence that was restarted, a disk that forgot its last second.
+has lost it. And it has what came before whatever it gets, unless it has lost that itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..backend import TOMBSTONE, Backend, CheckpointRecord, ThreadKey, tombstone_key
+from ..backend import TOMBSTONE, Backend, CheckpointRecord, Commit, ThreadKey, tombstone_key
 from .pair import PRIMARY
 
 _PAGE = 1000
@@ -21,6 +21,22 @@ async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout
         there = await primary.read(key, record.namespace, record.id, chunks=False, timeout_s=timeout_s)
         if there.record is None and not await _is_buried(primary, key, record, timeout_s):
             return True
+    return False
+
+
+async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s: float) -> bool:
+    """Tell whether the secondary lacks what the primary has stored before a commit, although nothing of that is queued."""
+    for draft in done.checkpoints[:1]:
+        found = await primary.read(done.thread, draft.namespace, draft.id, chunks=False, timeout_s=timeout_s)
+        if found.record is not None:
+            _, before = await primary.history(
+                done.thread, None, before=found.record.order, limit=1, timeout_s=timeout_s
+            )
+            for one in before:
+                there = await secondary.read(
+                    done.thread, one.namespace, one.id, chunks=False, timeout_s=timeout_s
+                )
+                return there.record is None
     return False
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import ormsgpack
 
 from ..backend import NOTE, CheckpointRecord, Commit, Entry, Receipt, WriteRecord, escape, unescape
+from ..errors import Corrupt
 
 Pair = tuple[str, str]
 
@@ -79,11 +80,16 @@ def note(key: str, items: Items) -> Entry:
 
 
 def items_in(entry: Entry) -> Items:
-    """Return the items that an entry tells of."""
-    size, flags, said = ormsgpack.unpackb(entry.body or b"")
-    info, buried, erased, everything = flags
-    parts = [{(unescape(one), unescape(two)) for one, two in part} for part in said]
-    return Items(parts[0], parts[1], parts[2], parts[3], info, buried, erased, everything, size)
+    """Return the items that an entry tells of: all of its thread, when it cannot be read (another version wrote it)."""
+    try:
+        size, flags, said = ormsgpack.unpackb(entry.body or b"")
+        info, buried, erased, everything = flags
+        pairs, written, entries, rewritten = (
+            {(unescape(one), unescape(two)) for one, two in part} for part in said
+        )
+    except (ValueError, TypeError, Corrupt):
+        return Items(buried=True, everything=True)
+    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, size)
 
 
 def without_notes(commit: Commit, receipt: Receipt) -> Receipt:

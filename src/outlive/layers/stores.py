@@ -71,9 +71,9 @@ class Stores:
         return Carrier(self.both[source], self.both[1 - source], self.is_named, self.runtime.now, timeout_s)
 
     def note_health(self, role: int, error: BaseException | None) -> None:
-        """Remember whether a store answered."""
+        """Remember whether a store answered: also that it is locked, full or damaged is an answer."""
         health = self.health[role]
-        is_healthy = error is None
+        is_healthy = not is_unreachable(error)
         if health.is_healthy != is_healthy or not health.since:
             health.is_healthy, health.since = is_healthy, self.runtime.now()
         if error is not None:
@@ -170,6 +170,7 @@ class Stores:
 
 def other_key() -> BadURL:
     return BadURL(
-        "the secondary holds a store of its own, with another naming key; give an empty one: "
-        "it becomes a copy of the primary by itself"
+        "the secondary is a store of its own already: its chunks are named by another naming key than the primary's. Give an empty "
+        "place instead (a new file, folder, schema or prefix), which becomes a copy of the primary by itself; and if the old one holds "
+        "threads that you want, copy them into the primary first: outlive copy SECONDARY PRIMARY"
     )
