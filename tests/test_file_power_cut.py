@@ -30,7 +30,8 @@ from outlive.backends.memory import MemoryBackend
 from outlive.errors import HeadMoved
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
-SUBSETS = 60 if os.environ.get("OUTLIVE_LONG") else 2
+LONG = bool(os.environ.get("OUTLIVE_LONG"))
+SUBSETS = 60 if LONG else 2
 A, B, C = (ThreadKey.of("", name) for name in ("a", "b", "ç\ud800"))
 
 
@@ -417,6 +418,8 @@ def test_what_a_killed_process_left_is_made_to_last_before_another_builds_on_it(
     for end in range(len(calls)):
         acks += end > 0 and calls[end - 1].kind == "ack"
         if acks == 0 or acks > len(steps):
+            continue
+        if not LONG and end % 2 == is_new:  # between them, the two kinds of process die after every call
             continue
         before = [op for op in calls[:end] if op.kind != "ack"]
         with _folder() as root:
