@@ -86,9 +86,15 @@ def check(urls, acknowledged, *, is_deleted):
 
 
 def settle(store):
-    store.failback()
-    store.thread("t").save({"n": "after"}, id="after")
+    wait(lambda: is_back(store))
+    wait(lambda: is_saved(store, "after"))
     wait(lambda: is_done(store.replication_status()))
+
+
+def is_back(store):
+    with contextlib.suppress(outlive.StoreError):
+        return store.failback().epoch % 2 == 0
+    return False
 
 
 def is_saved(store, id):
