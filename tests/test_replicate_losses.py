@@ -208,6 +208,25 @@ def test_a_primary_that_lost_all_it_had_is_left_and_filled_again(valkey_server, 
         assert [alone.thread("t").load(one.id)["n"] for one in alone.thread("t").history()] == [3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("look", ["load", "history", "threads"])
+def test_a_primary_that_lost_all_it_had_is_left_though_notes_stand_in_it_again(valkey_server, url_of, look):
+    looks = {
+        "load": lambda: store.thread("t").load(),
+        "history": lambda: len(list(store.thread("t").history())),
+        "threads": lambda: [info.id for info in store.threads()],
+    }
+    quiet = {**QUICK, "health_check_interval_s": 1000}
+    with outlive.open(valkey_server.url, secondary=url_of("sqlite"), **quiet) as store:
+        for n in range(3):
+            store.thread("t").save(n)
+        valkey_server.call("FLUSHALL")
+        run_now(
+            store._store._pair._upkeep.flush(0.0)
+        )  # takes off what was queued, from a thread that is not there any more
+        assert looks[look]() == {"load": 2, "history": 3, "threads": ["t"]}[look]
+        store.failback()
+
+
 def test_a_primary_that_lost_all_it_had_while_nobody_looked_is_filled_again(valkey_server, url_of):
     second = url_of("sqlite")
     with outlive.open(valkey_server.url, secondary=second, **QUICK) as store:

@@ -14,7 +14,8 @@ from outlive.testing.proxy import FaultProxy
 
 QUIET = {"timeout_s": 2.0, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 2.0, "health_check_interval_s": 0.05, "auto_failover": False}
-STRIDE = 1 if LONG else 6  # of moments at which the primary goes: each takes a second
+STRIDE = 1 if LONG else 9  # of moments at which the primary goes: each takes a second
+STEP = 1 if LONG else 3  # of moments at which a process dies
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +131,7 @@ def switch_and_die(report, urls, mode, action, number):
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("action", ["promote", "failback"])
 def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_nothing(workers, mode, action):
-    for number in itertools.count():
+    for number in itertools.count(mode == "async", STEP):
         with ram_folder() as folder:
             urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
             with workers.spawn(switch_and_die, urls, mode, action, number) as worker:
@@ -172,7 +173,7 @@ CASES = [(deed, mode) for at, deed in enumerate(DEEDS) for mode in (MODES if LON
 def test_a_process_that_is_killed_at_any_moment_of_a_deed_leaves_two_stores_that_become_the_same(
     workers, mode, deed
 ):
-    for number in itertools.count():
+    for number in itertools.count(mode == "async", STEP):
         with ram_folder() as folder:
             urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
             with workers.spawn(do_and_die, urls, mode, deed, number) as worker:

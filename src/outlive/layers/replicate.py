@@ -35,7 +35,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..backend import Backend, Commit, Reading, Receipt, unknown
 from ..errors import BadArgument, EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
@@ -314,8 +314,11 @@ class Replicate:
 
 
 def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
+    """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: the pair notes in it what it did."""
     if isinstance(found, Reading):
-        return found.record is None and not found.generation
+        return found.record is None
+    if name == "history":
+        return not cast(Any, found)[1] and kwargs.get("before") is None
     return (
         not found
         and kwargs.get("after") is None
