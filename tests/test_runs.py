@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ import outlive
 from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds
 from outlive import lease
 from outlive.backend import NEXT, Commit
+from outlive.codec import Codec
 from outlive.errors import (
     AmbiguousStep,
     LeaseLost,
@@ -29,6 +30,7 @@ from outlive.errors import (
     StepUnfinished,
     ThreadBusy,
 )
+from outlive.registry import Registry
 from outlive.runtime import run_now
 from outlive.testing.servers import PostgresServer
 
@@ -443,6 +445,37 @@ def test_what_cannot_be_recovered_is_said_with_its_reason():
             "it was started by code version '1'",
             "no handler for agent 'unknown'",
         ]
+
+
+@dataclass
+class Elsewhere:
+    """A class that only another program knows."""
+
+    n: int
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
+    registry = Registry()
+    registry.add(Elsewhere, "elsewhere")
+    with outlive.open(url_for("sqlite", tmp_path)) as store:
+        for id in ("a", "strange", "z"):
+            store.run(id, run_id=id, agent="known").start().interrupt()
+        engine, key = store._store._engine, store.thread("strange")._thread._key
+        entry = run_now(lease.find(engine, key, lease.RUN, "strange"))
+        body = Codec(registry).pack({"agent": "known", "prompt": Elsewhere(1)})
+        run_now(
+            engine.commit(
+                Commit(key, entries=(replace(entry, body=body, revision=entry.revision + 1, expect=None),))
+            )
+        )
+        assert [(run.id, run.status, run.is_readable) for run in store.runs()] == [
+            ("a", "interrupted", True),
+            ("strange", "interrupted", False),
+            ("z", "interrupted", True),
+        ]
+        report = store.recover({"known": lambda run: 5})
+        assert [one.id for one in report.resumed] == ["a", "z"]
+        assert [(one.run.id, "elsewhere" in one.reason) for one in report.refused] == [("strange", True)]
 
 
 def test_a_result_that_cannot_be_kept_fails_the_run_and_is_named():

@@ -20,7 +20,7 @@ from .backend import ABSENT, NEXT, Entry, ThreadKey
 from .checkpoint import moment
 from .codec import Codec
 from .engine import Engine
-from .errors import EntryHeld, RunBusy, ThreadBusy
+from .errors import EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy
 from .owner import Owner
 
 RUN, LOCK, STEP = "run", "lock", "step"
@@ -57,6 +57,7 @@ class RunInfo:
     started_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
     until: int = 0  # end of the lease, by the store's clock
+    is_readable: bool = True  # else only its id, thread and status are known, and `error` says why
     _entry: Entry | None = field(default=None, repr=False)
 
     @property
@@ -91,6 +92,19 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
         _entry=entry,
         **known,
     )
+
+
+def unpack_or_tell(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
+    """Return a run among others, which must not be hidden by one that is damaged or holds what this process does not know."""
+    try:
+        return unpack_run(codec, key, entry)
+    except KeyMissing:
+        raise  # it is the key of all of them
+    except OutliveError as error:
+        why = f"it cannot be read: {error}"
+        return RunInfo(
+            entry.key, key.id, status=entry.status, until=entry.until, error=why, is_readable=False, _entry=entry
+        )  # fmt: skip
 
 
 def take_run(codec: Codec, run: RunInfo, stored: Entry | None) -> Entry:

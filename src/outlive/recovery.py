@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .backend import Commit, Entry, ThreadKey
 from .engine import Engine
 from .errors import BadArgument, EntryHeld, RunBusy, ThreadBusy
-from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_run
+from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell
 from .run import AsyncRun
 
 Handler = Callable[[AsyncRun], Any]
@@ -55,7 +55,7 @@ async def find_runs(
             tenant, RUN, statuses=statuses, lapsed=lapsed, after=after, limit=_PAGE
         )
         for key, entry in page:
-            yield key, unpack_run(engine.codec, key, entry)
+            yield key, unpack_or_tell(engine.codec, key, entry)
         if len(page) < _PAGE:
             return
         after = (page[-1][1].key, page[-1][0].digest)
@@ -96,7 +96,9 @@ class Recovery:
     async def take(self, key: ThreadKey, info: RunInfo) -> None:
         """Claim one run and let its handler go on with it."""
         handler = self._handlers.get(info.agent) or self._handlers.get("*")
-        if self.refusal is not None:
+        if not info.is_readable:
+            self.report.refused.append(Refused(info, str(info.error)))
+        elif self.refusal is not None:
             self.report.refused.append(Refused(info, self.refusal))
         elif handler is None:
             self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))

@@ -140,9 +140,9 @@ def item_of(seen: Pair, one: Seen) -> dict[str, Any]:
         "state": state_of(seen, one),
         "is_active": one.role == active_of(seen),
         "epoch": None if side is None else side.epoch,
-        "queued": one.queued,
-        "queued_bytes": one.queued_bytes,
-        "lag_s": round(one.lag_s, 3),
+        "queued": None if one.is_out_of_reach else one.queued,
+        "queued_bytes": None if one.is_out_of_reach else one.queued_bytes,
+        "lag_s": None if one.is_out_of_reach else round(one.lag_s, 3),
         "error": None if one.error is None else str(one.error),
     }
 
@@ -172,6 +172,8 @@ def told(seen: Pair) -> tuple[str, str]:
     said = ", ".join(f"{ROLES[one.role]} {state}" for one, state in zip(seen, states, strict=True))
     said += f"; epoch {epoch}" if epoch is not None else ""
     queued = sum(one.queued for one in seen)
+    if any(one.is_out_of_reach for one in seen):
+        said += "; what it has queued is not known"
     if queued:
         behind = f"{size(sum(one.queued_bytes for one in seen))}, the oldest {span(max(one.lag_s for one in seen))} old"
         said += f"; {counted(queued, 'commit')} queued ({behind})"

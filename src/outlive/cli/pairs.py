@@ -68,7 +68,8 @@ def _show(seen: Pair, items: list[dict[str, Any]]) -> None:
         count = item["queued"]
         behind = (size(item["queued_bytes"]), span(item["lag_s"])) if count else ("", "")
         epoch = "" if item["epoch"] is None else str(item["epoch"])
-        rows.append((item["role"], item["state"], epoch, f"{count:,}", *behind, item["url"]))
+        queued = "?" if count is None else f"{count:,}"
+        rows.append((item["role"], item["state"], epoch, queued, *behind, item["url"]))
     print_table(columns, rows)
     for item in items:
         if item["error"]:
