@@ -290,7 +290,7 @@ def test_the_short_timeout_of_one_save_does_not_shorten_that_of_another(backend,
     with outlive.open(url) as store, ThreadPoolExecutor(8) as pool:
         for name in limits:
             store.thread(name).save({"n": 0})
-        with locked(server, url, 0.6):
+        with locked(server, url, 1.2):
             saves = {}
             for name, limit in limits.items():
                 saves[name] = pool.submit(store.thread(name).save, {"n": 1}, timeout_s=limit)

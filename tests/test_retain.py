@@ -649,9 +649,9 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     looked = []
     records = store._store._engine.records
 
-    async def count(key, *args):
+    async def count(key, *args, **options):
         looked.append(key.id)
-        return await records(key, *args)
+        return await records(key, *args, **options)
 
     store._store._engine.records = count
     store.sweep()

@@ -412,24 +412,24 @@ class Engine:
         return (await self.backend.read(key, "", chunks=False)).generation != generation
 
     async def records(
-        self, key: ThreadKey, namespace: str | None = None, run: str | None = None
+        self, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
-        return await all_records(self.backend, key, namespace, run)
+        return await all_records(self.backend, key, namespace, run, page)
 
 
 async def all_records(
-    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None
+    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
 ) -> list[CheckpointRecord]:
-    """Return all records of a thread, newest first, of one generation."""
+    """Return all records of a thread, newest first, of one generation. A shorter page takes more calls, and is less in the way."""
     while True:
-        first, found = await backend.history(key, namespace, limit=1000, run=run)
-        generation, page = first, found
-        while len(page) == 1000 and generation == first:
-            generation, page = await backend.history(
-                key, namespace, before=page[-1].order, limit=1000, run=run
+        first, found = await backend.history(key, namespace, limit=page, run=run)
+        generation, more = first, found
+        while len(more) == page and generation == first:
+            generation, more = await backend.history(
+                key, namespace, before=more[-1].order, limit=page, run=run
             )
-            found = found + page
+            found = found + more
         if generation == first:
             return found
 

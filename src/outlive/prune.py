@@ -23,6 +23,7 @@ from .engine import Engine, Located
 from .errors import UNOPENED, OutliveError, StaleBase
 
 _TRIES = 8
+_PAGE = 100  # records read at once: savers of the same file wait no longer than that takes
 Pair = tuple[str, str]  # (namespace, id)
 Choose = Callable[[list[CheckpointRecord]], Awaitable[set[Pair]]]
 
@@ -80,7 +81,8 @@ class Look:
 async def look_at(engine: Engine, key: ThreadKey) -> Look:
     """Look at a thread. What is committed meanwhile has a later revision than the inventory, which was read first."""
     inventory = await engine.backend.inventory(key)
-    return Look(inventory, await engine.records(key), await engine.backend.writes(key, None))
+    records = await engine.records(key, page=_PAGE)
+    return Look(inventory, records, await engine.backend.writes(key, None))
 
 
 async def remove_chosen(

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ from ..errors import OutliveError, StoreBusy, StoreClosed
 READS = frozenset(
     ("history", "writes", "entries", "threads", "inventory", "fetch", "share", "audit", "read", "identity")
 )
+
+
+_YIELD_S = 0.0001
 
 
 class Local(Protocol):
@@ -63,6 +67,7 @@ class Inline:
         self.local = local
         self.name = local.name
         self._queue: collections.deque[_Waiting] = collections.deque()
+        self._waiting: collections.deque[object] = collections.deque()  # those who wait for the lock
         self._closed = False
         keep_for_fork(local)
         _inline.add(self)
@@ -76,7 +81,7 @@ class Inline:
             tell(commits)
             for waiting in mine[-1:]:
                 waiting.linger()
-            if self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            if self._acquire(timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
             else:
@@ -90,6 +95,15 @@ class Inline:
             ):  # asked, not remembered: an interrupt may come before it is noted down
                 self.local.lock.release()
         return [waiting.result or unknown(waiting.commit) for waiting in mine]
+
+    def _acquire(self, timeout_s: float | None) -> bool:
+        me = object()
+        try:
+            self._waiting.append(me)
+            return bool(self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s))
+        finally:
+            with contextlib.suppress(ValueError):  # interrupted before it was there
+                self._waiting.remove(me)
 
     def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
         """Leave the queue. What somebody is committing already has an outcome that nobody waits for."""
@@ -122,7 +136,7 @@ class Inline:
         async def call(*args: Any, **kwargs: Any) -> Any:
             timeout_s = kwargs.get("timeout_s")
             try:
-                if not self.local.lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+                if not self._acquire(timeout_s):
                     raise busy(timeout_s)
                 if self._closed:
                     raise StoreClosed
@@ -130,6 +144,8 @@ class Inline:
             finally:
                 if self.local.lock._is_owned():
                     self.local.lock.release()
+                if self._waiting:  # who reads on and on would have the lock again before they wake up
+                    time.sleep(_YIELD_S)
 
         self.__dict__[name] = call
         return call
@@ -197,6 +213,7 @@ def _after_fork_in_child() -> None:
     _after_fork()
     for inline in list(_inline):
         inline._queue.clear()  # those who wait in it are threads of the parent
+        inline._waiting.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
