@@ -35,6 +35,18 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
+# The other colour of these is the same code above the same engine, which other classes run in both.
+_IN_ONE_COLOUR = {"TestRedisCluster": "sync", "TestSQLiteInMemory": "async", "TestEncryptedMemory": "async"}
+
+
+def pytest_collection_modifyitems(items):
+    """Leave to the long mode what says little that is new."""
+    for item in items:
+        left_out = _IN_ONE_COLOUR.get(item.cls.__name__) if getattr(item, "cls", None) else None
+        if left_out and getattr(item, "callspec", None) and item.callspec.params.get("colour") == left_out:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     print(f"OUTLIVE_SEED={SEED}")  # shown when the test fails
