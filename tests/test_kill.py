@@ -13,7 +13,9 @@ import threading
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
+import redis
 
 import outlive
 from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
@@ -82,7 +84,7 @@ def note(ledgers: dict[str, Ledger], message: tuple) -> None:
 
 def kill_in_the_middle(server: ForkServer, work, url: str, seed: str, ledgers: dict[str, Ledger]) -> None:
     """Let a worker save for a random while, kill it, and note all that it said."""
-    rng = random.Random(seed)
+    rng, before = random.Random(seed), sessions(url)
     with server.spawn(work, url, seed) as worker:
         if rng.random() < 0.1:  # while it opens the store
             time.sleep(rng.uniform(0, 0.02))
@@ -93,6 +95,20 @@ def kill_in_the_middle(server: ForkServer, work, url: str, seed: str, ledgers: d
         worker.kill()
         for message in worker:
             note(ledgers, message)
+    while sessions(url) > before:  # a server still does what it was sent last
+        time.sleep(0.005)
+
+
+def sessions(url: str) -> int:
+    """Return how many clients a server has."""
+    if url.startswith("postgresql"):
+        with psycopg.connect(url.partition("?")[0]) as connection:
+            sql = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            return connection.execute(sql).fetchone()[0]
+    if url.startswith("redis"):
+        with redis.Redis.from_url(url.partition("?")[0]) as client:
+            return len(client.client_list())
+    return 0
 
 
 def check(store: outlive.Store, ledgers: dict[str, Ledger]) -> None:
