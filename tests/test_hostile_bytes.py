@@ -1,5 +1,6 @@
 """Whatever bytes a store hands out: a typed error or plain data, nothing imported, nothing run, little time and memory."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -8,6 +9,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import zoneinfo
 
 import msgspec
 import numpy as np
@@ -207,6 +209,13 @@ def calls(name, command):
     yield packb(Ext(NDARRAY, packb([name, [1], command.encode()])))
     yield packb(Ext(16, packb([2026, 1, 1, 0, 0, 0, 0, 0, name])))
     yield packb(Ext(16, packb([2026, 1, 1, 0, 0, 0, 0, 0, name.replace(".", "/")])))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _zones():
+    """Python looks for zones in the package tzdata too, where that is installed: let it do so before anybody counts modules."""
+    with contextlib.suppress(zoneinfo.ZoneInfoNotFoundError):
+        zoneinfo.ZoneInfo("No/Such_Zone")
 
 
 @pytest.mark.parametrize("name", NAMES)
