@@ -29,7 +29,7 @@ KEEP = outlive.Retain(keep_last=3, every_s=None)
 def _restless():
     """Let no test wait while a sweep rests."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(outlive.sweep, "_LONGEST_REST_S", 0.0)
+        patched.setattr(outlive.visit, "_LONGEST_REST_S", 0.0)
         yield
 
 
@@ -332,7 +332,7 @@ class Dying:
 
 
 def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(monkeypatch):
-    monkeypatch.setattr(outlive.sweep, "_BATCH", 2)
+    monkeypatch.setattr(outlive.visit, "_BATCH", 2)
     calls = 0
     while True:
         local = MemoryBackend()
@@ -487,7 +487,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         for id in "abc":
             fill(one, id)
         met = []
-        visit = outlive.sweep._Visit.thread
+        visit = outlive.visit.Visit.thread
 
         async def meet(self, key, row):
             if not met:
@@ -497,25 +497,25 @@ def test_one_process_sweeps_at_a_time(tmp_path):
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)
 
-        outlive.sweep._Visit.thread = meet
+        outlive.visit.Visit.thread = meet
         try:
             assert one.sweep().checkpoints == 21
         finally:
-            outlive.sweep._Visit.thread = visit
+            outlive.visit.Visit.thread = visit
         assert met
         assert two.sweep().checkpoints == 0
 
 
 def _sweep_and_die(url, pipe):
     store = outlive.open(url, retain=KEEP)
-    visit = outlive.sweep._Visit.thread
+    visit = outlive.visit.Visit.thread
 
     async def die(self, key, row):
         await visit(self, key, row)
         pipe.send("dying")
         os.kill(os.getpid(), 9)
 
-    outlive.sweep._Visit.thread = die
+    outlive.visit.Visit.thread = die
     store.sweep()
 
 
@@ -557,7 +557,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
 
 
 def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch):
-    monkeypatch.setattr(outlive.sweep, "_BATCH", 2)
+    monkeypatch.setattr(outlive.visit, "_BATCH", 2)
     store, _ = memory_store()
     fill(store, count=20)
     before = store.size().stored_bytes
