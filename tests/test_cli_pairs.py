@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import random
@@ -189,17 +188,9 @@ def distant(program, postgres_store, postgres_server):
         yield two
 
 
-@contextlib.contextmanager
-def cut(network):
-    network.mode = "refuse"
-    network.drop_connections()
-    yield
-    network.mode = "pass"
-
-
 @pytest.mark.long
 def test_looking_never_fails_over_but_promote_does(distant):
-    with cut(distant.network):
+    with distant.network.refusing():
         looked = distant("ls")
         assert (looked.code, "outlive promote makes the secondary active" in looked.err) == (3, True)
         assert states(distant) == ["out of reach", "standby"]
@@ -272,7 +263,7 @@ def test_a_pair_whose_secondary_is_down_is_written_when_one_says_so(program, pos
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
         two = Two(program, near, network.through(postgres_store))
         assert two("replication", "--join", "-q").code == 0
-        with cut(network):
+        with network.refusing():
             assert two("fork", "trip-42", "new", "--timeout", "0.3s").code == 3
             assert two("fork", "trip-42", "waits", "--timeout", "0.3s", "--replication", "queue").code == 0
         assert two("ls", "-q", "--replication", "async").code == 0

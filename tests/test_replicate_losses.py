@@ -192,7 +192,7 @@ def test_an_unreachable_store_is_an_error_and_never_an_absent_thread(valkey_serv
             url, secondary=url_of("sqlite"), **{**QUICK, "timeout_s": 0.3}, auto_failover=False
         ) as store:
             store.thread("t").save("precious")
-            with cut(network), pytest.raises(outlive.StoreUnavailable):
+            with network.refusing(), pytest.raises(outlive.StoreUnavailable):
                 store.thread("t").load()
 
 
@@ -279,13 +279,13 @@ def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(va
         url = network.through(valkey_server.url)
         with outlive.open(url, secondary=url_of("memory"), failback_delay_s=1.0, **options) as store:
             store.thread("t").save(1)
-            with cut(network):
+            with network.refusing():
                 assert store.thread("t").load() == 1
             store.failback()
-            with cut(network), pytest.raises(outlive.StoreUnavailable):
+            with network.refusing(), pytest.raises(outlive.StoreUnavailable):
                 store.thread("t").load()
             time.sleep(1.5)
-            with cut(network):
+            with network.refusing():
                 assert store.thread("t").load() == 1
             wait(lambda: not store.replication_status().is_failed_over)
 
@@ -296,14 +296,6 @@ def test_a_promotion_by_hand_is_ended_by_hand(pair):
     assert pair.replication_status().is_failed_over
     pair.failback()
     assert not pair.replication_status().is_failed_over
-
-
-@contextlib.contextmanager
-def cut(network):
-    network.mode = "refuse"
-    network.drop_connections()
-    yield
-    network.mode = "pass"
 
 
 # The queue -------------------------------------------------------------------------------------------------------------

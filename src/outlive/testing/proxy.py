@@ -6,11 +6,12 @@ It runs in a thread of its own, so that sync and async tests use it alike, and g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self, TypeVar, get_args
 
@@ -113,6 +114,14 @@ class FaultProxy:
     def drop_connections(self) -> None:
         """Reset all connections that are open."""
         self._run(self._drop(list(self._open)))
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Let nobody through for a while: open connections are reset, new ones refused."""
+        self.mode = "refuse"
+        self.drop_connections()
+        yield
+        self.mode = "pass"
 
     def through(self, url: str) -> str:
         """Return the URL of the server with the proxy's address in place of its own."""
