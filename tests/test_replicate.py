@@ -268,8 +268,8 @@ def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(r
         status = await store.replication_status()
         assert (status.primary_healthy, status.secondary_healthy, status.is_exact) == (False, False, False)
         rig.heal()
-        await store.thread("t").save(2, id="two")
-        await store.thread("t").save(3)
+        await store.thread("t").save(2, id="two", timeout_s=20)
+        await store.thread("t").save(3, timeout_s=20)
         await drained(rig, store)
         await store.failback()
         for which in (0, 1):

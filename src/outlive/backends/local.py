@@ -42,11 +42,12 @@ class Local(Protocol):
 class _Waiting:
     """A commit in the queue of a group."""
 
-    __slots__ = ("commit", "done", "result")
+    __slots__ = ("commit", "done", "result", "until")
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.result: Receipt | OutliveError | None = None
+        self.until = float("inf") if commit.timeout_s is None else time.monotonic() + commit.timeout_s
         self.done = threading.Event() if commit.linger_s else None
 
     def answer(self, result: Receipt | OutliveError) -> None:
@@ -123,7 +124,7 @@ class Inline:
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
         for waiting, result in zip(group, results, strict=True):
-            if isinstance(result, StoreBusy) and waiting.commit.timeout_s != shortest(commits):
+            if isinstance(result, StoreBusy) and time.monotonic() + _YIELD_S * 50 < waiting.until:
                 self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
                 waiting.answer(result)
