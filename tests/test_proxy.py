@@ -255,7 +255,7 @@ def test_a_slow_network_delays_each_way(proxy, connect, echo):
     proxy.slow(delay_s=0.1)
     start = time.monotonic()
     assert ask(client) == b"hello"
-    assert 0.2 <= time.monotonic() - start < 1
+    assert 0.2 <= time.monotonic() - start < 20
 
 
 def test_a_narrow_network_takes_its_time(proxy, connect, echo):
@@ -263,7 +263,7 @@ def test_a_narrow_network_takes_its_time(proxy, connect, echo):
     proxy.slow(delay_s=0, bytes_per_s=20_000)
     start = time.monotonic()
     assert ask(client, b"x" * 4_000) == b"x" * 4_000
-    assert 0.2 <= time.monotonic() - start < 2
+    assert 0.2 <= time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("passed", [0, 1, 4, 5])

@@ -3,7 +3,8 @@
 import pytest
 
 import outlive
-from outlive.backend import NOTE
+from outlive.backend import NOTE, Commit, Removal
+from outlive.layers.note import Items
 from replicas import COLOURS, Rig, drained, ids, run, until
 
 
@@ -192,23 +193,65 @@ def test_what_was_deleted_while_the_secondary_was_active_stays_deleted_after_fai
     run(rig, scenario)
 
 
-def test_what_is_erased_is_erased_in_both_stores(rig):
+async def save_a_secret(store):
+    thread = store.thread("t")
+    await thread.save({"list": ["secret " * 50, *["kept " * 50 for _ in range(20)]]}, id="one")
+    await thread.save({"list": ["kept " * 50 for _ in range(20)]}, id="two")
+    return thread
+
+
+def disturb(store, times):
+    """Let something come in between, so often, whenever the secondary is to drop chunks."""
+    stores = store._pair.stores
+    secondary, left = stores.both[1], [times]
+    real = secondary.commit_all
+
+    async def commit_all(commits):
+        if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
+            left[0] -= 1
+            await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
+            await stores.carrier(0, 10).carry(commits[0].thread, Items(pairs={("", "two")}))
+        return await real(commits)
+
+    secondary.commit_all = commit_all
+    return left
+
+
+async def raw_chunks(store, key):
+    names = list((await store._engine.backend.inventory(key)).chunks)
+    data = await store._engine.backend.fetch(key, names)
+    return b"".join(store._engine.raw(name, data[name]) for name in names)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_what_is_erased_is_erased_in_both_stores(rig, times):
     async def scenario(rig):
-        store = await rig.open()
-        thread = store.thread("t")
-        await thread.save({"list": ["secret " * 50, *["kept " * 50 for _ in range(20)]]}, id="one")
-        await thread.save({"list": ["kept " * 50 for _ in range(20)]}, id="two")
+        store = await rig.open(health_check_interval_s=100)
+        thread = await save_a_secret(store)
+        left = disturb(store, times)
         await thread.prune(keep_last=1, erase=True)
-        key = thread._key
+        assert left == [0]
         for which in (0, 1):
             alone = await rig.alone(which)
-            backend = alone._engine.backend
-            names = list((await backend.inventory(key)).chunks)
-            data = await backend.fetch(key, names)
-            raws = b"".join(alone._engine.raw(name, data[name]) for name in names)
+            raws = await raw_chunks(alone, thread._key)
             assert b"secret" not in raws
             assert b"kept" in raws
             assert (await alone.verify()).problems == ()
+
+    run(rig, scenario)
+
+
+def test_what_cannot_be_erased_in_both_stores_is_an_error_and_is_tried_again(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        thread = await save_a_secret(store)
+        left = disturb(store, 1000)
+        with pytest.raises(outlive.NotReplicated):
+            await thread.prune(keep_last=1, erase=True)
+        assert (await store.replication_status()).queued > 0
+        left[0] = 0
+        await drained(rig, store)
+        assert b"secret" not in await raw_chunks(await rig.alone(1), thread._key)
 
     run(rig, scenario)
 
@@ -259,7 +302,7 @@ def test_an_unreachable_primary_is_left_by_itself_and_gone_back_to_when_it_has_e
 @pytest.mark.parametrize("mode", [{"auto_failover": True}, {"replication": "async"}], ids=["sync", "async"])
 def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(rig, mode):
     async def scenario(rig):
-        store = await rig.open(**mode, timeout_s=0.4)
+        store = await rig.open(**mode)
         await store.thread("t").save(1)
         rig.cut(rig.primary, rig.secondary)
         for call in (store.thread("t").load, lambda: store.thread("t").save(2, id="two"), store.promote):
@@ -268,8 +311,8 @@ def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(r
         status = await store.replication_status()
         assert (status.primary_healthy, status.secondary_healthy, status.is_exact) == (False, False, False)
         rig.heal()
-        await store.thread("t").save(2, id="two", timeout_s=20)
-        await store.thread("t").save(3, timeout_s=20)
+        await store.thread("t").save(2, id="two")
+        await store.thread("t").save(3)
         await drained(rig, store)
         await store.failback()
         for which in (0, 1):
@@ -419,11 +462,11 @@ def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_place
     async def scenario(rig):
         stale = await rig.open(health_check_interval_s=100, **mode)
         fresh = await rig.open(health_check_interval_s=100, **mode)
-        run = fresh.run("r", run_id="run", lease_s=0.4)
+        run = fresh.run("r", run_id="run", lease_s=1.5)
         await run.start()
         for change in (fresh.promote, fresh.failback):
             await change()
-            await rig.driver.sleep(0.6)
+            await rig.driver.sleep(1.7)
             with pytest.raises(outlive.RunBusy):
                 await stale.run("r", run_id="run").start()
             await run.save({"after": change.__name__})

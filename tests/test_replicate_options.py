@@ -10,6 +10,7 @@ import outlive
 from outlive.backend import RESERVED, Commit, Removal, ThreadKey
 from outlive.testing.interposed import Interposed
 from outlive.testing.proxy import FaultProxy
+from replicas import hasty
 
 WRONG = [
     ({"replication": "both"}, "replication must be 'sync' or 'async'"),
@@ -245,9 +246,9 @@ def test_replication_can_be_switched_off_while_the_other_store_is_down(
     postgres_server, postgres_store, tmp_path, is_failed_over
 ):
     """That is when one would: the other store cannot be told, and gets everything all the same."""
-    local, quick = f"sqlite:///{tmp_path}/a.db", {"timeout_s": 0.5, "health_check_interval_s": 0.05}
+    local, quick = f"sqlite:///{tmp_path}/a.db", {"timeout_s": 10, "health_check_interval_s": 0.05}
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
-        far = network.through(postgres_store)
+        far = hasty(network.through(postgres_store))
         first, second = (far, local) if is_failed_over else (local, far)
         with outlive.open(first, secondary=second, **quick) as store:
             store.thread("t").save(1)

@@ -130,6 +130,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         created_at=row.created_at,
         info_version=_info_version(commit, row, info is not None),
     )
+    writes = _writes(commit, view, new)
     effect = Effect(
         thread=commit.thread,
         row=new,
@@ -137,8 +138,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         checkpoints=tuple(placed.stored),
         rewrites=tuple([record for _, record in rewrites]),
         replaced=(*placed.replaced, *[old for old, _ in rewrites]),
-        chunks=commit.chunks,
-        writes=(*_writes(commit, view, new), *resealed.writes),
+        chunks=_kept_chunks(commit, (*placed.stored, *writes)),
+        writes=(*writes, *resealed.writes),
         entries=(
             *_entries(commit, view, new, clock),
             *resealed.entries,
@@ -287,6 +288,16 @@ def check_found(effect: Effect, view: View) -> None:
     wanted.difference_update([name for name, _ in effect.chunks])
     if any(view.chunk(name) is None for name in wanted):
         raise StaleBase(effect.thread.id)
+
+
+def _kept_chunks(
+    commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the chunks of a commit; of a merge, none that only what was refused refers to: it may have been erased here."""
+    if not commit.merge or not (commit.checkpoints or commit.writes):
+        return commit.chunks
+    wanted = {name for row in rows for name in row.chunks}
+    return tuple([one for one in commit.chunks if one[0] in wanted])
 
 
 def named(commit: Commit) -> set[bytes]:

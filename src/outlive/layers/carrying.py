@@ -24,7 +24,7 @@ from ..backend import (
     commit,
     tombstone_key,
 )
-from ..errors import Corrupt, OutliveError, StaleBase
+from ..errors import Corrupt, OutliveError, StaleBase, StoreBusy
 from .note import Items, Pair, items_in
 
 KINDS = (
@@ -191,7 +191,10 @@ class Carrier:
     async def _send_chunks(
         self, key: ThreadKey, records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]
     ) -> tuple[tuple[bytes, bytes], ...]:
-        """Send what the target lacks; return the last of it, which goes with the records."""
+        """Send what the target lacks; return the last of it, which goes with the records.
+
+        Nothing is sent when something was deleted there meanwhile: it may be what would come back.
+        """
         needed = {name: None for record in records for name in record.chunks}
         needed.update({name: None for write in writes for name in write.chunks})
         if not needed:
@@ -200,7 +203,9 @@ class Carrier:
         batch: list[tuple[bytes, bytes]] = []
         for name, data in await self._fetch(key, [name for name in needed if name not in held.chunks]):
             if sum(len(one) for _, one in batch) + len(data) > _BATCH_BYTES and batch:
-                await commit(self._target, Commit(key, chunks=tuple(batch), timeout_s=self._timeout_s))
+                sending = Commit(key, chunks=tuple(batch), generation=held.generation or None)
+                sending.timeout_s = self._timeout_s
+                await commit(self._target, sending)
                 batch = []
             batch.append((name, data))
         return tuple(batch)
@@ -280,7 +285,17 @@ class Carrier:
                 await commit(store, Commit(key, entries=entries, timeout_s=self._timeout_s))
 
     async def _sweep(self, key: ThreadKey, erase: bool) -> None:
-        """Remove chunks that nobody refers to any more; what came in between stops it, and the next deletion does it."""
+        """Remove chunks that nobody refers to any more.
+
+        When something always comes in between, the next deletion does it; but what is to be erased is not put off.
+        """
+        for _ in range(_TRIES):
+            if await self._has_swept(key, erase):
+                return
+        if erase:
+            raise StoreBusy("the thread changed whenever what is to be erased was looked for")
+
+    async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
         held = await self._target.inventory(key, timeout_s=self._timeout_s)
         records = await _all_records(self._target, key, self._timeout_s)
         writes = await self._target.writes(key, None, timeout_s=self._timeout_s)
@@ -291,8 +306,9 @@ class Carrier:
             swept = Commit(key, removal=removal, generation=held.generation, timeout_s=self._timeout_s)
             try:
                 await commit(self._target, swept)
-            except StaleBase:
-                pass
+            except StaleBase:  # something came in between
+                return False
+        return True
 
     async def _rewrite(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> None:
         """Keep the same content in the same chunks, so that what was erased is erased here too."""

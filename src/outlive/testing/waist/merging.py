@@ -148,6 +148,17 @@ class MergeContract(Contract):
         await waist.commit(new, merge=True)
         assert await waist.ids() == ["a", "b"]
 
+    async def test_chunks_of_what_a_merge_refuses_are_not_stored(self, waist: Waist) -> None:
+        await waist.commit(draft("a", ONE[0]), chunks=(ONE,))
+        (a,) = await waist.records()
+        await waist.commit(
+            removal=Removal(
+                checkpoints=(("", "a"),), chunks=(ONE[0],), chunks_until=1, erase=True, buries=True
+            )
+        )
+        await waist.commit(a, _foreign("b", 9, chunks=(TWO[0],)), merge=True, chunks=(ONE, TWO))
+        assert (await waist.dump())["data"] == dict((TWO,))
+
     async def test_a_thread_that_was_deleted_and_buried_stays_deleted(self, waist: Waist) -> None:
         await waist.commit(draft("a"), entries=(Entry("run", "r", b"x", "running", fence=NEXT),))
         (a,) = await waist.records()
