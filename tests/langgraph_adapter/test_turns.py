@@ -38,7 +38,7 @@ def test_thousands_may_stand_in_one_line():
     run_now(line[-1].wait())
 
 
-def test_who_saw_the_next_one_come_lets_the_one_after_it_linger_once():
+def test_who_saw_the_next_one_come_lets_two_after_it_linger():
     order = Turns()
 
     def store(follower):
@@ -50,8 +50,19 @@ def test_who_saw_the_next_one_come_lets_the_one_after_it_linger_once():
         return linger_s > 0
 
     assert [store(who) for who in (None, "t", "t", None, None, "another thread", None)] == [
-        False, False, True, True, False, False, False,
+        False, False, True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_who_has_somebody_behind_it_lingers_at_once():
+    order = Turns()
+    first, second = order.take("t"), order.take("t")
+    with first.storing() as linger_s:
+        assert linger_s > 0
+        first.end()
+    with second.storing() as linger_s:  # the last one has learnt from the first
+        assert linger_s > 0
+        second.end()
 
 
 def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path, monkeypatch):
@@ -63,7 +74,7 @@ def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path
     monkeypatch.setattr(turns, "_LINGER_S", 30.0)
     with OutliveSaver(f"sqlite:///{tmp_path}/a.db") as saver:
         put(saver, "1")
-        saver._shared.turns._is_followed = True
+        saver._shared.turns._hope = 1
         writer = threading.Thread(target=saver.put_writes, args=(at(id="1"), [("a", 1)], "task"))
         writer.start()
         while not saver._shared.sync._engine.backend._queue:

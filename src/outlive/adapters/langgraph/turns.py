@@ -7,9 +7,9 @@ it waits, and writes that stand in a queue together share one transaction. Threa
 the same line.
 
 Writes are nearly always followed by their checkpoint within a millisecond, and an fsync for both costs as much as one. So
-when a writer saw the next one come while it was at work, those after it linger in the store's queue for a moment,
-and the next one stores both. Whoever lingered in vain is the last to do so: a program that calls the saver step by step
-never waits.
+when a writer saw the next one come before it was stored, those after it linger in the store's queue for a moment,
+and the next one stores both. When two in a row lingered in vain, nobody does any more: a program that calls the saver step
+by step does not wait.
 
 One case has no order: a sync call that stops an event loop, while tasks of that very loop are before it. They go on only when
 the loop does, so it does not wait for them. Such a call may have been made on the loop itself, or by a thread that the loop waits for
@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 _LINGER_S = 0.002
+_HOPE = 2  # of so many in a row, one is followed
 _STILL_S = 1.0  # after which a loop that does not answer stands still
 
 
@@ -40,7 +41,7 @@ class Turn:
     ) -> None:
         self.thread = thread
         self.is_over = False
-        self.is_followed = False  # another turn was taken while this one was being stored
+        self.is_followed = False  # another turn was taken before this one was stored
         self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
         self.loop = loop  # on which it runs as a task
         self._turns = turns
@@ -95,7 +96,7 @@ class Turns:
         self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
         self._lines: dict[str, deque[Turn]] = {}
         self._storing: set[Turn] = set()
-        self._is_followed = False  # the one that was stored last was
+        self._hope = 0  # how many more may linger, when nobody comes
         self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = weakref.WeakKeyDictionary()
 
     def take(self, thread: str, loop: asyncio.AbstractEventLoop | None = None) -> Turn:
@@ -129,13 +130,14 @@ class Turns:
         """Note that a turn is being stored; return how long it may wait for the next one."""
         with self._lock:
             self._storing.add(turn)
-            return _LINGER_S if self._is_followed else 0.0
+            turn.is_followed = self._lines[turn.thread][-1] is not turn
+            return _LINGER_S if self._hope or turn.is_followed else 0.0
 
     def end_storing(self, turn: Turn) -> None:
         """Learn whether anybody came meanwhile."""
         with self._lock:
             self._storing.discard(turn)
-            self._is_followed = turn.is_followed
+            self._hope = _HOPE if turn.is_followed else max(0, self._hope - 1)
 
     def loop_before(
         self, turn: Turn, first: asyncio.AbstractEventLoop | None
