@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from .backend import RESERVED, Backend, escape
+from .backends.address import Served, hide_secrets, take_options
 from .backends.local import Borrowed, Inline, Local
 from .backends.memory import MemoryBackend, NullBackend
-from .backends.server import Served, hide_secrets, take_options
 from .cache import Cache
 from .chunk import Namer
 from .codec import Codec
@@ -22,9 +22,6 @@ from .engine import Engine
 from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
 from .layers.keyring import KeyRing, is_sealed, key_of
-from .layers.status import OPTIONS as PAIR_OPTIONS
-from .layers.status import Replication
-from .retain import Retain
 from .runtime import SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -34,10 +31,16 @@ if TYPE_CHECKING:
     import redis.asyncio
 
     from .layers.replicate import Replicate
+    from .layers.status import Replication
+    from .retain import Retain
 
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
 
 DEFAULT_CACHE_BYTES = 64 << 20
+_PAIR = (
+    "secondary", "replication", "on_secondary_down", "enable_replication", "health_check_interval_s", "auto_failover",
+    "max_failover_attempts", "failback_delay_s",
+)  # fmt: skip
 _COMMON = ("tenant", "durability", "cache_bytes", "timeout_s", "on_event", "key", "retain")
 _EXAMPLES = (
     "sqlite:///agent.db  file:///folder  postgresql://host/database  redis://host  redis+sentinel://host/service  "
@@ -203,7 +206,7 @@ def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: 
 
 def _parse(where: Any, options: dict[str, Any]) -> _Target:
     """Read a URL or a client, and the options in it and beside it."""
-    pair = {name: value for name, value in options.items() if name in PAIR_OPTIONS}
+    pair = {name: value for name, value in options.items() if name in _PAIR}
     served, common = _serve(where, {name: value for name, value in options.items() if name not in pair})
     settings = _settings(served.shown, common)
     target = _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
@@ -215,6 +218,8 @@ def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str
     second = pair.pop("secondary", None)
     if second is None:
         raise BadURL(f"{min(pair, default='secondary')} needs a second store; give secondary=url beside it")
+    from .layers.status import Replication
+
     replication = Replication.of(pair)
     shown = [str(where).partition(":")[0], str(second).partition(":")[0]]
     if "null" in shown:
@@ -295,7 +300,11 @@ def _ring(common: dict[str, Any]) -> KeyRing | None:
 
 def _retain(common: dict[str, Any]) -> Retain | None:
     retain = common.get("retain")
-    if retain is not None and not isinstance(retain, Retain):
+    if retain is None:
+        return None
+    from .retain import Retain
+
+    if not isinstance(retain, Retain):
         raise BadArgument(f"retain must be an outlive.Retain(keep_last=..., ...), not {retain!r:.100}")
     return retain
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +43,8 @@ class Owner:
 
 @functools.lru_cache(maxsize=1)  # a forked child has another pid
 def _me(pid: int) -> tuple[str, str, str, int, int]:
+    import socket  # who only looks need not know
+
     return (
         socket.gethostname(),
         _read("/proc/sys/kernel/random/boot_id"),

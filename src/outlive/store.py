@@ -20,17 +20,17 @@ from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
-from .retain import Retain, Swept
 from .runtime import new_id
-from .sweep import Sweeper
 from .thread import AsyncThread
 
-if TYPE_CHECKING:  # what runs, pairs and keys need is imported by the first call that is about them
+if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the first call that is about them
     from .layers.replicate import Replicate
     from .layers.rotation import Rotated
     from .layers.status import ReplicationStatus, Switched
     from .recovery import Handler, Policy, Recovered
+    from .retain import Retain, Swept
     from .run import AsyncRun
+    from .sweep import Sweeper
     from .worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
@@ -68,7 +68,7 @@ class AsyncStore:
         self._is_closed = False
         self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
         self._heart = Heart(engine)
-        self._sweeper = Sweeper(engine, settings.tenant, self._heart, retain)
+        self._sweeper: Sweeper | None = None if retain is None else self._new_sweeper(retain)
 
     def __repr__(self) -> str:
         tenant = f" tenant={self._settings.tenant!r}" if self._settings.tenant else ""
@@ -316,10 +316,19 @@ class AsyncStore:
         Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
         nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
         """
+        from .retain import Retain
+
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
         await self.flush()
+        if self._sweeper is None:
+            self._sweeper = self._new_sweeper(None)
         return await self._sweeper.sweep(retain or self._sweeper.retain, dry_run=dry_run)
+
+    def _new_sweeper(self, retain: Retain | None) -> Sweeper:
+        from .sweep import Sweeper
+
+        return Sweeper(self._engine, self._settings.tenant, self._heart, retain)
 
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
         """Seal everything of this tenant anew under the newest key of the ring, while others go on.
@@ -473,7 +482,8 @@ class AsyncStore:
         if self._is_closed:
             return
         try:
-            await self._sweeper.close()
+            if self._sweeper is not None:
+                await self._sweeper.close()
             await self._heart.close()
             await self.flush()
         finally:
@@ -504,7 +514,8 @@ class AsyncStore:
 
     async def _touch(self, key: ThreadKey) -> None:
         """Note that a thread was read."""
-        await self._sweeper.touch(key)
+        if self._sweeper is not None:
+            await self._sweeper.touch(key)
 
     async def _settle(self, key: ThreadKey) -> None:
         """Let the delayed saves of a thread go first."""

@@ -13,7 +13,6 @@ from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Siz
 from .errors import BadArgument
 from .lease import RunInfo
 from .lock import AsyncLock
-from .retain import Retain, Swept
 from .runtime import run_now
 from .store import AsyncStore, Progress
 from .thread import AsyncThread
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from .layers.rotation import Rotated
     from .layers.status import ReplicationStatus, Switched
     from .recovery import Policy, Recovered
+    from .retain import Retain, Swept
     from .run import AsyncRun
     from .sync_responses import Responses
     from .worker import AsyncWorker

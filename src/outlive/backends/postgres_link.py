@@ -18,7 +18,8 @@ from psycopg import OperationalError, conninfo, generators, pq
 
 from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
-from .server import Lost, hide_secrets, is_address, lock_ms, look_up
+from .address import hide_secrets
+from .server import Lost, is_address, lock_ms, look_up
 
 T = TypeVar("T")
 Parameter = bytes | None

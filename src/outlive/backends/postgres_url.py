@@ -7,7 +7,7 @@ from typing import Any
 from ..backend import Backend
 from ..errors import BadURL, MissingExtra
 from ..runtime import Deadline
-from .server import Options, Served, hide_secrets, take_options
+from .address import Options, Served, hide_secrets, take_options
 
 OPTIONS = ("schema", "pool_size", "max_retries", "dial_timeout_s", "prepared_statements")
 # An agent may think for minutes between two saves: a connection that a firewall dropped meanwhile should be known dead.

@@ -18,10 +18,11 @@ from redis.exceptions import (
 )
 
 from ..errors import Corrupt, OutliveError, StoreFull, StoreUnavailable
+from .address import hide_secrets
 from .redis_nodes import Address, Nodes, Pool
 from .redis_scripts import Script
 from .redis_wires import Colour, Command, Reply
-from .server import Deadline, Lost, hide_secrets
+from .server import Deadline, Lost
 
 _HOPS = 8
 _TRANSIENT = ("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY")

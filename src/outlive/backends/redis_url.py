@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..backend import Backend
 from ..errors import BadArgument, BadURL, MissingExtra
-from .server import Options, Served, query_of
+from .address import Options, Served, query_of
 
 EXAMPLES = {
     "redis": "redis://host:6379/0",

@@ -132,7 +132,7 @@ class Call:
             return
         import threading
 
-        from ..backends.server import hide_secrets
+        from ..backends.address import hide_secrets
 
         said = f"still trying to open {hide_secrets(url)}; --timeout says for how long, Ctrl-C ends it"
         timer = threading.Timer(_PATIENCE_S, self.note, [said])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends.server import Served
+from ..backends.address import Served
 from ..errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from ..layers.backlog import Backlog
 from ..layers.keyring import KeyRing, is_sealed, key_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BadArgument, KeyMissing, NotSealed, StoreUnavailable
 
 if TYPE_CHECKING:
-    from ..backends.server import Served
+    from ..backends.address import Served
     from ..layers.keyring import KeyRing
     from ..store import AsyncStore
     from ..sync import Store

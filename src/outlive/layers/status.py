@@ -49,12 +49,6 @@ class Replication:
         return self.on_secondary_down == "fail"
 
 
-OPTIONS = (
-    "secondary", "replication", "on_secondary_down", "enable_replication", "health_check_interval_s", "auto_failover",
-    "max_failover_attempts", "failback_delay_s",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
     """How a pair is. What is queued is counted in both stores; while one of them does not answer, `is_exact` is false."""

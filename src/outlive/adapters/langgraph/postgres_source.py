@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
 
-from ...backends.server import hide_secrets
+from ...backends.address import hide_secrets
 from ...errors import BadArgument, BadURL, Corrupt, MissingExtra, StoreUnavailable
 from .source import Pair, Row, Typed, WriteKey, WriteRow
 

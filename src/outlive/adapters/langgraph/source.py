@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ...backends.server import hide_secrets
+from ...backends.address import hide_secrets
 from ...errors import BadURL
 
 Pair = tuple[str, str]  # (namespace, checkpoint id)
