@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive import chunk, piece
+from outlive import chunk, piece, planning
 from outlive.codec import Codec
 from outlive.part import Part
 from outlive.registry import Registry
@@ -72,7 +72,7 @@ def checked_split(state, old, stored):
     """Split along the old state, and compare with splitting alone and with packing; return pieces that are stored."""
     pieces = piece.split(CODEC, state, old)
     assert stream_of(pieces) == CODEC.pack(state) == stream_of(piece.split(CODEC, state))
-    plan = chunk.plan(CODEC, NAMER, pieces, old)
+    plan = planning.plan(CODEC, NAMER, pieces, old)
     stored.update(plan.chunks)
     raws = [chunk.decode(stored[name]) for name in plan.names]
     assert chunk.assemble(plan.layout, raws, pieces.size) == CODEC.pack(state)
@@ -147,7 +147,7 @@ def calls_of_a_small_change(files):
     sys.setprofile(count)
     try:
         pieces = piece.split(CODEC, {**state, "step": 2}, old)
-        chunk.plan(CODEC, NAMER, pieces, old)
+        planning.plan(CODEC, NAMER, pieces, old)
     finally:
         sys.setprofile(None)
     return calls

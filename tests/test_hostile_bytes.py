@@ -19,7 +19,7 @@ import pytest
 from backports import zstd
 
 import outlive
-from outlive import chunk, manifest
+from outlive import chunk, manifest, planning
 from outlive.codec import Codec
 from outlive.errors import Corrupt, NewerFormat, OutliveError, Unencodable, UnknownTag
 from outlive.extension import (
@@ -571,7 +571,8 @@ def test_ten_gigabytes_in_300_kilobytes_stop_at_what_was_declared():
 
 def test_what_decode_would_refuse_is_refused_at_save(monkeypatch):
     """A leaf beyond the limit of one chunk may not be stored in a form that no load accepts."""
-    monkeypatch.setattr(chunk, "MAX_RAW", 1 << 20)
+    for module in (chunk, planning):
+        monkeypatch.setattr(module, "MAX_RAW", 1 << 20)
     state = {"image": bytes(3 << 20)}
     with outlive.open("memory:") as store:
         try:

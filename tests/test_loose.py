@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outlive import chunk, manifest, prune
+from outlive import chunk, manifest, planning, prune
 from outlive.backend import Commit, ThreadKey
 from outlive.cache import Cache
 from outlive.codec import Codec
@@ -33,7 +33,7 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
         data = chunk.encode(raw)
         stored[NAMER.name(data)] = data
         loose = {
-            packed[: chunk.LOOSE_KEY]: (packed, NAMER.name(data), raw.find(packed))
+            packed[: planning.LOOSE_KEY]: (packed, NAMER.name(data), raw.find(packed))
             for packed in map(CODEC.pack, written)
         }
         for one in written:
@@ -41,11 +41,11 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
                 one["id"] = rng.getrandbits(60)  # as LangGraph does to a message without one
         state = [*state, *written] if rng.random() < 0.8 else [*state[1:], *written, message(rng)]
         pieces = split(CODEC, state, old)
-        plan = chunk.plan(CODEC, NAMER, pieces, old, loose)
+        plan = planning.plan(CODEC, NAMER, pieces, old, loose)
         stored.update(plan.chunks)
         raws = [chunk.decode(stored[name]) for name in plan.names]
         assert CODEC.unpack(chunk.assemble(plan.layout, raws, pieces.size)) == state
-        assert len(plan.layout) <= 2 * chunk.MAX_SPANS
+        assert len(plan.layout) <= 2 * planning.MAX_SPANS
         plan.settle()
         old = pieces
 

@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 
-from . import chunk
+from . import planning
 from .backend import CheckpointRecord, Known
 from .codec import Codec
 from .manifest import layout_of
@@ -31,7 +31,7 @@ class Base:
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
     loose: dict[bytes, tuple[bytes, bytes, int]] = field(
         default_factory=dict
-    )  # what tasks wrote since (chunk.Loose)
+    )  # what tasks wrote since (planning.Loose)
 
     @property
     def known(self) -> Known:
@@ -58,7 +58,7 @@ class Base:
         pieces = split(codec, codec.unpack(stream, opaque=True))
         if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
             return None  # written in another way than this version writes: nothing to share
-        chunk.place(pieces, layout_of(self.record.body), list(self.record.chunks))
+        planning.place(pieces, layout_of(self.record.body), list(self.record.chunks))
         self.pieces = pieces  # before the stream goes: a reader finds one of the two
         self.stream = None
         return pieces

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import chunk
+from . import planning
 from .backend import Commit, Receipt, ThreadKey
 from .cache import Base, Cache
 from .checkpoint import Checkpoint
@@ -142,7 +142,7 @@ class Delayed:
         self._bases.drop(self._key.digest)
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
-        plan = chunk.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
+        plan = planning.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
         record = engine.record(prepared.draft, plan)
         return replace(
             prepared.commit, checkpoints=(record,), chunks=tuple(plan.chunks.items()), generation=None

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import chunk, manifest
+from . import chunk, manifest, planning
 from .backend import (
     FORMAT,
     Backend,
@@ -77,7 +77,7 @@ class Prepared:
 
     draft: Draft
     commit: Commit
-    plan: chunk.Plan
+    plan: planning.Plan
     base: Base | None = None
 
 
@@ -175,7 +175,7 @@ class Engine:
         pieces = split(self.codec, state, old)
         if draft.before_plan is not None:
             await draft.before_plan()
-        plan = chunk.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
+        plan = planning.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
         shares = len(plan.names) > len(plan.chunks)
         commit = Commit(
             thread=key,
@@ -207,7 +207,7 @@ class Engine:
             return None
         return base
 
-    def record(self, draft: Draft, plan: chunk.Plan) -> CheckpointRecord:
+    def record(self, draft: Draft, plan: planning.Plan) -> CheckpointRecord:
         """Describe a planned save for the backend."""
         said = manifest.Manifest(
             plan.layout,
@@ -360,7 +360,7 @@ class Engine:
         self, namespace: str, checkpoint: str, task: str, index: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
         """Describe a write; a value that is not short goes into chunks like a state."""
-        plan = chunk.plan(self.codec, self.namer, split(self.codec, value), None)
+        plan = planning.plan(self.codec, self.namer, split(self.codec, value), None)
         body = manifest.encode(self.codec, manifest.Manifest(plan.layout))
         record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
         return record, plan.chunks
@@ -368,7 +368,7 @@ class Engine:
     def loose(
         self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
     ) -> dict[bytes, tuple[bytes, bytes, int]]:
-        """Return where the elements of a write will be (chunk.Loose).
+        """Return where the elements of a write will be (planning.Loose).
 
         They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
         """
@@ -376,11 +376,11 @@ class Engine:
         raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
         for element in elements if raw else ():
             data = self.codec.pack(element)
-            if len(data) >= chunk.INLINE and (at := raw.find(data)) >= 0:
-                found[data[: chunk.LOOSE_KEY]] = (data, record.chunks[0], at)
+            if len(data) >= planning.INLINE and (at := raw.find(data)) >= 0:
+                found[data[: planning.LOOSE_KEY]] = (data, record.chunks[0], at)
         return found
 
-    def keep_loose(self, key: ThreadKey, namespace: str, loose: chunk.Loose) -> None:
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: planning.Loose) -> None:
         """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
         if base is not None and len(base.loose) < _MOST_LOOSE:

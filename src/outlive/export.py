@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import chunk, manifest
+from . import manifest, planning
 from .arguments import check_id, check_namespace, check_source, check_step, check_text, optional_id
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .checkpoint import micros, moment
@@ -284,10 +284,10 @@ class _Importing:
         self._states[namespace, id] = state
         return state
 
-    async def _plan(self, namespace: str, form: Json) -> chunk.Plan:
+    async def _plan(self, namespace: str, form: Json) -> planning.Plan:
         engine, old = self._engine, self._bases.get(namespace)
         pieces = split(engine.codec, self.unpacked(form), old)
-        plan = chunk.plan(engine.codec, engine.namer, pieces, old)
+        plan = planning.plan(engine.codec, engine.namer, pieces, old)
         plan.settle()  # nobody reads it before all is stored, and nothing is when this fails
         self._bases[namespace] = pieces
         await self._bring(plan.chunks)
