@@ -320,14 +320,18 @@ class OutcomeUnknown(StoreError):
 class NotReplicated(OutcomeUnknown):
     """The primary has stored it, but too few replicas confirmed that in time: a failover may still lose it.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more.
+    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more. What saves nothing (a deletion) is
+    repeated as it is, and `checkpoint_id` is empty.
     """
 
     def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
+        what, retry = f"done this on thread {thread!r}", "repeat the call"
+        if checkpoint_id:
+            what = f"stored checkpoint {checkpoint_id!r} of thread {thread!r}"
+            retry = f"retry with save(state, id={checkpoint_id!r})"
         StoreError.__init__(
             self,
-            f"the primary has stored checkpoint {checkpoint_id!r} of thread {thread!r}, but only {confirmed} of "
-            f"{wanted} replicas confirmed it in time; retry with save(state, id={checkpoint_id!r})",
+            f"the primary has {what}, but only {confirmed} of {wanted} replicas confirmed it in time; {retry}",
         )
         self.thread = thread
         self.checkpoint_id = checkpoint_id

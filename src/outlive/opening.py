@@ -170,6 +170,8 @@ async def _build(
     namer = _namer(key, target.settings.tenant)
     engine = Engine(backend, Codec(), namer, Cache(target.cache_bytes), runtime, target.watched)
     engine.timeout_s = target.settings.timeout_s
+    if pair is not None:
+        engine.confirm = pair.confirm
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal
+from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey
 from ..errors import (
     Corrupt,
     EpochPassed,
@@ -207,7 +207,9 @@ class Committing:
             if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
-                answer = await self._carry(sent[at], epoch, whole=answer is not None)
+                answer = await self._carry(
+                    sent[at], epoch, whole=answer is not None or _may_repeat(sent[at].given, results[at])
+                )
             if isinstance(answer, OutliveError):
                 results[at] = self._refused(sent[at], answer) or results[at]
             else:
@@ -236,6 +238,26 @@ class Committing:
         except OutliveError as error:
             return error
         return None
+
+    async def confirm(self, thread: ThreadKey, epoch: int) -> None:
+        """Make sure that what was removed from a thread is in both stores, when that is what an acknowledgement says.
+
+        A removal that was refused because the secondary did not take it finds nothing to remove when it is repeated: what is left of it is
+        the note, which is carried over now. Raises NotReplicated when it cannot be.
+        """
+        if not (self._options.is_enabled and self._options.is_strict and epoch % 2 == PRIMARY):
+            return
+        items = await self._stores.backlog(PRIMARY).items_of(thread, self._queue.done_of(thread))
+        if not items.buried:
+            return
+        try:
+            await self._stores.meet(SECONDARY)
+            await self._stores.carrier(PRIMARY, self._stores.patience_s).carry(thread, items, epoch)
+        except EpochPassed:
+            raise
+        except OutliveError as error:
+            self._stores.note_health(SECONDARY, error)
+            raise _not_replicated(thread.id, "", error) from error
 
     def _refused(self, sent: _Sent, error: OutliveError) -> OutliveError | None:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
@@ -266,6 +288,15 @@ def _may_be_overtaken(commit: Commit) -> bool:
     """Tell whether a deletion may come behind saves that it has not seen: a busy thread must not starve it."""
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
+
+
+def _may_repeat(commit: Commit, result: object) -> bool:
+    """Tell whether a removal may be one that was refused before, whose note says more than its own.
+
+    The checkpoints that it names are gone already; or what it is to erase was erased then, in chunks that it does not name any more.
+    """
+    removal = commit.removal
+    return removal is not None and (removal.erase or (isinstance(result, Receipt) and not result.removed))
 
 
 def _claims(commit: Commit) -> bool:
