@@ -285,6 +285,27 @@ class EpochPassed(CallerError):
         self.current = current
 
 
+class OpenedAlone(CallerError):
+    """One store of a pair was opened without the other, and may be read only: what is written to it alone would be lost from sight.
+
+    `role` is what this store is, `active` which of the two is written to: "primary" or "secondary".
+    """
+
+    def __init__(self, role: str, active: str) -> None:
+        other = "" if role == active else f", of which the {active} is active,"
+        going_on = (
+            "; enable_replication=False leaves the other one behind, which gets everything when the pair is opened again"
+            if role == active
+            else ""
+        )
+        super().__init__(
+            f"this store is the {role} of a pair{other} and was opened alone: the other one would not learn of this; "
+            f"open both by outlive.open(primary, secondary=secondary){going_on}"
+        )
+        self.role = role
+        self.active = active
+
+
 # The store's --------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from ..errors import (
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
 from .loss import has_gap
-from .note import Items, items_of, note, without_notes
+from .note import Items, buried, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication
@@ -56,7 +56,7 @@ class Committing:
         """Do each commit in the store that is active in an epoch, and as the mode says in the other one."""
         active = self._stores.both[epoch % 2]
         if not self._options.is_enabled:
-            return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
+            return await active.commit_all([buried(replace(one, timeout_s=share_s)) for one in commits])
         if any(map(_claims, commits)) and (refusal := await self._refusal(epoch, deadline)) is not None:
             rest = [one for one in commits if not _claims(one)]
             done = iter(await self.commit(rest, epoch, share_s, deadline) if rest else ())
@@ -105,7 +105,7 @@ class Committing:
         if not items:  # a renewed lease, or chunks that nobody names yet
             return _Sent(given, replace(given, timeout_s=share_s), items)
         key = self._queue.new_key()
-        commit = _buried(replace(given, timeout_s=share_s))
+        commit = buried(replace(given, timeout_s=share_s))
         if _may_be_overtaken(given):  # with an epoch it could not, nor when it takes notes off
             commit.entries = (note(key, items),)
             return _Sent(given, commit, items, key)
@@ -276,12 +276,6 @@ def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
     failure = NotReplicated(thread, id, 0, 1)
     failure.__cause__ = error
     return failure
-
-
-def _buried(commit: Commit) -> Commit:
-    if commit.removal is not None:
-        commit.removal = replace(commit.removal, buries=True)
-    return commit
 
 
 def _may_be_overtaken(commit: Commit) -> bool:
