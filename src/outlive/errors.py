@@ -400,6 +400,19 @@ class Corrupt(StoreError):
         self.checkpoint = checkpoint
 
 
+class DamagedEntry(Corrupt):
+    """A run, step, response or lock does not match its checksum. Its key is where it stands: whoever lists others goes on behind it.
+
+    `status` is what the row says, which may be part of the damage.
+    """
+
+    def __init__(self, thread: str, kind: str, key: str, status: str) -> None:
+        super().__init__(f"{kind} {key!r} does not match its checksum", thread=thread)
+        self.kind = kind
+        self.key = key
+        self.status = status
+
+
 class SealBroken(Corrupt):
     """A sealed record does not open: it was changed, cut, moved from elsewhere, or is not of this key."""
 
