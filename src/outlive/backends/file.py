@@ -129,6 +129,8 @@ class FileBackend(MemoryBackend):
         """Write the file aside and rename it: it is there as a whole or not at all."""
         if self._index.is_there() or self._log_names():
             raise Corrupt("the file 'store' with the naming key is gone")
+        if not offered:
+            return offered
         with self._guard.renaming(""):
             fd = self._disk.create("store.tmp")
             try:

@@ -114,7 +114,8 @@ class SQLiteBackend:
         return bytes(row[0])
 
     def _adopt(self, db: apsw.Connection, key: bytes) -> bytes:
-        db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
+        if key:
+            db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
         return key
 
     # Committing

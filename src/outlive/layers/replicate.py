@@ -107,6 +107,8 @@ class Replicate:
     async def identity(self, offered: bytes) -> bytes:
         """Open the pair and return the naming key, which both stores have."""
         key = await Joining(self.stores, self._switching, self._options).join(offered)
+        if not key:
+            return key
         self.stores.is_named = self._naming(key)
         self._keep_beating()
         return key
