@@ -392,10 +392,10 @@ def _file(url: str, options: dict[str, Any]) -> Served:
     fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
 
-    def make(_: float | None) -> Local:
+    def make(timeout_s: float | None) -> Local:
         from .backends.file import FileBackend
 
-        return FileBackend(os.path.abspath(path), fsync=fsync)
+        return FileBackend(os.path.abspath(path), fsync=fsync, timeout_s=timeout_s)
 
     return _local(url.partition("?")[0], make)
 
