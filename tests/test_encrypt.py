@@ -527,6 +527,19 @@ def test_verify_needs_no_key_and_nothing_else_reads(backend, url_for, tmp_path):
         assert store.delete("thread")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_ring_without_keys_opens_neither_a_plain_store_nor_a_new_one(backend, url_for, tmp_path):
+    url = url_for(backend, tmp_path)
+    with pytest.raises(outlive.KeyMissing, match="the ring has none"):
+        outlive.open(url, key=KeyRing())
+    with outlive.open(url) as store:  # nothing was begun there
+        store.thread("t").save(1)
+    with pytest.raises(outlive.NotSealed, match="open it without key="):
+        outlive.open(url, key=KeyRing())
+    with outlive.open(url) as store:
+        assert store.thread("t").load() == 1
+
+
 @pytest.mark.parametrize("what", LOOKS)
 def test_verify_without_a_key_finds_a_record_in_the_clear(what):
     store, inner = memory_store()

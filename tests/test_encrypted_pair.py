@@ -48,6 +48,25 @@ def test_both_stores_hold_the_same_sealed_bytes_before_and_after_a_rotation(mode
     assert all(rows(a, table) == rows(b, table) for table in TABLES)
 
 
+def test_a_ring_without_keys_opens_a_pair_that_is_encrypted_and_no_other(tmp_path):
+    a, b, c, d = (f"sqlite:///{tmp_path / name}.db" for name in "abcd")
+    with pytest.raises(outlive.KeyMissing):
+        outlive.open(a, secondary=b, key=outlive.KeyRing())
+    with outlive.open(
+        a, secondary=b, key=outlive.KeyRing({"k": outlive.KeyRing.new_key()}), auto_failover=False
+    ) as store:
+        fill(store)
+        store.promote()
+        store.thread("new").save(1)
+    with outlive.open(a, secondary=b, key=outlive.KeyRing()) as store:
+        assert store.replication_status().active == "secondary"
+        assert [info.id for info in store.threads()] == ["new", "t", "t2"]
+        assert store.verify().ok
+    outlive.open(c, secondary=d).close()
+    with pytest.raises(outlive.NotSealed):
+        outlive.open(c, secondary=d, key=outlive.KeyRing())
+
+
 def test_a_failover_leaves_an_encrypted_store_readable(tmp_path):
     ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
     options = {"secondary": f"sqlite:///{tmp_path / 'b.db'}", "replication": "sync"}

@@ -916,6 +916,33 @@ def test_a_lock_that_others_hold_is_waited_for_no_longer_than_asked(folder: Path
     save(backend, "c2")
 
 
+def test_whatever_needs_the_lock_waits_no_longer_than_the_store_was_opened_for(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    new.mkdir()
+    backend = opened(old)
+    backend.identity(b"key")
+    save(backend, "c1")
+    data = log_of(old).read_bytes()
+    log_of(old).write_bytes(
+        flipped(data, data.index(chunk("'trip-42' c1 ")[1]) + 9, 3)
+    )  # in motion, or damaged?
+    start = time.monotonic()
+    with (new / "lock").open("wb") as one, (old / "lock").open("rb") as two:
+        for file in (one, two):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        for call in (
+            lambda: outlive.open(f"file://{new}", timeout_s=0.1),
+            lambda: opened(old, timeout_s=0.1).read(T, ""),
+            lambda: opened(old, timeout_s=0.1).audit(T),
+            lambda: done(opened(old, timeout_s=0.1), saving("c2")),
+            lambda: opened(old).read(T, "", timeout_s=0.1),
+            lambda: opened(old).fetch(T, [chunk("'trip-42' c1 ")[0]], timeout_s=0.1),
+        ):
+            with pytest.raises(StoreBusy, match=r"for 0\.1 s"):
+                call()
+    assert time.monotonic() - start < 20
+
+
 def test_a_commit_that_waited_too_long_in_a_group_is_refused_and_the_patient_ones_are_not(
     folder: Path,
 ) -> None:

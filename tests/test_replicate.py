@@ -68,6 +68,45 @@ def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in
     run(rig, scenario)
 
 
+DELETIONS = {
+    "prune": lambda thread: thread.prune(keep_last=1),
+    "prune and erase": lambda thread: thread.prune(keep_last=1, erase=True),
+    "remove and erase": lambda thread: thread.remove(["0", "1"], erase=True),
+    "remove a run": lambda thread: thread.remove(run="r"),
+    "delete": lambda thread: thread.delete(),
+}
+
+
+@pytest.mark.parametrize("how", DELETIONS)
+def test_a_strict_deletion_is_refused_however_often_it_is_repeated_until_it_is_in_both(rig, how):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        thread, delete = store.thread("t"), DELETIONS[how]
+        work = store.run("t", run_id="r")
+        await work.start()
+        state = {"list": [f"kept {k}" for k in range(900)]}
+        await work.save({**state, "more": ["secret" * 50] * 9}, id="0")
+        await work.save(state, id="1")
+        await work.complete()
+        await thread.save(state, id="2")
+        rig.cut(rig.secondary)
+        for _ in range(3):
+            with pytest.raises(outlive.NotReplicated, match="repeat the call"):
+                await delete(thread)
+        other = await rig.open(health_check_interval_s=100)  # another process finds nothing to delete either
+        with pytest.raises(outlive.NotReplicated):
+            await delete(other.thread("t"))
+        rig.heal()
+        await delete(other.thread("t"))
+        alone = await rig.alone(1)
+        assert await ids(alone, "t") == await ids(store, "t")
+        if "erase" in how:
+            assert b"secret" not in await raw_chunks(alone, thread._key)
+        assert (await alone.verify()).problems == ()
+
+    run(rig, scenario)
+
+
 def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(rig):
     async def scenario(rig):
         store = await rig.open(replication="async", health_check_interval_s=100)

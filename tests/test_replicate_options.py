@@ -324,7 +324,7 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
         with outlive.open(b) as alone:
             found.extend(info.id for info in alone.threads())
             lost = [ThreadKey.of("", id) for id in (*found, "")]  # the record of the pair too
-            await alone._store._engine.backend.commit_all(
+            await alone._store._engine.backend.inner.commit_all(
                 [Commit(key, removal=Removal(everything=True)) for key in lost]
             )
 

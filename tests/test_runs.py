@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psycopg
 import pytest
+import redis
 
 import outlive
 from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds
 from outlive import lease
-from outlive.backend import NEXT, Commit
+from outlive.backend import NEXT, Commit, ThreadKey
 from outlive.codec import Codec
 from outlive.errors import (
     AmbiguousStep,
@@ -476,6 +479,51 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
         report = store.recover({"known": lambda run: 5})
         assert [one.id for one in report.resumed] == ["a", "z"]
         assert [(one.run.id, "elsewhere" in one.reason) for one in report.refused] == [("strange", True)]
+
+
+def damage_run(backend, url, id):
+    """Change the stored body of a run."""
+    if backend == "sqlite":
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+            assert (
+                db.execute("update entry set body = x'00' where kind = 'run' and key = ?", (id,)).rowcount
+                == 1
+            )
+        db.close()
+    elif backend == "postgresql":
+        address, _, schema = url.partition("?schema=")
+        with psycopg.connect(address, autocommit=True) as db:
+            said = f"update {schema}.entry set body = 'x' where kind = 'run' and key = %s"
+            assert db.execute(said, (id,)).rowcount == 1
+    else:
+        address, _, prefix = url.partition("?prefix=")
+        with contextlib.closing(redis.Redis.from_url(address)) as server:
+            (key,) = server.scan_iter(f"{prefix}*{ThreadKey.of('', id).digest.hex()}*:e")
+            field = f"run\0{id}".encode()
+            value = server.hget(key, field)
+            server.hset(key, field, value[:-20] + bytes(20))
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
+    monkeypatch.setattr("outlive.recovery._PAGE", 5)
+    names = [f"{n:02}" for n in range(14)]
+    damaged = {"00", "03", "04", "13"}
+    with outlive.open(url) as store:
+        for id in names:
+            store.run(id, run_id=id, agent="known").start().interrupt()
+        for id in damaged:
+            damage_run(backend, url, id)
+        assert [(run.id, run.thread, run.is_readable) for run in store.runs()] == [
+            (id, id, id not in damaged) for id in names
+        ]
+        report = store.recover({"known": lambda run: 5})
+        assert [one.id for one in report.resumed] == [id for id in names if id not in damaged]
+        assert {one.run.id for one in report.refused} == damaged
+        assert all("does not match its checksum" in one.reason for one in report.refused)
+        for call in (lambda: store.run("03", run_id="03").start(), lambda: store.retry("03")):
+            with pytest.raises(outlive.Corrupt):  # nobody takes what nobody can read
+                call()
 
 
 def test_a_result_that_cannot_be_kept_fails_the_run_and_is_named():

@@ -336,7 +336,7 @@ class Backend(Protocol):
     name: str
 
     async def identity(self, offered: bytes) -> bytes:
-        """Return the store's naming key, adopting `offered` when the store is new."""
+        """Return the store's naming key, adopting `offered` when the store is new; nothing is adopted when that is empty, and returned then."""
         ...
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:

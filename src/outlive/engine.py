@@ -100,6 +100,7 @@ class Engine:
         self.cache = cache
         self.runtime = runtime
         self.timeout_s: float | None = None  # of commits that do not say how long they may take
+        self.confirm: Callable[[ThreadKey], Awaitable[None]] = _confirmed
 
     async def commit(self, commit: Commit) -> Receipt:
         """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
@@ -416,6 +417,10 @@ class Engine:
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
         return await all_records(self.backend, key, namespace, run, page)
+
+
+async def _confirmed(thread: ThreadKey) -> None:
+    """What was removed from one store is removed; a pair has more to say."""
 
 
 async def all_records(

@@ -285,6 +285,27 @@ class EpochPassed(CallerError):
         self.current = current
 
 
+class OpenedAlone(CallerError):
+    """One store of a pair was opened without the other, and may be read only: what is written to it alone would be lost from sight.
+
+    `role` is what this store is, `active` which of the two is written to: "primary" or "secondary".
+    """
+
+    def __init__(self, role: str, active: str) -> None:
+        other = "" if role == active else f", of which the {active} is active,"
+        going_on = (
+            "; enable_replication=False leaves the other one behind, which gets everything when the pair is opened again"
+            if role == active
+            else ""
+        )
+        super().__init__(
+            f"this store is the {role} of a pair{other} and was opened alone: the other one would not learn of this; "
+            f"open both by outlive.open(primary, secondary=secondary){going_on}"
+        )
+        self.role = role
+        self.active = active
+
+
 # The store's --------------------------------------------------------------------------------------
 
 
@@ -320,14 +341,18 @@ class OutcomeUnknown(StoreError):
 class NotReplicated(OutcomeUnknown):
     """The primary has stored it, but too few replicas confirmed that in time: a failover may still lose it.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more.
+    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more. What saves nothing (a deletion) is
+    repeated as it is, and `checkpoint_id` is empty.
     """
 
     def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
+        what, retry = f"done this on thread {thread!r}", "repeat the call"
+        if checkpoint_id:
+            what = f"stored checkpoint {checkpoint_id!r} of thread {thread!r}"
+            retry = f"retry with save(state, id={checkpoint_id!r})"
         StoreError.__init__(
             self,
-            f"the primary has stored checkpoint {checkpoint_id!r} of thread {thread!r}, but only {confirmed} of "
-            f"{wanted} replicas confirmed it in time; retry with save(state, id={checkpoint_id!r})",
+            f"the primary has {what}, but only {confirmed} of {wanted} replicas confirmed it in time; {retry}",
         )
         self.thread = thread
         self.checkpoint_id = checkpoint_id
@@ -373,6 +398,19 @@ class Corrupt(StoreError):
         self.what = what
         self.thread = thread
         self.checkpoint = checkpoint
+
+
+class DamagedEntry(Corrupt):
+    """A run, step, response or lock does not match its checksum. Its key is where it stands: whoever lists others goes on behind it.
+
+    `status` is what the row says, which may be part of the damage.
+    """
+
+    def __init__(self, thread: str, kind: str, key: str, status: str) -> None:
+        super().__init__(f"{kind} {key!r} does not match its checksum", thread=thread)
+        self.kind = kind
+        self.key = key
+        self.status = status
 
 
 class SealBroken(Corrupt):

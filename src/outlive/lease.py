@@ -101,10 +101,14 @@ def unpack_or_tell(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
     except KeyMissing:
         raise  # it is the key of all of them
     except OutliveError as error:
-        why = f"it cannot be read: {error}"
         return RunInfo(
-            entry.key, key.id, status=entry.status, until=entry.until, error=why, is_readable=False, _entry=entry
+            entry.key, key.id, status=entry.status, until=entry.until, error=unreadable(error), is_readable=False, _entry=entry
         )  # fmt: skip
+
+
+def unreadable(error: OutliveError) -> str:
+    """Say why only the place of a run can be told."""
+    return f"it cannot be read: {error}"
 
 
 def take_run(codec: Codec, run: RunInfo, stored: Entry | None) -> Entry:

@@ -21,6 +21,7 @@ from .codec import Codec
 from .engine import Engine
 from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
+from .layers.alone import guarded
 from .layers.keyring import KeyRing, is_sealed, key_of
 from .runtime import SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
@@ -60,6 +61,7 @@ class _Target:
     retain: Retain | None = None
     secondary: Served | None = None
     replication: Replication | None = None
+    is_alone: bool = False  # it goes on by itself, if it is one of a pair
 
 
 def open(url: str | RedisClient, **options: Any) -> Store:
@@ -120,7 +122,9 @@ async def _open_inline(target: _Target) -> AsyncStore:
 
     timeout_s = target.settings.timeout_s
     secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
-    return await _build(target.served.sync(timeout_s), secondary, target, SyncRuntime(), another)
+    return await _build(
+        target.served.sync(timeout_s), secondary, target, SyncRuntime(), another, checks_pair=True
+    )
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
@@ -132,7 +136,7 @@ async def _open_threaded(target: _Target) -> AsyncStore:
     timeout_s = target.settings.timeout_s
     primary = await target.served.asynchronous(timeout_s)
     secondary = None if target.secondary is None else await target.secondary.asynchronous(timeout_s)
-    store = await _build(primary, secondary, target, AsyncRuntime(), another)
+    store = await _build(primary, secondary, target, AsyncRuntime(), another, checks_pair=True)
     store._twin = lambda: _twin(primary, secondary, target)
     return store
 
@@ -149,31 +153,47 @@ def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> Async
     other = None
     if secondary is not None and target.secondary is not None:
         other = same(secondary, target.secondary)
-    return run_now(
-        _build(same(primary, target.served), other, replace(target, retain=None), SyncRuntime(), None)
-    )
+    first, target = same(primary, target.served), replace(target, retain=None)
+    return run_now(_build(first, other, target, SyncRuntime(), None, checks_pair=True))
 
 
 async def _build(
-    primary: Backend, secondary: Backend | None, target: _Target, runtime: SyncRuntime, opener: Opener | None
+    primary: Backend,
+    secondary: Backend | None,
+    target: _Target,
+    runtime: SyncRuntime,
+    opener: Opener | None,
+    *,
+    checks_pair: bool = False,
 ) -> AsyncStore:
     pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
-    backend = primary if pair is None else cast(Backend, pair)
-    if target.ring is not None:  # around the pair: both stores hold the same sealed bytes
-        from .layers.encrypt import Encrypted
-
-        backend = Encrypted(backend, target.ring)
+    backend = _sealing(primary if pair is None else cast(Backend, pair), target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
         if is_sealed(key):
             raise KeyMissing(key_of(key))
+        if pair is None and checks_pair:
+            settings, goes_on = target.settings, target.is_alone
+            alone = await guarded(primary, settings.tenant, settings.timeout_s, goes_on=goes_on)
+            backend = _sealing(alone, target.ring)
     except BaseException:
         await backend.close()
         raise
     namer = _namer(key, target.settings.tenant)
     engine = Engine(backend, Codec(), namer, Cache(target.cache_bytes), runtime, target.watched)
     engine.timeout_s = target.settings.timeout_s
+    if pair is not None:
+        engine.confirm = pair.confirm
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+
+
+def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
+    """Return a backend that seals, if there are keys: around a pair, so that both stores hold the same bytes."""
+    if ring is None:
+        return backend
+    from .layers.encrypt import Encrypted
+
+    return Encrypted(backend, ring)
 
 
 def _namer(key: bytes, tenant: str) -> Namer:
@@ -215,12 +235,14 @@ def _parse(where: Any, options: dict[str, Any]) -> _Target:
 
 def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str, Any]) -> _Target:
     """Add the second store."""
-    second = pair.pop("secondary", None)
-    if second is None:
-        raise BadURL(f"{min(pair, default='secondary')} needs a second store; give secondary=url beside it")
     from .layers.status import Replication
 
+    second = pair.pop("secondary", None)
     replication = Replication.of(pair)
+    if second is None and pair.keys() == {"enable_replication"} and not replication.is_enabled:
+        return replace(target, is_alone=True)
+    if second is None:
+        raise BadURL(f"{min(pair, default='secondary')} needs a second store; give secondary=url beside it")
     shown = [str(where).partition(":")[0], str(second).partition(":")[0]]
     if "null" in shown:
         raise BadURL("null: keeps nothing, so it cannot be one of two stores; leave secondary= out")
@@ -379,10 +401,10 @@ def _file(url: str, options: dict[str, Any]) -> Served:
     fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
 
-    def make(_: float | None) -> Local:
+    def make(timeout_s: float | None) -> Local:
         from .backends.file import FileBackend
 
-        return FileBackend(os.path.abspath(path), fsync=fsync)
+        return FileBackend(os.path.abspath(path), fsync=fsync, timeout_s=timeout_s)
 
     return _local(url.partition("?")[0], make)
 

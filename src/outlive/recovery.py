@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .backend import Commit, Entry, ThreadKey
+from .backend import Commit, Entry, EntryCursor, ThreadKey
 from .engine import Engine
-from .errors import BadArgument, EntryHeld, RunBusy, ThreadBusy
-from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell
+from .errors import BadArgument, Corrupt, DamagedEntry, EntryHeld, RunBusy, ThreadBusy
+from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell, unreadable
 from .run import AsyncRun
 
 Handler = Callable[[AsyncRun], Any]
@@ -48,17 +48,36 @@ async def find_runs(
     statuses: Sequence[str] | None = None,
     lapsed: bool | None = None,
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
-    """Iterate over runs by id."""
-    after: tuple[str, bytes] | None = None
+    """Iterate over runs by id. One that is damaged comes as one that cannot be read, and hides no other."""
+    after: EntryCursor | None = None
+    limit = _PAGE
     while True:
-        page = await engine.backend.entries(
-            tenant, RUN, statuses=statuses, lapsed=lapsed, after=after, limit=_PAGE
-        )
-        for key, entry in page:
-            yield key, unpack_or_tell(engine.codec, key, entry)
-        if len(page) < _PAGE:
+        try:
+            page = await engine.backend.entries(
+                tenant, RUN, statuses=statuses, lapsed=lapsed, after=after, limit=limit
+            )
+            found = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
+            is_over = len(page) < limit
+        except DamagedEntry as error:
+            if limit > 1:
+                limit //= 2  # what stands before it comes in smaller pages
+                continue
+            found, is_over, limit = [_damaged(tenant, error)], False, _PAGE
+        for one in found:
+            yield one
+        if is_over:
             return
-        after = (page[-1][1].key, page[-1][0].digest)
+        key, last = found[-1]
+        before, after = after, (last.id, key.digest)
+        if before == after:  # a backend that does not go on behind it
+            raise Corrupt(f"run {last.id!r} is damaged", thread=last.thread)
+
+
+def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
+    """Return a run of which nothing but its place can be told."""
+    key = ThreadKey.of(tenant, error.thread or "")
+    status = error.status if error.status in STATUSES else RUNNING
+    return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
 
 
 async def find_interrupted(engine: Engine, tenant: str) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:

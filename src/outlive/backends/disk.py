@@ -159,13 +159,15 @@ class WriteLock:
     _CLEAN = b"\0"
     _RENAMING = b"\1"
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, patience_s: float = BUSY_S) -> None:
         self._disk = disk
+        self.patience_s = patience_s  # of who says nothing of its own
         self._fd = -1
         self._is_mended = False
 
     @contextlib.contextmanager
-    def held(self, timeout_s: float = BUSY_S) -> Iterator[None]:
+    def held(self, timeout_s: float | None = None) -> Iterator[None]:
+        timeout_s = self.patience_s if timeout_s is None else timeout_s
         self._release()  # what an interrupt may have left, on its way out of here
         try:
             self._take(timeout_s, time.monotonic() + timeout_s)

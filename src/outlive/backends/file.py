@@ -89,14 +89,16 @@ class FileBackend(MemoryBackend):
 
     name = "file"
 
-    def __init__(self, path: str, *, fsync: str = "full", disk: Disk | None = None) -> None:
+    def __init__(
+        self, path: str, *, fsync: str = "full", timeout_s: float | None = None, disk: Disk | None = None
+    ) -> None:
         super().__init__()
         if fsync not in ("full", "normal"):
             raise BadURL(f'fsync must be "full" or "normal", not {fsync!r}')
         self._is_full = fsync == "full"
         self._disk = disk or Disk(path)
         self._index = Index(self._disk)
-        self._guard = WriteLock(self._disk)
+        self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
         self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
         self._cached_bytes = 0
         with _translated():
@@ -129,6 +131,8 @@ class FileBackend(MemoryBackend):
         """Write the file aside and rename it: it is there as a whole or not at all."""
         if self._index.is_there() or self._log_names():
             raise Corrupt("the file 'store' with the naming key is gone")
+        if not offered:
+            return offered
         with self._guard.renaming(""):
             fd = self._disk.create("store.tmp")
             try:
@@ -150,7 +154,7 @@ class FileBackend(MemoryBackend):
         """Wait for the lock as long as the most patient commit; by then others may have had their time."""
         start = time.monotonic()
         try:
-            with _translated(), self._guard.held(max(_patience(commit) for commit in commits)):
+            with _translated(), self._guard.held(max(map(self._patience, commits))):
                 return self._commit_group(commits, time.monotonic() - start)
         except OutliveError as error:
             return [error] * len(commits)
@@ -174,8 +178,8 @@ class FileBackend(MemoryBackend):
     ) -> Receipt | OutliveError:
         """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
         digest = commit.thread.digest
-        if waited_s > _patience(commit):
-            return busy(_patience(commit))
+        if waited_s > self._patience(commit):
+            return busy(self._patience(commit))
         try:
             with _translated():
                 if digest not in batches:
@@ -183,6 +187,9 @@ class FileBackend(MemoryBackend):
                 return batches[digest].commit(commit)
         except OutliveError as error:
             return error
+
+    def _patience(self, commit: Commit) -> float:
+        return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
 
     def _open_batch(self, thread: ThreadKey) -> _Batch:
         """Open a thread for writing. Its table is kept in memory again only when all went well."""
@@ -304,12 +311,12 @@ class FileBackend(MemoryBackend):
             data = table.data(fd, wanted, record.id) if chunks else {}
             return Reading(generation, record, data, tuple(writes))
 
-        return self._look(thread, look)
+        return self._look(thread, look, timeout_s)
 
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        return self._look(thread, lambda table, fd: table.data(fd, names))
+        return self._look(thread, lambda table, fd: table.data(fd, names), timeout_s)
 
     def threads(
         self,
@@ -354,10 +361,12 @@ class FileBackend(MemoryBackend):
     def _table(self, thread: ThreadKey) -> Table:
         return self._look(thread, lambda table, fd: table)
 
-    def _look(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
+    def _look(
+        self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
+    ) -> T:
         """Show the newest table and its open file, both of one moment."""
         with _translated():
-            return self._believed(lambda: self._look_once(thread, look))
+            return self._believed(lambda: self._look_once(thread, look), timeout_s)
 
     def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
         try:
@@ -372,12 +381,12 @@ class FileBackend(MemoryBackend):
         finally:
             self._disk.close(fd)
 
-    def _believed(self, look: Callable[[], T]) -> T:
+    def _believed(self, look: Callable[[], T], timeout_s: float | None = None) -> T:
         """Without the lock, what looks damaged may only be in motion: look again with it."""
         try:
             return look()
         except Corrupt:
-            with self._guard.held():
+            with self._guard.held(timeout_s):
                 return look()
 
     def _caught_up(self, thread: ThreadKey, fd: int) -> LoggedTable:
@@ -513,10 +522,6 @@ class _Batch:
         if self.fd is not None:
             self.disk.close(self.fd)
             self.fd = None
-
-
-def _patience(commit: Commit) -> float:
-    return BUSY_S if commit.timeout_s is None else commit.timeout_s
 
 
 def _answer(batch: _Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:

@@ -133,6 +133,8 @@ class PostgresBackend:
             found = await self._ask(self._sql.identity)
         except MissingSchema:
             found = []
+        if not (found or offered):
+            return offered
         if not found:
             await self._call(self._migrate(offered))
             found = await self._ask(self._sql.identity)

@@ -12,7 +12,7 @@ from typing import Any
 from psycopg import pq
 
 from ..backend import CheckpointRecord, Entry, ThreadRow, WriteRecord, checksum, escape, unescape
-from ..errors import BadArgument, Corrupt
+from ..errors import BadArgument, Corrupt, DamagedEntry
 from .rules import Row
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
@@ -310,7 +310,7 @@ def to_entry(cells: Cells, thread: str) -> Entry:
         body=cells[8] or b"",
     )
     if entry_checksum(entry) != cells[9]:
-        raise Corrupt(f"{entry.kind} {entry.key!r} does not match its checksum", thread=thread)
+        raise DamagedEntry(thread, entry.kind, entry.key, entry.status)
     return entry
 
 

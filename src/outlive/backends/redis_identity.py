@@ -42,6 +42,8 @@ class Identity:
         held = await self._load()
         if b"key" not in held:
             await self._check_new(held)
+            if not offered:
+                return offered
             value = ormsgpack.packb((FORMAT, BUCKETS, offered, checksum("naming key", BUCKETS, offered)))
             await self._ask("HSETNX", "key", value)
             held = await self._load()

@@ -29,7 +29,7 @@ from ..backend import (
     escape,
     unescape,
 )
-from ..errors import BadArgument, Corrupt
+from ..errors import BadArgument, Corrupt, DamagedEntry
 from .rules import Row
 
 BUCKETS = 1024  # for ever: a thread's keys depend on it
@@ -294,7 +294,7 @@ def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> Entry:
         status, clock = plain(value[80 : 80 + n_status]), plain(value[80 + n_status : start])
         return Entry(kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock)
     except (ValueError, TypeError, struct.error, Corrupt) as error:
-        raise Corrupt(f"an entry of kind {kind!r} is damaged", thread=thread.id) from error
+        raise DamagedEntry(thread.id, kind, key, "") from error
 
 
 # The row of a thread ----------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ class SQLiteBackend:
         return bytes(row[0])
 
     def _adopt(self, db: apsw.Connection, key: bytes) -> bytes:
-        db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
+        if key:
+            db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
         return key
 
     # Committing
@@ -266,7 +267,8 @@ class SQLiteBackend:
         values = [value for _, some in where for value in some]
         with _translated(), self._transaction("deferred") as db:
             rows: list[Any] = db.execute(sql, [*values, limit]).fetchall()
-            return [(thread_key(*row[1:4]), entry_of(row[0], row[2], row[4:])) for row in rows]
+            found = [(thread_key(*row[1:4]), row) for row in rows]
+            return [(key, entry_of(row[0], key.id, row[4:])) for key, row in found]
 
     def threads(
         self,

@@ -21,7 +21,7 @@ from ..backend import (
     escape,
     unescape,
 )
-from ..errors import Corrupt
+from ..errors import Corrupt, DamagedEntry
 from .memory import write_order
 from .rules import Row
 
@@ -453,7 +453,9 @@ class Rows:
 def entry_of(thread_key: int, thread: str, row: Sequence[Any]) -> Entry:
     *fields, check = row
     if check != checksum(thread_key, *fields):
-        raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
+        if not all(isinstance(field, str) for field in fields[:3]):
+            raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
+        raise DamagedEntry(thread, *[unescape(field) for field in fields[:3]])
     kind, key, status, epoch, fence, revision, until, clock, body = fields
     return Entry(unescape(kind), unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
 

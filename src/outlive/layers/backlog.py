@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
-from .carrying import Carrier
+from .carrying import Carrier, all_entries
 from .note import Items, Pair, age_s, items_in
 from .queue import Queue
 
@@ -51,14 +51,12 @@ class Backlog:
                     break
                 after = (page[-1][1].key, page[-1][0].digest)
 
-    async def items_of(self, thread: ThreadKey) -> Items:
-        """Return all that is queued of one thread."""
+    async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> Items:
+        """Return all that is queued of one thread, but for what is done."""
         items = Items()
-        found = await self._source.entries(
-            thread.tenant, NOTE, thread=thread, limit=_PAGE, timeout_s=self._timeout_s
-        )
-        for _, entry in found:
-            items.add(items_in(entry))
+        for entry in await all_entries(self._source, thread, NOTE, self._timeout_s):
+            if entry.key not in done:
+                items.add(items_in(entry))
         return items
 
     async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:

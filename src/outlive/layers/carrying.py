@@ -184,7 +184,7 @@ class Carrier:
         return found
 
     async def _held(self, key: ThreadKey, kind: str, prefix: str = "") -> list[Entry]:
-        return await _all_entries(self._source, key, kind, self._timeout_s, prefix)
+        return await all_entries(self._source, key, kind, self._timeout_s, prefix)
 
     # Chunks
 
@@ -273,7 +273,7 @@ class Carrier:
         return pairs - alive, pairs & alive
 
     async def _there(self, key: ThreadKey, kind: str) -> list[Entry]:
-        return await _all_entries(self._target, key, kind, self._timeout_s)
+        return await all_entries(self._target, key, kind, self._timeout_s)
 
     async def _forget_graves(self, key: ThreadKey, graves: Sequence[Entry]) -> None:
         """Drop the tombstones of single checkpoints that both have had for long."""
@@ -369,9 +369,10 @@ async def lineage(backend: Backend, key: ThreadKey, namespace: str, timeout_s: f
     return list(line)
 
 
-async def _all_entries(
+async def all_entries(
     backend: Backend, key: ThreadKey, kind: str, timeout_s: float, prefix: str = ""
 ) -> list[Entry]:
+    """Return the entries of one kind that a thread has."""
     found: list[Entry] = []
     after: tuple[str, bytes] | None = None
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal
+from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey
 from ..errors import (
     Corrupt,
     EpochPassed,
@@ -19,7 +19,7 @@ from ..errors import (
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
 from .loss import has_gap
-from .note import Items, items_of, note, without_notes
+from .note import Items, buried, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
 from .status import Replication
@@ -56,7 +56,7 @@ class Committing:
         """Do each commit in the store that is active in an epoch, and as the mode says in the other one."""
         active = self._stores.both[epoch % 2]
         if not self._options.is_enabled:
-            return await active.commit_all([_buried(replace(one, timeout_s=share_s)) for one in commits])
+            return await active.commit_all([buried(replace(one, timeout_s=share_s)) for one in commits])
         if any(map(_claims, commits)) and (refusal := await self._refusal(epoch, deadline)) is not None:
             rest = [one for one in commits if not _claims(one)]
             done = iter(await self.commit(rest, epoch, share_s, deadline) if rest else ())
@@ -105,7 +105,7 @@ class Committing:
         if not items:  # a renewed lease, or chunks that nobody names yet
             return _Sent(given, replace(given, timeout_s=share_s), items)
         key = self._queue.new_key()
-        commit = _buried(replace(given, timeout_s=share_s))
+        commit = buried(replace(given, timeout_s=share_s))
         if _may_be_overtaken(given):  # with an epoch it could not, nor when it takes notes off
             commit.entries = (note(key, items),)
             return _Sent(given, commit, items, key)
@@ -207,7 +207,9 @@ class Committing:
             if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
-                answer = await self._carry(sent[at], epoch, whole=answer is not None)
+                answer = await self._carry(
+                    sent[at], epoch, whole=answer is not None or _may_repeat(sent[at].given, results[at])
+                )
             if isinstance(answer, OutliveError):
                 results[at] = self._refused(sent[at], answer) or results[at]
             else:
@@ -237,6 +239,26 @@ class Committing:
             return error
         return None
 
+    async def confirm(self, thread: ThreadKey, epoch: int) -> None:
+        """Make sure that what was removed from a thread is in both stores, when that is what an acknowledgement says.
+
+        A removal that was refused because the secondary did not take it finds nothing to remove when it is repeated: what is left of it is
+        the note, which is carried over now. Raises NotReplicated when it cannot be.
+        """
+        if not (self._options.is_enabled and self._options.is_strict and epoch % 2 == PRIMARY):
+            return
+        items = await self._stores.backlog(PRIMARY).items_of(thread, self._queue.done_of(thread))
+        if not items.buried:
+            return
+        try:
+            await self._stores.meet(SECONDARY)
+            await self._stores.carrier(PRIMARY, self._stores.patience_s).carry(thread, items, epoch)
+        except EpochPassed:
+            raise
+        except OutliveError as error:
+            self._stores.note_health(SECONDARY, error)
+            raise _not_replicated(thread.id, "", error) from error
+
     def _refused(self, sent: _Sent, error: OutliveError) -> OutliveError | None:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
         self._queue.leave(PRIMARY, (sent.key,))
@@ -256,16 +278,19 @@ def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
     return failure
 
 
-def _buried(commit: Commit) -> Commit:
-    if commit.removal is not None:
-        commit.removal = replace(commit.removal, buries=True)
-    return commit
-
-
 def _may_be_overtaken(commit: Commit) -> bool:
     """Tell whether a deletion may come behind saves that it has not seen: a busy thread must not starve it."""
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
+
+
+def _may_repeat(commit: Commit, result: object) -> bool:
+    """Tell whether a removal may be one that was refused before, whose note says more than its own.
+
+    The checkpoints that it names are gone already; or what it is to erase was erased then, in chunks that it does not name any more.
+    """
+    removal = commit.removal
+    return removal is not None and (removal.erase or (isinstance(result, Receipt) and not result.removed))
 
 
 def _claims(commit: Commit) -> bool:

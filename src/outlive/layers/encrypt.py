@@ -45,6 +45,7 @@ from ..errors import (
     BadArgument,
     Corrupt,
     EntryHeld,
+    KeyMissing,
     NotSealed,
     OutliveError,
     SealBroken,
@@ -102,11 +103,18 @@ class Encrypted:
 
     async def identity(self, offered: bytes) -> bytes:
         """Return the store's naming key, which is kept sealed."""
+        sealed = self.ring.seal(NAMING_PLACE, offered) if offered and self.has_key else b""
+        stored = await self.inner.identity(sealed)
+        if not stored and self.has_key:
+            return stored
+        if not stored:  # it is new
+            raise KeyMissing(None)
+        if not is_sealed(stored):
+            raise NotSealed(
+                "this store is not encrypted; open it without key=, or copy it into a new one that is: store.copy_to"
+            )
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
-        stored = await self.inner.identity(self.ring.seal(NAMING_PLACE, offered))
-        if not is_sealed(stored):
-            raise NotSealed("this store is not encrypted; copy it into a new one that is: store.copy_to")
         anew = await self.sealed_anew()  # then a ring without the newest key is refused, whatever else it has
         sealed = stored if anew is None or anew.body is None else anew.body
         try:

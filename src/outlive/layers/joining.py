@@ -26,6 +26,9 @@ class Joining:
     async def join(self, offered: bytes) -> bytes:
         """Open the pair; return the naming key."""
         absent = await self._agree_on_key(offered)
+        if not self._stores.key:  # both are new, and somebody only looks
+            self._stores.key, self._stores.met = None, [False, False]
+            return b""
         for _ in range(_RACES):
             with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
                 await self._join(absent)

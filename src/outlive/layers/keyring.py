@@ -39,8 +39,8 @@ _LEAST_DISTINCT = 12  # bytes in a key; 32 random ones have fewer once in 10**14
 class KeyRing:
     """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, each 32 random bytes.
 
-    New records are sealed under the newest: the last one, or the one that `newest` names. A ring without keys opens a store for
-    `verify`, `delete` and the list of threads alone.
+    New records are sealed under the newest: the last one, or the one that `newest` names. A ring without keys opens a store
+    that is encrypted, for `verify`, `delete` and the list of threads alone.
     """
 
     def __init__(self, keys: Mapping[str, bytes] | None = None, *, newest: str | None = None) -> None:

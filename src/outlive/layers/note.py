@@ -8,7 +8,7 @@ notes can be carried in any order, together, and more than once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ormsgpack
 
@@ -90,6 +90,11 @@ def items_in(entry: Entry) -> Items:
     except (ValueError, TypeError, Corrupt):
         return Items(buried=True, everything=True)
     return Items(pairs, written, entries, rewritten, info, buried, erased, everything, size)
+
+
+def buried(commit: Commit) -> Commit:
+    """Return a commit that leaves tombstones of what it removes, so that it does not come back from the other store."""
+    return commit if commit.removal is None else replace(commit, removal=replace(commit.removal, buries=True))
 
 
 def without_notes(commit: Commit, receipt: Receipt) -> Receipt:

@@ -73,7 +73,9 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
     return Side(name, role, entry.epoch, is_whole, is_paused, is_by_hand, entry.revision, is_stored=True)
 
 
-async def write_side(backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float) -> Side:
+async def write_side(
+    backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float | None
+) -> Side:
     """Replace what a store says; raise EntryHeld when it says something else by now.
 
     The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.

@@ -58,6 +58,11 @@ class Queue:
         with self._lock:
             return tuple(self.done.pop(thread, ()))
 
+    def done_of(self, thread: ThreadKey) -> set[str]:
+        """Return those of a thread that can be taken off."""
+        with self._lock:
+            return set(self.done.get(thread, ()))
+
     def take_idle(self, least_s: float) -> dict[ThreadKey, list[str]]:
         """Return those of threads that had no commit for so long: the next one would have taken them off by the way."""
         before = f"{self._runtime.now() - int(least_s * 1e6):016x}"

@@ -37,7 +37,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ..backend import Backend, Commit, Reading, Receipt, unknown
+from ..backend import Backend, Commit, Reading, Receipt, ThreadKey, unknown
 from ..errors import BadArgument, EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
 from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
@@ -107,6 +107,8 @@ class Replicate:
     async def identity(self, offered: bytes) -> bytes:
         """Open the pair and return the naming key, which both stores have."""
         key = await Joining(self.stores, self._switching, self._options).join(offered)
+        if not key:
+            return key
         self.stores.is_named = self._naming(key)
         self._keep_beating()
         return key
@@ -257,6 +259,14 @@ class Replicate:
             if isinstance(results[at], EpochPassed):  # it may be in the store that was active before
                 results[at] = unknown(commits[at], _CHANGING)
         return results
+
+    async def confirm(self, thread: ThreadKey) -> None:
+        """Make sure that what was removed from a thread is where it has to be; raise NotReplicated."""
+        try:
+            await self._committing.confirm(thread, self.stores.epoch)
+        except EpochPassed:
+            await self._switching.refresh()
+            raise StoreUnavailable(_CHANGING) from None
 
     # Changing places
 

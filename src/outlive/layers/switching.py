@@ -211,6 +211,8 @@ class Switching:
         if primary is None or not primary.is_whole:
             await stores.copy_all(SECONDARY)
             primary = await stores.side(PRIMARY)
+        elif primary.is_paused:  # it went on alone and did not know that it had been left
+            await stores.backlog(PRIMARY).carry_everything()
         carried = await stores.drain(SECONDARY, self._queue) + await stores.drain(PRIMARY, self._queue)
         epoch = secondary.epoch + 1
         announced = replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False)

@@ -33,7 +33,9 @@ STALE: dict[str, dict[str, Any]] = {
 class CommitContract(Contract):
     async def test_the_first_naming_key_that_is_offered_is_kept(self, trial: Trial) -> None:
         first, second = await trial.backend(), await trial.backend()
+        assert await first.identity(b"") == b""  # which only looks
         assert await first.identity(b"a" * 32) == b"a" * 32
+        assert await first.identity(b"") == b"a" * 32
         assert await first.identity(b"b" * 32) == b"a" * 32
         assert await second.identity(b"c" * 32) == b"a" * 32
 
