@@ -284,6 +284,7 @@ def test_what_cannot_be_erased_in_both_stores_is_an_error_and_is_tried_again(rig
     async def scenario(rig):
         store = await rig.open(health_check_interval_s=100)
         thread = await save_a_secret(store)
+        store._pair.stores.patience_s = 0.5
         left = disturb(store, 1000)
         with pytest.raises(outlive.NotReplicated):
             await thread.prune(keep_last=1, erase=True)

@@ -25,6 +25,7 @@ from ..backend import (
     tombstone_key,
 )
 from ..errors import Corrupt, OutliveError, StaleBase, StoreBusy
+from ..runtime import Deadline
 from .note import Items, Pair, items_in
 
 KINDS = (
@@ -191,10 +192,7 @@ class Carrier:
     async def _send_chunks(
         self, key: ThreadKey, records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]
     ) -> tuple[tuple[bytes, bytes], ...]:
-        """Send what the target lacks; return the last of it, which goes with the records.
-
-        Nothing is sent when something was deleted there meanwhile: it may be what would come back.
-        """
+        """Send what the target lacks; return the last of it, which goes with the records."""
         needed = {name: None for record in records for name in record.chunks}
         needed.update({name: None for write in writes for name in write.chunks})
         if not needed:
@@ -203,9 +201,7 @@ class Carrier:
         batch: list[tuple[bytes, bytes]] = []
         for name, data in await self._fetch(key, [name for name in needed if name not in held.chunks]):
             if sum(len(one) for _, one in batch) + len(data) > _BATCH_BYTES and batch:
-                sending = Commit(key, chunks=tuple(batch), generation=held.generation or None)
-                sending.timeout_s = self._timeout_s
-                await commit(self._target, sending)
+                await commit(self._target, Commit(key, chunks=tuple(batch), timeout_s=self._timeout_s))
                 batch = []
             batch.append((name, data))
         return tuple(batch)
@@ -289,11 +285,12 @@ class Carrier:
 
         When something always comes in between, the next deletion does it; but what is to be erased is not put off.
         """
-        for _ in range(_TRIES):
-            if await self._has_swept(key, erase):
+        deadline = Deadline(self._timeout_s)
+        while not await self._has_swept(key, erase):
+            if not erase:
                 return
-        if erase:
-            raise StoreBusy("the thread changed whenever what is to be erased was looked for")
+            if not deadline.left_s():
+                raise StoreBusy("the thread changed whenever what is to be erased was looked for")
 
     async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
         held = await self._target.inventory(key, timeout_s=self._timeout_s)
