@@ -43,7 +43,7 @@ from outlive.backends.file import FileBackend
 from outlive.backends.index import Index
 from outlive.backends.log import START, Log
 from outlive.backends.memory import MemoryBackend
-from outlive.backends.rules import Clock, Effect, Row
+from outlive.backends.view import Clock, Effect, Row
 from outlive.errors import (
     BadArgument,
     BadURL,

@@ -22,7 +22,7 @@ from ..errors import (
     NewerFormat,
 )
 from .log import FORMAT
-from .rules import Effect, Row
+from .view import Effect, Row
 
 # Fields are listed here, not taken from the classes: their order is on disk for ever, new ones go to the end.
 _ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")

@@ -65,11 +65,13 @@ from ..errors import (
     StoreUnavailable,
 )
 from .disk import BUSY_S, THREADS, Disk, NotAFile, WriteLock, busy
+from .expectations import check_found
 from .index import Index
 from .log import FORMAT, Log
 from .logged_table import LoggedTable, plain, problems
 from .memory import MemoryBackend, Table, clock, new_token, same
-from .rules import Effect, check_found, decide
+from .rules import decide
+from .view import Effect
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files

@@ -15,7 +15,7 @@ from ..errors import (
 from .effects import Chunk, pack_effect, unpack_effect
 from .log import START, Frame, Log
 from .memory import Table
-from .rules import Effect
+from .view import Effect
 
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
 _SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew

@@ -29,7 +29,9 @@ from ..backend import (
     unescape,
 )
 from ..errors import Corrupt, OutliveError
-from .rules import Clock, Effect, Row, check_found, decide
+from .expectations import check_found
+from .rules import decide
+from .view import Clock, Effect, Row
 
 
 def new_token() -> int:

@@ -13,7 +13,7 @@ from psycopg import pq
 
 from ..backend import CheckpointRecord, Entry, ThreadRow, WriteRecord, checksum, escape, unescape
 from ..errors import BadArgument, Corrupt, DamagedEntry
-from .rules import Row
+from .view import Row
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
 CHECKPOINT = (

@@ -37,8 +37,9 @@ from .postgres_rows import (
     to_write,
     write_documents,
 )
-from .rules import Clock, Effect, Pair, decide
+from .rules import decide
 from .snapshot import Snapshot, Wanted, done_before
+from .view import Clock, Effect, Pair
 
 T = TypeVar("T")
 TOKENS = 64  # bytes of tokens that a thread keeps

@@ -17,9 +17,10 @@ from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_rows import Keys
 from .redis_scripts import script
-from .rules import Clock, Row, decide
+from .rules import decide
 from .server import Deadline, GivenUp
 from .snapshot import done_before, is_deletion, is_plain, removes_only
+from .view import Clock, Row
 
 if TYPE_CHECKING:
     from .redis import RedisBackend

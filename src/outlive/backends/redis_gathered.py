@@ -8,8 +8,8 @@ from ..backend import CheckpointRecord, Commit
 from ..errors import Corrupt, StaleBase
 from . import redis_rows as rows
 from .redis_rows import pair_field, text
-from .rules import Pair
 from .snapshot import Snapshot, Wanted, unbrought
+from .view import Pair
 
 
 class Gathering:

@@ -19,9 +19,9 @@ from ..errors import (
 from . import redis_rows as rows
 from .memory import new_token
 from .redis_rows import pack, pair_field, text
-from .rules import Effect, Row
 from .server import BegunAnew
 from .snapshot import is_apart
+from .view import Effect, Row
 
 _MOST = 1 << 53  # a script has floating-point numbers only
 

@@ -30,7 +30,7 @@ from ..backend import (
     unescape,
 )
 from ..errors import BadArgument, Corrupt, DamagedEntry
-from .rules import Row
+from .view import Row
 
 BUCKETS = 1024  # for ever: a thread's keys depend on it
 CLOCK = "redis"  # leases are timed by the server

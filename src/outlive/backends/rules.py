@@ -8,8 +8,8 @@ while deciding, so a refusal leaves nothing behind.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from dataclasses import replace
+from typing import cast
 
 from ..backend import (
     ABSENT,
@@ -22,84 +22,13 @@ from ..backend import (
     Receipt,
     Removal,
     Reseal,
-    ThreadKey,
     WriteRecord,
     stamped,
     tombstone_key,
 )
-from ..errors import (
-    BadArgument,
-    EntryHeld,
-    EpochPassed,
-    HeadMoved,
-    LeaseLost,
-    MetadataMoved,
-    OutOfTurn,
-    StaleBase,
-    ThreadNotEmpty,
-)
-
-Records = tuple[CheckpointRecord, ...]
-Pair = tuple[str, str]  # (namespace, checkpoint)
-
-
-@dataclass(slots=True)
-class Row:
-    """The counters of a thread."""
-
-    generation: int
-    revision: int
-    epoch: int
-    seq: int
-    created_at: int
-    info_version: int = 0
-
-
-@dataclass(slots=True)
-class Clock:
-    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
-
-    now: int
-    lease: int
-    id: str
-
-
-class View(Protocol):
-    """How `decide` looks at one thread."""
-
-    @property
-    def row(self) -> Row | None: ...
-    @property
-    def is_listed(self) -> bool: ...
-    def find(self, namespace: str, id: str) -> CheckpointRecord | None: ...
-    def head(self, namespace: str) -> str | None: ...
-    def count(self) -> int: ...
-    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None: ...
-    def has(self, pair: Pair) -> bool: ...  # the checkpoint, or writes on it
-    def entry(self, kind: str, key: str) -> Entry | None: ...
-    def chunk(self, name: bytes) -> tuple[int, int] | None: ...
-    def info(self) -> bytes | None: ...
-
-
-@dataclass(slots=True)
-class Effect:
-    """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
-
-    thread: ThreadKey
-    row: Row
-    at: int
-    checkpoints: Records = ()
-    rewrites: Records = ()
-    replaced: Records = ()  # the old form of what is put again
-    chunks: tuple[tuple[bytes, bytes], ...] = ()
-    writes: tuple[WriteRecord, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    removed: tuple[Pair, ...] = ()
-    removed_chunks: tuple[bytes, ...] = ()
-    everything: bool = False
-    erase: bool = False
-    info: bytes | None = None
-    info_projection: str | None = None
+from ..errors import BadArgument
+from .expectations import check, finds_chunks
+from .view import Clock, Effect, Pair, Row, View
 
 
 def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect | None, Receipt]:
@@ -111,7 +40,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     existing = None if commit.replace else _existing(commit, view)
     if existing is not None and row is not None:
         return None, Receipt(row.generation, row.revision, existing=existing)
-    _check(commit, view, row, clock)
+    check(commit, view, row, clock)
     row = row or Row(token, 0, 0, 0, clock.now)
     removal = commit.removal or _NOTHING
     removed = tuple([pair for pair in removal.checkpoints if view.has(pair)])
@@ -120,7 +49,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     rewrites = _rewritten(commit, view)
     info = _info(commit, view, row)
     resealed = _Resealed(commit.reseal, view) if commit.reseal is not None else _UNSEALED
-    disturbs = _finds_chunks(commit, view) or placed.disturbs
+    disturbs = finds_chunks(commit, view) or placed.disturbs
     forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
         generation=token if forgets else row.generation,
@@ -179,131 +108,6 @@ def _existing(commit: Commit, view: View) -> CheckpointRecord | None:
         if not draft.seq and (found := view.find(draft.namespace, draft.id)) is not None:
             return found
     return None
-
-
-# What must still hold -----------------------------------------------------------------------------------
-
-
-def _check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
-    """Raise for the first expectation that does not hold: fence first, so that a zombie learns just that."""
-    thread = commit.thread.id
-    if commit.fence is not None:
-        _check_fence(thread, *commit.fence, view)
-    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
-    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
-        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
-    if commit.merge and commit.in_turn:
-        _check_turn(commit, view, row)
-    if commit.generation is not None and (row is None or row.generation != commit.generation):
-        raise StaleBase(thread)
-    if commit.revision is not None and (row is None or row.revision != commit.revision):
-        raise StaleBase(thread)
-    if commit.expect_empty and view.count():
-        raise ThreadNotEmpty(thread)
-    if commit.expect_head is not None:
-        _check_head(commit, *commit.expect_head, view)
-    version = row.info_version if row else 0
-    if commit.info_version is not None and not commit.merge and commit.info_version != version:
-        raise MetadataMoved(thread)
-    for entry in commit.entries:
-        if not commit.merge:
-            _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
-
-
-def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
-    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
-    following = row.seq + 1 if row is not None else 1
-    is_out = any(
-        draft.seq != following and view.find(draft.namespace, draft.id) is None
-        for draft in commit.checkpoints
-    )
-    for entry in commit.entries:
-        stored = view.entry(entry.kind, entry.key)
-        is_out = is_out or (stored is not None and entry.rank < stored.rank)
-    if is_out:
-        raise OutOfTurn(commit.thread.id)
-
-
-def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
-    held = view.entry(kind, key)
-    if held is None or (held.epoch, held.fence) != (epoch, fence) or held.status != "running":
-        raise LeaseLost(thread, kind, key, fence, held.fence if held else None)
-
-
-def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
-    head = view.head(namespace)
-    if head == expected:
-        return
-    if commit.replace and any(
-        (draft.namespace, draft.id) == (namespace, head) for draft in commit.checkpoints
-    ):
-        return  # a retry: the head is what this commit put there
-    raise HeadMoved(commit.thread.id, namespace, expected, head)
-
-
-def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) -> None:
-    if stored is not None and _same_entry(entry, stored):
-        return
-    rank = stored.rank if stored is not None else ABSENT
-    is_stale = entry.fence != NEXT and not entry.gone and entry.rank < rank
-    is_unexpected = entry.expect is not None and rank != entry.expect
-    is_held = (
-        entry.expect_lapsed and stored is not None and stored.clock == clock.id and stored.until > clock.lease
-    )
-    if is_stale or is_unexpected or is_held:
-        raise EntryHeld(thread, entry.kind, entry.key, stored)
-
-
-def _same_entry(entry: Entry, stored: Entry) -> bool:
-    """A retry after a lost reply offers what is stored."""
-    return (entry.rank, entry.status, entry.body, entry.gone) == (
-        stored.rank,
-        stored.status,
-        stored.body,
-        False,
-    )
-
-
-def _finds_chunks(commit: Commit, view: View) -> bool:
-    """Make sure of chunks that a commit names without bringing them; tell whether there are any.
-
-    With a generation they are known to be there. Without one they must be found, and a sweep that is
-    already under way must be stopped.
-    """
-    if commit.generation is not None:
-        return False
-    brought = {name for name, _ in commit.chunks}
-    missing = named(commit) - brought
-    if any(view.chunk(name) is None for name in missing):
-        raise StaleBase(commit.thread.id)
-    return bool(missing)
-
-
-def check_found(effect: Effect, view: View) -> None:
-    """Make sure of all chunks that new checkpoints name, also those that a write was to bring which was refused or withdrawn.
-
-    For engines whose tables do not refuse such a checkpoint by themselves.
-    """
-    wanted = {name for record in effect.checkpoints for name in record.chunks}
-    wanted.difference_update([name for name, _ in effect.chunks])
-    if any(view.chunk(name) is None for name in wanted):
-        raise StaleBase(effect.thread.id)
-
-
-def _kept_chunks(
-    commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
-) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the chunks of a commit; of a merge, none that only what was refused refers to: it may have been erased here."""
-    if not commit.merge or not (commit.checkpoints or commit.writes):
-        return commit.chunks
-    wanted = {name for row in rows for name in row.chunks}
-    return tuple([one for one in commit.chunks if one[0] in wanted])
-
-
-def named(commit: Commit) -> set[bytes]:
-    """Return the chunks that the records of a commit refer to."""
-    rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)
-    return {name for row in rows for name in row.chunks}
 
 
 # What is put and removed ----------------------------------------------------------------------------------
@@ -469,6 +273,16 @@ def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -
         expect=None,
         expect_lapsed=False,
     )
+
+
+def _kept_chunks(
+    commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the chunks of a commit; of a merge, none that only what was refused refers to: it may have been erased here."""
+    if not commit.merge or not (commit.checkpoints or commit.writes):
+        return commit.chunks
+    wanted = {name for row in rows for name in row.chunks}
+    return tuple([one for one in commit.chunks if one[0] in wanted])
 
 
 # What was removed and does not come back ----------------------------------------------------------------------

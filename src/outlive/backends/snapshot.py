@@ -22,7 +22,8 @@ from ..backend import (
     WriteRecord,
     tombstone_key,
 )
-from .rules import Pair, Row, named
+from .expectations import named
+from .view import Pair, Row
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)

@@ -23,7 +23,7 @@ from ..backend import (
 )
 from ..errors import Corrupt, DamagedEntry
 from .memory import write_order
-from .rules import Row
+from .view import Row
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
 WRITE = (

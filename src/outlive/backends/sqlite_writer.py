@@ -11,8 +11,8 @@ import ormsgpack
 
 from ..backend import CheckpointRecord, Entry, WriteRecord, checksum, escape
 from ..errors import StaleBase
-from .rules import Effect
 from .sqlite_rows import CHECKPOINT, WRITE, KnownKeys, Rows, chunk_crc, one
+from .view import Effect
 
 
 class Writer:

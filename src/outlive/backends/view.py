@@ -1,0 +1,70 @@
+"""What a commit is decided on, and what comes out: the counters of a thread, a view of it, an effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..backend import CheckpointRecord, Entry, ThreadKey, WriteRecord
+
+Records = tuple[CheckpointRecord, ...]
+Pair = tuple[str, str]  # (namespace, checkpoint)
+
+
+@dataclass(slots=True)
+class Row:
+    """The counters of a thread."""
+
+    generation: int
+    revision: int
+    epoch: int
+    seq: int
+    created_at: int
+    info_version: int = 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
+
+    now: int
+    lease: int
+    id: str
+
+
+class View(Protocol):
+    """How `decide` looks at one thread."""
+
+    @property
+    def row(self) -> Row | None: ...
+    @property
+    def is_listed(self) -> bool: ...
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None: ...
+    def head(self, namespace: str) -> str | None: ...
+    def count(self) -> int: ...
+    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None: ...
+    def has(self, pair: Pair) -> bool: ...  # the checkpoint, or writes on it
+    def entry(self, kind: str, key: str) -> Entry | None: ...
+    def chunk(self, name: bytes) -> tuple[int, int] | None: ...
+    def info(self) -> bytes | None: ...
+
+
+@dataclass(slots=True)
+class Effect:
+    """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
+
+    thread: ThreadKey
+    row: Row
+    at: int
+    checkpoints: Records = ()
+    rewrites: Records = ()
+    replaced: Records = ()  # the old form of what is put again
+    chunks: tuple[tuple[bytes, bytes], ...] = ()
+    writes: tuple[WriteRecord, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    removed: tuple[Pair, ...] = ()
+    removed_chunks: tuple[bytes, ...] = ()
+    everything: bool = False
+    erase: bool = False
+    info: bytes | None = None
+    info_projection: str | None = None
