@@ -34,8 +34,10 @@ from outlive.backend import (
     ThreadKey,
     WriteRecord,
 )
+from outlive.backends import batch as batch_module
 from outlive.backends import effects as effects_module
 from outlive.backends import file as file_module
+from outlive.backends import home as home_module
 from outlive.backends import logged_table as logged_table_module
 from outlive.backends import memory as memory_module
 from outlive.backends.disk import Disk
@@ -183,7 +185,7 @@ def test_it_does_what_the_memory_backend_does_whatever_happens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random commits to both, through two backends that take turns, with logs that are soon written anew."""
-    for module in (file_module, memory_module):
+    for module in (batch_module, memory_module):
         monkeypatch.setattr(module, "new_token", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))
     monkeypatch.setattr(file_module, "_CACHED_TABLES", 1)
@@ -376,7 +378,7 @@ def test_a_newer_format_is_refused_with_both_versions_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(file_module, "FORMAT", 9)
+        newer.setattr(home_module, "FORMAT", 9)
         newer.setattr(effects_module, "FORMAT", 9)
         backend = opened(folder)
         backend.identity(b"key")

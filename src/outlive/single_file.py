@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .backends.disk import BUSY_S, Disk
-from .backends.file import _translated as translated
+from .backends.disk import BUSY_S, Disk, translated
 from .backends.log import Log
 from .codec import Codec
 from .errors import BadArgument, Corrupt, StoreBusy

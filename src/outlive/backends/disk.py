@@ -10,13 +10,14 @@ import stat
 import time
 from collections.abc import Iterator
 
-from ..errors import StoreBusy
+from ..errors import Corrupt, OutliveError, StoreBusy, StoreFull, StoreUnavailable
 
 THREADS = "threads"  # the folder of the logs
 BUSY_S = 30.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # non-blocking: opening a planted FIFO must not hang
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a socket, a folder
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NotAFile(OSError):
@@ -225,3 +226,17 @@ class WriteLock:
 
 def busy(timeout_s: float) -> StoreBusy:
     return StoreBusy(f"other processes held the store's lock for {timeout_s} s; give timeout_s more room")
+
+
+class translated:  # noqa: N801 - reads like a function where it stands; as a generator it would cost more
+    """Say in the library's words what the system says in its own."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NotAFile):
+            raise Corrupt(error.what) from error
+        if isinstance(error, OSError) and not isinstance(error, OutliveError):
+            if error.errno in _FULL:
+                raise StoreFull(f"no space is left for the store's files ({error.strerror})") from error
+            raise StoreUnavailable(f"the store's files: {error}") from error

@@ -35,14 +35,9 @@ For local file systems, with flock and rename as Linux has them, and up to some 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from operator import itemgetter
 from typing import TypeVar
 
@@ -55,23 +50,14 @@ from ..backend import (
     ThreadRow,
     escape,
 )
-from ..errors import (
-    BadURL,
-    Corrupt,
-    NewerFormat,
-    OutliveError,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-)
-from .disk import BUSY_S, THREADS, Disk, NotAFile, WriteLock, busy
-from .expectations import check_found
+from ..errors import BadURL, Corrupt, OutliveError, StoreError
+from .batch import Batch
+from .disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
+from .home import make_folders, read_key, write_key
 from .index import Index
-from .log import FORMAT, Log
-from .logged_table import LoggedTable, plain, problems
-from .memory import MemoryBackend, Table, clock, new_token, same
-from .rules import decide
-from .view import Effect
+from .log import Log
+from .logged_table import LoggedTable, problems
+from .memory import MemoryBackend, Table, same
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
@@ -79,7 +65,6 @@ _NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
 _CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
 _CACHED_BYTES = 32 << 20
 _SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileBackend(MemoryBackend):
@@ -103,8 +88,8 @@ class FileBackend(MemoryBackend):
         self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
         self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
         self._cached_bytes = 0
-        with _translated():
-            _make_folders(self._disk)
+        with translated():
+            make_folders(self._disk)
 
     def __repr__(self) -> str:
         return f"<FileBackend {self._disk.root!r} fsync={'full' if self._is_full else 'normal'}>"
@@ -112,37 +97,18 @@ class FileBackend(MemoryBackend):
     # Identity
 
     def identity(self, offered: bytes) -> bytes:
-        with _translated():
-            key = self._read_key()
+        with translated():
+            key = read_key(self._disk)
             if key is not None:
                 return key
             with self._guard.held():
-                return self._read_key() or self._write_key(offered)
+                return read_key(self._disk) or self._adopt(offered)
 
-    def _read_key(self) -> bytes | None:
-        try:
-            fd = self._disk.open("store")
-        except FileNotFoundError:
-            return None
-        try:
-            return _unpack_store(self._disk.read(fd, 4096, 0))
-        finally:
-            self._disk.close(fd)
-
-    def _write_key(self, offered: bytes) -> bytes:
-        """Write the file aside and rename it: it is there as a whole or not at all."""
+    def _adopt(self, offered: bytes) -> bytes:
         if self._index.is_there() or self._log_names():
             raise Corrupt("the file 'store' with the naming key is gone")
-        if not offered:
-            return offered
-        with self._guard.renaming(""):
-            fd = self._disk.create("store.tmp")
-            try:
-                self._disk.write(fd, _pack_store(offered), 0)
-                self._disk.sync(fd)
-            finally:
-                self._disk.close(fd)
-            self._disk.rename("store.tmp", "store")
+        if offered:
+            write_key(self._disk, self._guard, offered)
         return offered
 
     # Committing
@@ -156,13 +122,13 @@ class FileBackend(MemoryBackend):
         """Wait for the lock as long as the most patient commit; by then others may have had their time."""
         start = time.monotonic()
         try:
-            with _translated(), self._guard.held(max(map(self._patience, commits))):
+            with translated(), self._guard.held(max(map(self._patience, commits))):
                 return self._commit_group(commits, time.monotonic() - start)
         except OutliveError as error:
             return [error] * len(commits)
 
     def _commit_group(self, commits: Sequence[Commit], waited_s: float) -> list[Receipt | OutliveError]:
-        batches: dict[bytes, _Batch] = {}
+        batches: dict[bytes, Batch] = {}
         try:
             results = [self._decide(batches, commit, waited_s) for commit in commits]
             self._store(list(batches.values()))
@@ -175,15 +141,13 @@ class FileBackend(MemoryBackend):
         asked = [batches.get(commit.thread.digest) for commit in commits]
         return [_answer(batch, result) for batch, result in zip(asked, results, strict=True)]
 
-    def _decide(
-        self, batches: dict[bytes, _Batch], commit: Commit, waited_s: float
-    ) -> Receipt | OutliveError:
+    def _decide(self, batches: dict[bytes, Batch], commit: Commit, waited_s: float) -> Receipt | OutliveError:
         """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
         digest = commit.thread.digest
         if waited_s > self._patience(commit):
             return busy(self._patience(commit))
         try:
-            with _translated():
+            with translated():
                 if digest not in batches:
                     batches[digest] = self._open_batch(commit.thread)
                 return batches[digest].commit(commit)
@@ -193,7 +157,7 @@ class FileBackend(MemoryBackend):
     def _patience(self, commit: Commit) -> float:
         return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
 
-    def _open_batch(self, thread: ThreadKey) -> _Batch:
+    def _open_batch(self, thread: ThreadKey) -> Batch:
         """Open a thread for writing. Its table is kept in memory again only when all went well."""
         log = self._log(thread)
         try:
@@ -201,7 +165,7 @@ class FileBackend(MemoryBackend):
         except FileNotFoundError:
             self._check_absent(thread)
             log.begin()
-            return _Batch(LoggedTable(thread, log), self._disk, is_new=True)
+            return Batch(LoggedTable(thread, log), self._disk, is_new=True)
         try:
             table = self._caught_up(thread, fd)
             table.log.cut(fd)
@@ -209,9 +173,9 @@ class FileBackend(MemoryBackend):
         except BaseException:
             self._disk.close(fd)
             raise
-        return _Batch(table, self._disk, fd)
+        return Batch(table, self._disk, fd)
 
-    def _store(self, batches: list[_Batch]) -> None:
+    def _store(self, batches: list[Batch]) -> None:
         """Make the group last; a thread whose disk refuses fails alone."""
         new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
         old = [batch for batch in batches if not batch.is_new]
@@ -221,16 +185,16 @@ class FileBackend(MemoryBackend):
             self._create(new)
         self._each([batch for batch in batches if batch.has_effect], self._tidy)
 
-    def _each(self, batches: Iterable[_Batch], step: Callable[[_Batch], None]) -> None:
+    def _each(self, batches: Iterable[Batch], step: Callable[[Batch], None]) -> None:
         for batch in batches:
             if batch.failure is None:
                 try:
-                    with _translated():
+                    with translated():
                         step(batch)
                 except OutliveError as error:
                     self._fail(batch, error)
 
-    def _fail(self, batch: _Batch, error: OutliveError) -> None:
+    def _fail(self, batch: Batch, error: OutliveError) -> None:
         """Cut what was written, as far as the disk lets us, or it would be found and believed."""
         batch.failure = batch.failure or error
         if batch.fd is not None:
@@ -239,7 +203,7 @@ class FileBackend(MemoryBackend):
             with contextlib.suppress(OSError):
                 self._disk.remove(batch.log.name)
 
-    def _make_durable(self, batch: _Batch) -> None:
+    def _make_durable(self, batch: Batch) -> None:
         """Sync and mark: also what a process left that died before its fsync, if this commit has seen it."""
         table = batch.table
         if table.log.end == table.log.acked:
@@ -250,10 +214,10 @@ class FileBackend(MemoryBackend):
             table.log.acknowledge(batch.file)
             table.synced_at = now
 
-    def _create(self, batches: list[_Batch]) -> None:
+    def _create(self, batches: list[Batch]) -> None:
         """Make the logs of new threads. Always synced: a rename may reach the disk before the contents."""
         try:
-            with _translated():
+            with translated():
                 self._index.announce([batch.table.key for batch in batches], self._guard)
                 with self._guard.renaming(THREADS):
                     self._each(batches, self._create_one)
@@ -265,12 +229,12 @@ class FileBackend(MemoryBackend):
             batch.is_new = False
         self._index.confirm([batch.table.key for batch in made])
 
-    def _create_one(self, batch: _Batch) -> None:
+    def _create_one(self, batch: Batch) -> None:
         with batch.log.aside():
             pass
         batch.fd = batch.log.open(write=True)
 
-    def _tidy(self, batch: _Batch) -> None:
+    def _tidy(self, batch: Batch) -> None:
         """Take what was removed out of the file. Only who erases something is told when that fails."""
         try:
             if batch.table.wants_rewrite():
@@ -279,7 +243,7 @@ class FileBackend(MemoryBackend):
             if batch.erases:
                 raise
 
-    def _rewrite(self, batch: _Batch) -> None:
+    def _rewrite(self, batch: Batch) -> None:
         """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""
         batch.is_kept = False  # every chunk will have moved
         fresh = self._log(batch.table.key)
@@ -357,7 +321,7 @@ class FileBackend(MemoryBackend):
         return (self._table(key) for key in self._threads())
 
     def _threads(self) -> list[ThreadKey]:
-        with _translated():
+        with translated():
             return self._believed(lambda: list(self._index.catch_up().values()))
 
     def _table(self, thread: ThreadKey) -> Table:
@@ -367,7 +331,7 @@ class FileBackend(MemoryBackend):
         self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
     ) -> T:
         """Show the newest table and its open file, both of one moment."""
-        with _translated():
+        with translated():
             return self._believed(lambda: self._look_once(thread, look), timeout_s)
 
     def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
@@ -424,7 +388,7 @@ class FileBackend(MemoryBackend):
     # Care
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        with _translated():
+        with translated():
             look = self._audit_store if thread is None else lambda: self._audit_thread(thread)
             if not look():
                 return []
@@ -453,7 +417,7 @@ class FileBackend(MemoryBackend):
         return [Corrupt(f"{THREADS}/{name} belongs to no thread of this store") for name in strangers]
 
     def _audit_key(self) -> None:
-        if self._read_key() is None and self._index.is_there():
+        if read_key(self._disk) is None and self._index.is_there():
             raise Corrupt("the file 'store' with the naming key is gone")
 
     def before_fork(self) -> None:
@@ -464,7 +428,7 @@ class FileBackend(MemoryBackend):
         waiting = [table.key for table in self._cache.values() if not table.log.is_settled]
         waiting = waiting[-_SETTLED:] if self._is_full else waiting
         try:
-            with _translated():
+            with translated():
                 if waiting or not self._index.log.is_settled:
                     with self._guard.held():
                         self._settle(waiting)
@@ -485,118 +449,6 @@ class FileBackend(MemoryBackend):
                 batch.close()
 
 
-@dataclass(slots=True)
-class _Batch:
-    """The commits of one thread in a group, and its open file; a new thread has none until the end."""
-
-    table: LoggedTable
-    disk: Disk
-    fd: int | None = None
-    is_new: bool = False
-    is_kept: bool = True  # the table is worth keeping
-    has_effect: bool = False
-    erases: bool = False
-    failure: OutliveError | None = None
-
-    @property
-    def log(self) -> Log:
-        return self.table.log
-
-    @property
-    def file(self) -> int:
-        assert self.fd is not None
-        return self.fd
-
-    def commit(self, commit: Commit) -> Receipt:
-        effect, receipt = decide(commit, self.table, clock(), new_token())
-        if effect is not None:
-            check_found(effect, self.table)
-            self._add(plain(effect))
-        return receipt
-
-    def _add(self, effect: Effect) -> None:
-        meta, chunks = self.table.prepare(effect)
-        self.table.commit(effect, meta, chunks)
-        self.has_effect = True
-        self.erases |= effect.erase or effect.everything
-
-    def close(self) -> None:
-        if self.fd is not None:
-            self.disk.close(self.fd)
-            self.fd = None
-
-
-def _answer(batch: _Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
+def _answer(batch: Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
     """What was decided in a batch that failed was decided on a state that never was."""
     return batch.failure if batch is not None and batch.failure is not None else result
-
-
-# A thread and its log ----------------------------------------------------------------------------------
-
-
-_STORE_MAGIC = b"outlive\0"
-_STORE = struct.Struct("<8sII")  # magic, format, bytes of the key
-
-
-def _pack_store(key: bytes) -> bytes:
-    head = _STORE.pack(_STORE_MAGIC, FORMAT, len(key)) + key
-    return head + _checksum(head)
-
-
-def _unpack_store(data: bytes) -> bytes:
-    if len(data) < _STORE.size + 16 or data[-16:] != _checksum(data[:-16]):
-        raise Corrupt("the file 'store' with the naming key is damaged")
-    magic, version, size = _STORE.unpack_from(data)
-    if magic != _STORE_MAGIC:
-        raise Corrupt("the file 'store' is not of outlive")
-    if version > FORMAT:
-        raise NewerFormat("the store", version, FORMAT)
-    return data[_STORE.size : _STORE.size + size]
-
-
-def _checksum(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16, person=b"outlive.store").digest()
-
-
-# Edges -------------------------------------------------------------------------------------------------
-
-
-def _make_folders(disk: Disk) -> None:
-    """Make what is not there. A folder with other things in it is not taken for a store."""
-    if os.path.islink(disk.root):
-        raise BadURL(f"{disk.root!r} is a symbolic link; name the folder that it leads to")
-    if not os.path.isdir(disk.root):
-        _make_root(disk)
-    names = set(disk.names())
-    if THREADS in names:
-        return
-    if others := {name for name in names if not name.startswith(".")} - {"lock", "lost+found"}:
-        raise BadURL(f"{disk.root!r} holds {min(others)!r}, which is not of outlive; choose an empty folder")
-    with contextlib.suppress(FileExistsError):  # of several first openers one makes it
-        disk.make_folder(THREADS)
-    disk.sync_folder("")
-
-
-def _make_root(disk: Disk) -> None:
-    try:
-        disk.make_folder()
-    except FileExistsError:
-        if not os.path.isdir(disk.root):
-            raise BadURL(f"{disk.root!r} is not a folder") from None
-    except FileNotFoundError:
-        raise BadURL(f"the folder that should hold {disk.root!r} does not exist; create it first") from None
-    Disk(os.path.dirname(os.path.abspath(disk.root))).sync_folder("")
-
-
-class _translated:  # noqa: N801 - reads like a function where it stands; as a generator it would cost more
-    """Say in the library's words what the system says in its own."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NotAFile):
-            raise Corrupt(error.what) from error
-        if isinstance(error, OSError) and not isinstance(error, OutliveError):
-            if error.errno in _FULL:
-                raise StoreFull(f"no space is left for the store's files ({error.strerror})") from error
-            raise StoreUnavailable(f"the store's files: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +44,7 @@ def _of_redis(backend: Any) -> str:
 
 
 def _of_file(backend: Any) -> str:
-    from ..backends.file import _STORE
+    from ..backends.home import read_format
     from ..backends.log import FORMAT
 
-    with open(os.path.join(backend._disk.root, "store"), "rb") as file:
-        version = _STORE.unpack_from(file.read())[1]
-    return f"version {version}, this outlive writes {FORMAT}"
+    return f"version {read_format(backend._disk)}, this outlive writes {FORMAT}"

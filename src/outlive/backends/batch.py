@@ -1,0 +1,56 @@
+"""The commits of one thread in a group of the file backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..backend import Commit, Receipt
+from ..errors import OutliveError
+from .disk import Disk
+from .expectations import check_found
+from .log import Log
+from .logged_table import LoggedTable, plain
+from .memory import clock, new_token
+from .rules import decide
+from .view import Effect
+
+
+@dataclass(slots=True)
+class Batch:
+    """The commits of one thread in a group, and its open file; a new thread has none until the end."""
+
+    table: LoggedTable
+    disk: Disk
+    fd: int | None = None
+    is_new: bool = False
+    is_kept: bool = True  # the table is worth keeping
+    has_effect: bool = False
+    erases: bool = False
+    failure: OutliveError | None = None
+
+    @property
+    def log(self) -> Log:
+        return self.table.log
+
+    @property
+    def file(self) -> int:
+        assert self.fd is not None
+        return self.fd
+
+    def commit(self, commit: Commit) -> Receipt:
+        effect, receipt = decide(commit, self.table, clock(), new_token())
+        if effect is not None:
+            check_found(effect, self.table)
+            self._add(plain(effect))
+        return receipt
+
+    def _add(self, effect: Effect) -> None:
+        meta, chunks = self.table.prepare(effect)
+        self.table.commit(effect, meta, chunks)
+        self.has_effect = True
+        self.erases |= effect.erase or effect.everything
+
+    def close(self) -> None:
+        if self.fd is not None:
+            self.disk.close(self.fd)
+            self.fd = None
