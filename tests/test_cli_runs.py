@@ -172,6 +172,8 @@ def test_runs_come_in_pages(cli, store):
     assert ([item["id"] for item in first["items"]], first["next"]) == (["r-0", "r-1"], "r-1")
     assert cli("runs", "--limit", 2).err.endswith("outlive: there are more: --after r-1\n")
     assert cli("runs", "--after", "r-1", "-q").out == "r-2\n"
+    begin(store, "r-1\x1bz", thread="t").fail("broken")
+    assert cli("runs", "--after", "r-1\\x1bz", "-q").out == "r-2\n"
 
 
 def _raise():
@@ -317,6 +319,30 @@ def test_deleting_a_thread_tells_of_its_runs(cli, store):
     with pytest.raises(outlive.LeaseLost):
         live.save({"n": 2})
     assert statuses(cli) == {}
+
+
+def test_a_run_that_cannot_be_ended_is_refused_before_anybody_is_asked(cli, store):
+    begin(store, "r-1").complete()
+    for command in ("park", "cancel"):
+        assert cli(command, "r-1").err == "outlive: run 'r-1' is completed; there is nothing left to do\n"
+
+
+def test_a_live_run_is_not_retried_and_the_error_says_how_to_take_it(cli, store):
+    begin(store, "r-1", lease_s=600)
+    ended = cli("retry", "r-1")
+    assert ended.code == 2
+    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-1\n")
+
+
+def test_what_would_be_recovered_is_told_as_it_is_in_the_list_of_runs(cli, store):
+    assert cli("runs", "--all").out == "no runs\n"
+    assert cli("runs").out == "no runs; --all shows those that have ended too\n"
+    run = begin(store, "r-1")
+    run.save({"n": 1}, usage={"input_tokens": 7, "cost_usd": 0.5})
+    run.interrupt()
+    (item,) = cli("recover", "--dry-run", "--json").items
+    assert (item["input_tokens"], item["cost_usd"]) == (7, 0.5)
+    assert cli("runs", "--json").items == [item]
 
 
 def test_doctor_tells_of_dead_runs(cli, store):

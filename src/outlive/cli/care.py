@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ..errors import BadArgument
 from .call import Call
-from .command import argument, command, limit_option
+from .command import argument, command, option
 from .harmless import shown
 
 if TYPE_CHECKING:
@@ -81,7 +83,13 @@ def _show_verified(found: Verified) -> None:
     "stats",
     "Show what threads hold.",
     argument("PREFIX", required=False, default=""),
-    limit_option(20, "threads"),
+    option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=20,
+        show_default=True,
+        help="How many threads the table shows at most.",
+    ),
 )
 def stats(call: Call, prefix: str, limit: int) -> None:
     """Show what threads hold, the largest first, against what whole states would take."""

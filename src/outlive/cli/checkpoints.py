@@ -100,8 +100,10 @@ def history(
     with call.open() as store:
         from .find import find_checkpoint, find_run, find_thread
 
-        place = store.thread(find_thread(store, thread), namespace=namespace)
-        start = None if before is None else find_checkpoint(store, place, before).id
+        place, start = store.thread(find_thread(store, thread), namespace=namespace), None
+        if before is not None:
+            last = find_checkpoint(store, place, before, is_anywhere=all_namespaces)
+            place, start = store.thread(place.id, namespace=last.namespace), last.id
         run_id = None if run is None else find_run(store, run).id
         found = place.history(
             limit=limit + 1, before=start, filter=read_filters(filters), run=run_id, all_namespaces=all_namespaces

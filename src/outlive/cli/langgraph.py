@@ -45,7 +45,7 @@ def import_langgraph(
     from .. import opening
     from ..adapters.langgraph import moving, naming
     from ..adapters.langgraph.source import open_source
-    from .place import checked
+    from .place import check_scheme, checked
     from .table import progress
 
     if target_url is not None and call.store_url:
@@ -53,6 +53,7 @@ def import_langgraph(
     types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
+    check_scheme(call.store_url)
     options = checked(call.store_url, call.options())
     moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json

@@ -7,6 +7,7 @@ from ..errors import (
     KeyMissing,
     NotSealed,
     OutliveError,
+    RunBusy,
     RunEnded,
     StoreBusy,
     StoreUnavailable,
@@ -22,7 +23,7 @@ _COPY = (
 # What SQLite says → what helps.
 _SQLITE = {
     "file is not a database": "this is no store; check the path",
-    "malformed": "restore the file from a backup; outlive verify tells what can still be read",
+    "malformed": "restore the file from a backup, or let sqlite3 save what it still can: .recover",
     "readonly database": "SQLite takes locks in files beside it even to read: let this user write to the file and its folder, "
     "or copy it to where that is allowed",
     "unable to open database file": "check that this user may read and write the file and its folder",
@@ -58,7 +59,12 @@ def parted(error: OutliveError) -> tuple[str, str]:
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
-    return said, _mend(error, said)
+    said = said.replace("corrupt store: (no thread):", "corrupt store:")
+    if mend := _mend(error, said):
+        return said, mend
+    if isinstance(error, StoreUnavailable) and "; " in said and not said.endswith("?"):
+        said, _, mend = said.rpartition("; ")
+    return said, mend
 
 
 def _mend(error: OutliveError, said: str) -> str:
@@ -66,6 +72,8 @@ def _mend(error: OutliveError, said: str) -> str:
         return _GIVE
     if "SQLite: " in said:
         return next((mend for words, mend in _SQLITE.items() if words in said), "")
+    if isinstance(error, RunBusy):
+        return f"wait for it, or take it from there: outlive park {as_argument(error.run)}"
     if isinstance(error, StoreBusy):
         return "try again, or let it wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:

@@ -93,7 +93,7 @@ def opened(
     from ..sync import Store
     from .opaque import OpaqueCodec
 
-    _check_scheme(url)
+    check_scheme(url)
     if not creates:
         options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
     target = opening()._parse(url, options)
@@ -105,7 +105,7 @@ def opened(
         yield store
 
 
-def _check_scheme(url: str) -> None:
+def check_scheme(url: str) -> None:
     if ":" not in url:  # a person means the file
         meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
         raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")

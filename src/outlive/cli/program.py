@@ -189,7 +189,7 @@ def _weigh(error: Exception) -> tuple[int, str]:
 def _usage(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     hint = f" (outlive {ctx.info_name} --help)" if ctx is not None and ctx.parent is not None else ""
-    said = error.format_message().rstrip(".")
+    said = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
         said += "; an id that begins with - goes behind --"
     return f"{said}{hint}"
