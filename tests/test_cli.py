@@ -101,7 +101,7 @@ def test_a_checkpoint_is_found_by_id_by_prefix_and_by_place(anywhere):
     )
     assert anywhere("show", "trip-42", "nope").code == 2
     assert anywhere("show", "trip-42", "@99").err.startswith(
-        "outlive: there is no checkpoint @99; there are 4"
+        "outlive: there is no checkpoint @99; the newest is @4, 4 in all"
     )
     several = anywhere("show", "tri")
     assert several.code == 2

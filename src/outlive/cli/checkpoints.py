@@ -51,7 +51,10 @@ def show(
     at: str | None,
     full: bool,
 ) -> None:
-    """Show a checkpoint and its state; the head if none is named."""
+    """Show a checkpoint and its state; the head if none is named.
+
+    CHECKPOINT is an id or its beginning, or a place: @7 has seq 7, @-1 is the one before the head.
+    """
     if at is not None and checkpoint is not None:
         raise BadArgument("give either a checkpoint or --at, not both")
     with call.open() as store:

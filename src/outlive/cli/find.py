@@ -108,8 +108,8 @@ def find_checkpoint(
         return [one for one in by_id if one == id or (one.startswith(id) and not is_exact)]
 
     command = f"outlive history {as_argument(thread.id)}"
-    what = f"checkpoint of thread {thread.id!r}"
-    return by_id[_the_one(what, said or "", look, f"{command} lists them", is_exact)]
+    lists = f"{command} lists them"
+    return by_id[_the_one("checkpoint", said or "", look, lists, is_exact, f" of thread {thread.id!r}")]
 
 
 def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | None:
@@ -125,7 +125,7 @@ def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | 
         found = records[-number : 1 - number]
     if not found:
         raise BadArgument(
-            f"there is no checkpoint {said}; there are {len(records)}, the newest is @{records[0].seq}"
+            f"there is no checkpoint {said}; the newest is @{records[0].seq}, {len(records):,} in all"
         )
     return found[0]
 
@@ -147,7 +147,9 @@ def find_run(store: Store, said: str, *, is_exact: bool = False) -> RunInfo:
     return unpack_run(engine.codec, *seen[id])
 
 
-def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str, is_exact: bool) -> str:
+def _the_one(
+    what: str, said: str, look: Callable[[str], list[str]], lists: str, is_exact: bool, where: str = ""
+) -> str:
     found = look(said) if said else []
     if not found and "\\" in said:
         found = look(meant(said))
@@ -155,7 +157,7 @@ def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str,
         return found[0]
     if not found:
         how = "with --yes the id must be written out; " if is_exact else ""
-        raise BadArgument(f"there is no {what} '{shown(said)}'; {how}{lists}")
+        raise BadArgument(f"there is no {what} '{shown(said)}'{where}; {how}{lists}")
     raise BadArgument(f"'{shown(said)}' is the beginning of several: {_list(found)}; give more of it")
 
 

@@ -77,5 +77,6 @@ def _mend(error: OutliveError, said: str) -> str:
     if isinstance(error, StoreBusy):
         return "try again, or let it wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:
-        return "outlive verify lists all that is broken; restore the thread from a backup, or delete it with outlive rm"
+        goes = ", or delete it with outlive rm" if error.checkpoint is not None else ""
+        return f"outlive verify lists all that is broken; restore the thread from a backup{goes}"
     return ""

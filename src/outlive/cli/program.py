@@ -86,7 +86,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
         ),
     ],
-    epilog="Options of every command may stand before or behind its name. An id that begins with - goes behind --.",
+    epilog="Options of every command may stand before or behind its name. Threads, runs and checkpoints are named by id or its beginning, "
+    "checkpoints also by place: @7 has seq 7, @ is the head, @-1 the one before it. An id that begins with - goes behind --.",
 )  # fmt: skip
 @click.pass_context
 def program(ctx: click.Context, /, **said: Any) -> None:
