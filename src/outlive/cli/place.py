@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
+_MANY = 8
 _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 
@@ -40,7 +41,8 @@ def find_store() -> str:
         return f"sqlite:///{quoted(names[0])}"
     if names:
         example = _EXAMPLE.replace("agent.db", quoted(names[0]))
-        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {example}")
+        some = ", ".join([*names[:_MANY], *(["…"] if len(names) > _MANY else [])])
+        raise NoStore(f"there are several stores here ({some}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
