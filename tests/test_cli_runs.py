@@ -251,6 +251,14 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
 
 
+def test_giving_a_run_back_uses_up_no_attempt(cli, store):
+    begin(store, "r-1", max_attempts=1).fail("broken")
+    for _ in range(2):
+        assert cli("retry", "r-1").code == 0
+    (item,) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
+    assert (item["outcome"], item["attempt"]) == ("resumed", 1)
+
+
 def test_a_retry_that_fails_again_is_a_finding(cli, store):
     fail(store, "r-1")
     ended = cli("retry", "r-1", "--handlers", "handlers:FAILING")
@@ -332,6 +340,11 @@ def test_a_live_run_is_not_retried_and_the_error_says_how_to_take_it(cli, store)
     ended = cli("retry", "r-1")
     assert ended.code == 2
     assert ended.err.endswith("; wait for it, or take it from there: outlive park r-1\n")
+    begin(store, "r-3", "other", lease_s=600).fail("broken")
+    begin(store, "r-4", "other", lease_s=600)
+    ended = cli("retry", "r-3")
+    assert (ended.code, "is held by run 'r-4'" in ended.err) == (2, True)
+    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-4\n")
 
 
 def test_what_would_be_recovered_is_told_as_it_is_in_the_list_of_runs(cli, store):

@@ -11,6 +11,7 @@ from ..errors import (
     RunEnded,
     StoreBusy,
     StoreUnavailable,
+    ThreadBusy,
     WrongKey,
 )
 from .harmless import as_argument, shown
@@ -56,6 +57,8 @@ def parted(error: OutliveError) -> tuple[str, str]:
             else "there is nothing left to do"
         )
         return f"run '{shown(error.run)}' is {error.status}", mend
+    if isinstance(error, ThreadBusy) and error.holder is not None:
+        return said.removesuffix("; wait for it, or use exclusive=False"), _end(error.holder)
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
@@ -67,13 +70,17 @@ def parted(error: OutliveError) -> tuple[str, str]:
     return said, mend
 
 
+def _end(run: str) -> str:
+    return f"wait for it, or take it from there: outlive park {as_argument(run)}"
+
+
 def _mend(error: OutliveError, said: str) -> str:
     if isinstance(error, WrongKey):
         return _GIVE
     if "SQLite: " in said:
         return next((mend for words, mend in _SQLITE.items() if words in said), "")
     if isinstance(error, RunBusy):
-        return f"wait for it, or take it from there: outlive park {as_argument(error.run)}"
+        return _end(error.run)
     if isinstance(error, StoreBusy):
         return "try again, or let it wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:

@@ -140,6 +140,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
     run = store.retry(found.id)
     run.start()
     _check_unfinished(run)
+    run.info.attempt -= 1  # nobody has tried anything
     run.interrupt()
     call.did(
         f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
