@@ -357,6 +357,32 @@ def test_a_damaged_thread_is_deleted_as_verify_says(here):
     assert here("verify").code == 0
 
 
+def test_one_damaged_thread_hides_no_other(here):
+    with sqlite3.connect(here.folder / "agent.db") as db:
+        db.execute("update thread set checksum = zeroblob(8) where id = 'trip-42'")
+        db.execute("update checkpoint set body = zeroblob(length(body)) where id = 't1'")
+    db.close()
+    for command in ("ls", "stats"):
+        ended = here(command, "-q")
+        assert (ended.code, sorted(ended.out.split("\n"))) == (1, ["", "-dash", "odd\\x1b[2J\\nid", "trip-7"])
+    row, record = said(here("ls")).splitlines()
+    assert row.startswith("outlive: corrupt store: thread 'trip-42': its row is damaged; outlive verify")
+    assert record.startswith("outlive: corrupt store: thread 'types' checkpoint 't1': its record is damaged;")
+    (found,) = here("verify", "--json").items
+    assert (found["threads"], len(found["problems"])) == (4, 2)
+    copied = here("backup", "file:copy")
+    assert (copied.code, "(the threads that are whole were copied)" in copied.err) == (3, True)
+    assert here("backup", "file:some", "--thread", "trip-7").code == 0
+    assert here("ls", "-q", "--store", "file:copy").out.split("\n") == [
+        "-dash",
+        "odd\\x1b[2J\\nid",
+        "trip-7",
+        "",
+    ]
+    swept = here("sweep", "--keep-last", 1, "--yes", "--json")
+    assert (swept.code, len(json.loads(swept.out)["items"][0]["problems"])) == (1, 2)
+
+
 def test_stats_compare_with_whole_states(anywhere):
     rows = lines(anywhere("stats"))
     assert rows[0].split() == ["THREAD", "CHECKPOINTS", "STORED", "AS", "WHOLE", "STATES", "RATIO"]

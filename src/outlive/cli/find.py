@@ -7,15 +7,16 @@ always comes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, KeyMissing
+from ..errors import BadArgument, Corrupt, KeyMissing
 from ..runtime import run_now
 from .harmless import as_argument, meant, shown
 
 if TYPE_CHECKING:
     from ..backend import CheckpointRecord, ThreadKey, ThreadRow
+    from ..checkpoint import ThreadInfo
     from ..engine import Engine
     from ..lease import RunInfo
     from ..sync import Store, Thread
@@ -75,6 +76,14 @@ def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
         return [row.id for row in rows]
 
     return _the_one("thread", said, look, "outlive ls lists them", is_exact)
+
+
+def list_threads(store: Store, damaged: list[Corrupt], **chosen: Any) -> Iterator[ThreadInfo]:
+    """List threads; those that are damaged go into the list that is given, and are passed over."""
+    from ..listing import Threads
+    from ..sync import each
+
+    return each(Threads(engine_of(store), store._store._settings.tenant, damaged=damaged, **chosen))
 
 
 def find_prefix(store: Store, said: str) -> str:

@@ -28,6 +28,7 @@ from .table import Column, standing_style
 
 if TYPE_CHECKING:
     from ..checkpoint import ThreadInfo
+    from ..errors import Corrupt
 
 _SORTS = ("id", "age", "size", "checkpoints", "step")
 
@@ -54,18 +55,23 @@ _SORTS = ("id", "age", "size", "checkpoints", "step")
 def ls(
     call: Call, prefix: str, filters: tuple[str, ...], sort: str, reverse: bool, limit: int, after: str | None
 ) -> None:
-    """List threads: head, step, run, size and age; those whose id begins with PREFIX."""
+    """List threads: head, step, run, size and age; those whose id begins with PREFIX.
+
+    Exits with 1 when there are damaged ones among them, which are told and left out.
+    """
     if after is not None and (sort != "id" or reverse):
         raise BadArgument("--after goes with the order by id; leave --sort and --reverse away")
     with call.open() as store:
         from .clock import LeaseClock
-        from .find import find_prefix, find_thread, run_of_head
+        from .find import find_prefix, find_thread, list_threads, run_of_head
         from .items import thread_item
 
         if after is not None:
             with contextlib.suppress(BadArgument):  # it need not be there any more
                 after = find_thread(store, after, is_exact=True)
-        found = store.threads(prefix=find_prefix(store, prefix), filter=read_filters(filters), after=after)
+        damaged: list[Corrupt] = []
+        chosen = {"prefix": find_prefix(store, prefix), "filter": read_filters(filters), "after": after}
+        found = list_threads(store, damaged, **chosen)
         page = list(itertools.islice(_sorted(found, sort, reverse), limit + 1))
         rest, page = page[limit:], page[:limit]
         clock = LeaseClock.of(store)
@@ -77,7 +83,9 @@ def ls(
             lambda: _show_threads(call, page, items, has_more=bool(rest), next=next),
             brief=[shown(info.id) for info in page],
             next=next,
+            is_ok=not damaged,
         )
+        call.tell_damaged(damaged)
 
 
 def _sorted(found: Iterator[ThreadInfo], sort: str, reverse: bool) -> Iterator[ThreadInfo]:
