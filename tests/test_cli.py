@@ -66,7 +66,7 @@ def said(ended):
 
 def test_threads_are_listed_with_head_step_size_and_age(anywhere):
     rows = lines(anywhere("ls"))
-    assert rows[0].split() == ["THREAD", "HEAD", "STEP", "CHECKPOINTS", "SIZE", "SAVED", "METADATA"]
+    assert rows[0].split() == ["THREAD", "HEAD", "STEP", "CHECKPOINTS", "SIZE", "CHANGED", "METADATA"]
     assert [row.split()[0] for row in rows[1:]] == ["-dash", "odd\\x1b[2J\\nid", "trip-42", "trip-7", "types"]
     trip = rows[3].split()
     assert trip[1:4] == ["@4", "3", "5"]
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_found_by_id_by_prefix_and_by_place(anywhere):
     )
     assert anywhere("show", "trip-42", "nope").code == 2
     assert anywhere("show", "trip-42", "@99").err.startswith(
-        "outlive: there is no checkpoint @99; there are 4"
+        "outlive: there is no checkpoint @99; the newest is @4, 4 in all"
     )
     several = anywhere("show", "tri")
     assert several.code == 2
@@ -115,6 +115,20 @@ def test_ids_that_look_like_options_or_hold_escapes_are_reached(here):
     assert "\x1b" not in here("ls").out
     here("fork", "--", "-dash", "-new")
     assert here("show", "--json", "--", "-new").items[0]["source"] == "fork"
+
+
+def test_a_list_takes_ids_as_it_shows_them(here):
+    odd = "odd\\x1b[2J\\nid"
+    assert here("ls", "odd\\x1b", "-q").out == f"{odd}\n"
+    assert here("ls", "--after", odd, "-q").out == here("ls", "--after", ODD_ID, "-q").out
+
+
+def test_columns_stand_below_each_other_whatever_the_script(program):
+    with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
+        for name in ("plain", "\u65e5\u672c", "e\u0301"):
+            store.thread(name).save({"n": 1})
+    rows = lines(program("ls"))[1:]
+    assert [row.split("@")[0] for row in rows] == ["e\u0301         ", "plain     ", "\u65e5\u672c      "]
 
 
 def test_a_state_with_unknown_types_is_shown_and_never_steers_the_terminal(anywhere):
@@ -200,6 +214,14 @@ def test_history_is_a_tree(anywhere):
         "c1",
     ]
     assert anywhere("heads", "trip-42", "-q").out.split() == ["branch", "c3"]
+
+
+def test_a_history_of_all_namespaces_is_paged(anywhere):
+    first = json.loads(anywhere("history", "trip-42", "--all-namespaces", "--limit", 1, "--json").out)
+    assert ([item["namespace"] for item in first["items"]], first["next"]) == (["sub"], "s1")
+    for before in ("s1", "@5"):
+        rest = anywhere("history", "trip-42", "--all-namespaces", "--before", before, "-q")
+        assert rest.out.split() == ["branch", "c3", "c2", "c1"]
 
 
 def test_a_history_of_many_branches_is_drawn_without_crossing(program):
@@ -323,6 +345,42 @@ def test_what_is_broken_is_named_and_the_exit_code_is_1(here):
     assert problems
     assert here("verify", "-q").out.splitlines() == problems
     assert here("show", "trip-42", "c3").code == 3
+
+
+def test_a_damaged_thread_is_deleted_as_verify_says(here):
+    with sqlite3.connect(here.folder / "agent.db") as db:
+        db.execute("update checkpoint set body = zeroblob(length(body)) where id = 'c3'")
+    db.close()
+    assert here("show", "trip-42", "c3").err.endswith("or delete it with outlive rm\n")
+    assert "would delete thread trip-42, which is damaged;" in here("rm", "trip-42").err
+    assert here("rm", "trip-42", "--yes").out == "deleted thread trip-42\n"
+    assert here("verify").code == 0
+
+
+def test_one_damaged_thread_hides_no_other(here):
+    with sqlite3.connect(here.folder / "agent.db") as db:
+        db.execute("update thread set checksum = zeroblob(8) where id = 'trip-42'")
+        db.execute("update checkpoint set body = zeroblob(length(body)) where id = 't1'")
+    db.close()
+    for command in ("ls", "stats"):
+        ended = here(command, "-q")
+        assert (ended.code, sorted(ended.out.split("\n"))) == (1, ["", "-dash", "odd\\x1b[2J\\nid", "trip-7"])
+    row, record = said(here("ls")).splitlines()
+    assert row.startswith("outlive: corrupt store: thread 'trip-42': its row is damaged; outlive verify")
+    assert record.startswith("outlive: corrupt store: thread 'types' checkpoint 't1': its record is damaged;")
+    (found,) = here("verify", "--json").items
+    assert (found["threads"], len(found["problems"])) == (4, 2)
+    copied = here("backup", "file:copy")
+    assert (copied.code, "(the threads that are whole were copied)" in copied.err) == (3, True)
+    assert here("backup", "file:some", "--thread", "trip-7").code == 0
+    assert here("ls", "-q", "--store", "file:copy").out.split("\n") == [
+        "-dash",
+        "odd\\x1b[2J\\nid",
+        "trip-7",
+        "",
+    ]
+    swept = here("sweep", "--keep-last", 1, "--yes", "--json")
+    assert (swept.code, len(json.loads(swept.out)["items"][0]["problems"])) == (1, 2)
 
 
 def test_stats_compare_with_whole_states(anywhere):

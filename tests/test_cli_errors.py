@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import sqlite3
@@ -51,6 +52,27 @@ def test_a_path_is_not_a_url_and_the_url_is_named(program):
     assert "'typo:x' has no scheme" in told(program("ls", "--store", "typo:x"), 2)
 
 
+def test_a_length_of_time_of_nothing_is_told_by_its_option(here):
+    assert told(here("ls", "--timeout", "0", "-q"), 2) == "--timeout takes a length of time above 0, not '0'"
+    assert told(here("sweep", "--ttl", "0d", "-q"), 2).startswith("--ttl takes a length of time above 0")
+
+
+def test_what_is_missing_in_a_call_stands_on_one_line(program):
+    assert "Choose from: bash, fish, zsh" in told(program("completion"), 2)
+
+
+def test_with_yes_an_id_is_written_out_and_the_error_says_so(here):
+    assert "with --yes the id must be written out" in told(here("rm", "trip-4", "--yes", "-q"), 2)
+    assert "with --yes the id" not in told(here("rm", "nothing", "-q"), 2)
+
+
+def test_doctor_mends_what_is_wrong_and_nothing_else(program):
+    items = json.loads(program("doctor", "--json", "--store", "sqlite:///typo.db").out)["items"]
+    found = next(item for item in items if item["check"] == "store")
+    assert found["mend"] == "check the path, or save something there first"
+    assert found["mend"] not in found["said"]
+
+
 def test_a_file_that_is_no_database_or_is_damaged_says_what_to_do(here):
     (here.folder / "text.db").write_text("hello " * 1000)
     assert told(here("ls", "--store", "sqlite:///text.db"), 3).endswith("this is no store; check the path")
@@ -63,7 +85,7 @@ def test_a_file_that_is_no_database_or_is_damaged_says_what_to_do(here):
         assert "restore the file from a backup" in told(here(*command, "--store", "sqlite:///agent.db"), 3)
     found = here("doctor", "--store", "sqlite:///agent.db", "--json")
     assert {item["mend"] for item in found.items if item["level"] == "problem"} == {
-        "restore the file from a backup; outlive verify tells what can still be read"
+        "restore the file from a backup, or let sqlite3 save what it still can: .recover"
     }
 
 

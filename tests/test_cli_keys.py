@@ -175,6 +175,19 @@ def test_a_ring_without_keys_opens_for_what_needs_none(sealed):
     assert sealed("show", "trip", "--key-file", "/dev/null").code == 2
 
 
+def test_without_keys_a_thread_is_deleted_but_nothing_is_chosen_to_go(sealed):
+    for command in (
+        ["prune", "trip", "--keep-last", 1, "--dry-run"],
+        ["sweep", "--keep-last", 1, "--dry-run"],
+    ):
+        ended = sealed(*command, "--key-file", "/dev/null")
+        assert (ended.code, ended.out) == (2, "")
+        assert "a key is needed" in ended.err
+    (item,) = sealed("rm", "trip", "--yes", "--json", "--key-file", "/dev/null").items
+    assert (item["checkpoints"], item["runs"]) == (2, 1)
+    assert sealed("ls", "-q", "--key-file", "/dev/null").out == ""
+
+
 def test_a_ring_without_keys_is_refused_for_a_store_that_is_not_encrypted(program):
     build(f"sqlite:///{program.folder}/agent.db")
     for command in (["ls"], ["show", "trip-42"], ["verify"]):

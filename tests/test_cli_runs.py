@@ -172,6 +172,8 @@ def test_runs_come_in_pages(cli, store):
     assert ([item["id"] for item in first["items"]], first["next"]) == (["r-0", "r-1"], "r-1")
     assert cli("runs", "--limit", 2).err.endswith("outlive: there are more: --after r-1\n")
     assert cli("runs", "--after", "r-1", "-q").out == "r-2\n"
+    begin(store, "r-1\x1bz", thread="t").fail("broken")
+    assert cli("runs", "--after", "r-1\\x1bz", "-q").out == "r-2\n"
 
 
 def _raise():
@@ -249,6 +251,14 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
 
 
+def test_giving_a_run_back_uses_up_no_attempt(cli, store):
+    begin(store, "r-1", max_attempts=1).fail("broken")
+    for _ in range(2):
+        assert cli("retry", "r-1").code == 0
+    (item,) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
+    assert (item["outcome"], item["attempt"]) == ("resumed", 1)
+
+
 def test_a_retry_that_fails_again_is_a_finding(cli, store):
     fail(store, "r-1")
     ended = cli("retry", "r-1", "--handlers", "handlers:FAILING")
@@ -317,6 +327,35 @@ def test_deleting_a_thread_tells_of_its_runs(cli, store):
     with pytest.raises(outlive.LeaseLost):
         live.save({"n": 2})
     assert statuses(cli) == {}
+
+
+def test_a_run_that_cannot_be_ended_is_refused_before_anybody_is_asked(cli, store):
+    begin(store, "r-1").complete()
+    for command in ("park", "cancel"):
+        assert cli(command, "r-1").err == "outlive: run 'r-1' is completed; there is nothing left to do\n"
+
+
+def test_a_live_run_is_not_retried_and_the_error_says_how_to_take_it(cli, store):
+    begin(store, "r-1", lease_s=600)
+    ended = cli("retry", "r-1")
+    assert ended.code == 2
+    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-1\n")
+    begin(store, "r-3", "other", lease_s=600).fail("broken")
+    begin(store, "r-4", "other", lease_s=600)
+    ended = cli("retry", "r-3")
+    assert (ended.code, "is held by run 'r-4'" in ended.err) == (2, True)
+    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-4\n")
+
+
+def test_what_would_be_recovered_is_told_as_it_is_in_the_list_of_runs(cli, store):
+    assert cli("runs", "--all").out == "no runs\n"
+    assert cli("runs").out == "no runs; --all shows those that have ended too\n"
+    run = begin(store, "r-1")
+    run.save({"n": 1}, usage={"input_tokens": 7, "cost_usd": 0.5})
+    run.interrupt()
+    (item,) = cli("recover", "--dry-run", "--json").items
+    assert (item["input_tokens"], item["cost_usd"]) == (7, 0.5)
+    assert cli("runs", "--json").items == [item]
 
 
 def test_doctor_tells_of_dead_runs(cli, store):

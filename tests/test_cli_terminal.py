@@ -106,6 +106,12 @@ def test_ids_are_shortened_to_what_tells_them_apart(program):
     assert program("history", "t").out.splitlines()[1].split()[-1] == saved[-1].id
     for full, short in zip(reversed(saved), rows, strict=True):
         assert program("show", "t", short, "--json").items[0]["id"] == full.id
+    for command in (
+        ["heads", "t"],
+        ["history", "t", "--limit", 1],
+    ):  # others, which are not shown, begin alike
+        short = run(program, *command).text.splitlines()[2].split()[-1]
+        assert program("show", "t", short, "--json").items[0]["id"] == saved[-1].id
 
 
 def test_a_destructive_command_says_what_it_will_do_and_asks(here):

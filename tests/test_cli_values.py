@@ -37,6 +37,15 @@ def is_harmless(text):
     return not any(unicodedata.category(char) in ("Cc", "Cs") or char in turning for char in text)
 
 
+def test_a_long_text_is_cut_to_the_width_there_is():
+    state = {"messages": [{"role": "user", "content": "word " * 500}]}
+    for width in (60, 80, 100):
+        found = lines(state, width=width)
+        assert width - 12 < max(map(len, found)) <= width
+        assert any("(2,500 characters)" in line for line in found)
+    assert '"' + "word " * 500 + '"' in lines(state, full=True)[4]
+
+
 @given(TEXT)
 def test_text_is_shown_on_one_harmless_line_and_read_back(text):
     assert is_harmless(shown(text))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from .backend import ThreadKey, ThreadRow
+from .backend import ThreadKey, ThreadRow, escape
 from .checkpoint import ThreadInfo
 from .engine import Engine
+from .errors import Corrupt
 from .info import describe_thread
 
 _PAGE = 200
 
 
 class Threads:
-    """Pages of threads, one at a time. Nothing is held between pages."""
+    """Pages of threads, one at a time. Nothing is held between pages. With `damaged`, threads whose rows are go there and are passed over."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class Threads:
         limit: int | None = None,
         after: str | None = None,
         heads: bool = True,
+        damaged: list[Corrupt] | None = None,
     ) -> None:
         self._engine = engine
         self._tenant = tenant
@@ -34,6 +36,8 @@ class Threads:
         self._left = limit
         self._after = after
         self._heads = heads
+        self._damaged = damaged
+        self._is_near = False  # a damaged one: up to that they are read one by one
         self._page: list[ThreadRow] = []
         self._ended = False
 
@@ -52,14 +56,28 @@ class Threads:
         raise StopAsyncIteration
 
     async def next_row(self) -> ThreadRow | None:
-        if not self._page and not self._ended:
+        while not self._page and not self._ended:
             limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
-            self._page = await self._engine.backend.threads(
-                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
-            )
-            self._ended = len(self._page) < limit
+            await self._turn(1 if self._is_near else limit)
         if not self._page:
             return None
         row = self._page.pop(0)
         self._after = row.id
         return row
+
+    async def _turn(self, limit: int) -> None:
+        """Read the next page, or find out who is in its way."""
+        try:
+            self._page = await self._engine.backend.threads(
+                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
+            )
+            self._ended = len(self._page) < limit
+        except Corrupt as error:
+            if self._damaged is None or error.thread is None:
+                raise
+            if limit == 1:
+                if self._after is not None and escape(error.thread) <= escape(self._after):
+                    raise  # it is not this one: there would be no end
+                self._damaged.append(error)
+                self._after = error.thread
+            self._is_near = limit > 1

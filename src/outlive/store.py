@@ -299,16 +299,18 @@ class AsyncStore:
 
     async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
         """List threads as far as the listing itself is whole."""
-        pages = Threads(self._engine, self._settings.tenant, heads=False)
+        damaged: list[Corrupt] = []
+        pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=damaged)
         while True:
             try:
                 row = await pages.next_row()
             except StoreError as error:
                 problems.append(str(error))
-                return
+                break
             if row is None:
-                return
+                break
             yield self._key(row.id)
+        problems += map(str, damaged)
 
     async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
         """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
@@ -371,8 +373,8 @@ class AsyncStore:
         """
         self._check_target(target)
         await self.flush()
-        ids = await self._chosen(threads, None if since is None else micros(since))
         damaged: list[Corrupt] = []
+        ids = await self._chosen(threads, None if since is None else micros(since), damaged)
         for done, id in enumerate(ids, 1):
             rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
             for row in rows:  # else it was deleted meanwhile
@@ -411,18 +413,22 @@ class AsyncStore:
         if isinstance(backend, Encrypted) and not backend.has_key:
             raise KeyMissing(None)  # what it holds cannot be seen, and would be left out
 
-    async def _chosen(self, threads: Iterable[str] | None, since: int | None) -> list[str]:
-        """Return the ids of the threads to be copied."""
+    async def _chosen(
+        self, threads: Iterable[str] | None, since: int | None, damaged: list[Corrupt]
+    ) -> list[str]:
+        """Return the ids of the threads to be copied, as far as they can be read."""
         if isinstance(threads, str) or not isinstance(threads, Iterable | None):
             raise BadArgument(f"threads must be a list of ids; for one thread write [{threads!r:.100}]")
         wanted = None if threads is None else {check_id("thread id", id) for id in threads}
-        pages = Threads(self._engine, self._settings.tenant, heads=False)
+        broken: list[Corrupt] = []
+        pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=broken)
         found, missing = [], set(wanted or ())
         while (row := await pages.next_row()) is not None:
             missing.discard(row.id)
             if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
                 found.append(row.id)
-        if missing:
+        damaged += [error for error in broken if wanted is None or error.thread in wanted]
+        if missing := missing - {error.thread for error in broken}:
             raise BadArgument(
                 f"there is no thread {min(missing)!r}; store.threads() lists those that there are"
             )

@@ -23,6 +23,7 @@ from .codec import Codec
 from .engine import Engine
 from .errors import (
     BadArgument,
+    Corrupt,
     OutcomeUnknown,
     OutliveError,
     StoreClosed,
@@ -168,7 +169,8 @@ class Sweeper:
         """Look at every thread; return the moment by which it went."""
         seen = self._seen if retain is self.retain else {}
         now = await self._now()
-        rows = Threads(self._engine, self._tenant, heads=False)
+        damaged: list[Corrupt] = []
+        rows = Threads(self._engine, self._tenant, heads=False, damaged=damaged)
         while (row := await rows.next_row()) is not None:
             if not pace.goes_on:
                 swept.is_complete = False
@@ -185,6 +187,7 @@ class Sweeper:
             swept.threads += 1
             if did:
                 await pace.rest()
+        swept.problems += map(str, damaged)
         return now
 
     # Reading

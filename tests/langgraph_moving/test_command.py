@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 
@@ -84,3 +85,19 @@ def test_mistakes_are_told_and_make_no_store(program, old):
     assert not (program.folder / "new.db").exists()
     twice = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "--store", "sqlite:///new.db")
     assert (twice.code, "name the target once" in twice.err) == (2, True)
+
+
+def test_json_names_the_target_and_whose_threads_they_are_also_of_a_dry_run(program, old):
+    target = f"sqlite:///{program.folder}/new.db"
+    for more, tenant in ((["--dry-run"], ""), ([], "acme")):
+        url = f"{target}?tenant={tenant}" if tenant else target
+        ended = program("import-langgraph", f"sqlite:///{old}", url, "--type", TICKET, "--json", *more)
+        said = json.loads(ended.out)
+        assert (ended.code, said["store"], said["tenant"]) == (0, target, tenant)
+
+
+def test_a_thread_that_cannot_be_moved_says_what_else_there_is_to_do(program, old):
+    ended = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "-q")
+    assert ended.code == 2
+    assert ended.err.endswith("(--dry-run lists all problems, --skip leaves such threads out)\n")
+    assert "write sqlite:///new.db" in program("import-langgraph", f"sqlite:///{old}", "new.db").err

@@ -21,6 +21,7 @@ from ..errors import BadArgument
 from .harmless import shown
 
 if TYPE_CHECKING:
+    from ..errors import Corrupt
     from ..sync import Store
 
 FORMAT = 1  # of what --json prints
@@ -196,6 +197,13 @@ class Call:
         if not self.is_quiet:
             sys.stdout.flush()  # what was printed before stands before, also where both go into one file
             print(f"outlive: {shown(sentence)}", file=sys.stderr)
+
+    def tell_damaged(self, errors: Iterable[Corrupt]) -> None:
+        """Say which threads were left out of a list."""
+        from .mending import mended
+
+        for error in errors:
+            self.note(mended(error))
 
     def confirm(self, what: str) -> None:
         """Say what will be done and ask; without a terminal nobody can answer, and --yes is needed."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument
+import click
+
+from ..errors import BadArgument, Corrupt
 from .call import Call
-from .command import argument, command, limit_option
+from .command import argument, command, option
 from .harmless import shown
 
 if TYPE_CHECKING:
@@ -81,17 +83,31 @@ def _show_verified(found: Verified) -> None:
     "stats",
     "Show what threads hold.",
     argument("PREFIX", required=False, default=""),
-    limit_option(20, "threads"),
+    option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=20,
+        show_default=True,
+        help="How many threads the table shows at most.",
+    ),
 )
 def stats(call: Call, prefix: str, limit: int) -> None:
-    """Show what threads hold, the largest first, against what whole states would take."""
+    """Show what threads hold, the largest first, against what whole states would take.
+
+    Exits with 1 when there are damaged ones among them, which are told and left out.
+    """
     with call.open() as store:
+        from .find import find_prefix, list_threads
         from .table import progress
 
+        damaged: list[Corrupt] = []
         found = []
         with progress("measuring", is_quiet=call.is_quiet or call.is_json) as tell:
-            for info in store.threads(prefix=prefix):
-                found.append((info.id, store.thread(info.id).size()))
+            for info in list_threads(store, damaged, prefix=find_prefix(store, prefix)):
+                try:
+                    found.append((info.id, store.thread(info.id).size()))
+                except Corrupt as error:
+                    damaged.append(error)
                 tell(len(found))
         found.sort(key=lambda one: -one[1].stored_bytes)
         items = [
@@ -107,7 +123,9 @@ def stats(call: Call, prefix: str, limit: int) -> None:
             items,
             lambda: _show_stats(found, limit) if found else print("no threads"),
             brief=[shown(name) for name, _ in found],
+            is_ok=not damaged,
         )
+        call.tell_damaged(damaged)
 
 
 def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:

@@ -51,7 +51,10 @@ def show(
     at: str | None,
     full: bool,
 ) -> None:
-    """Show a checkpoint and its state; the head if none is named."""
+    """Show a checkpoint and its state; the head if none is named.
+
+    CHECKPOINT is an id or its beginning, or a place: @7 has seq 7, @-1 is the one before the head.
+    """
     if at is not None and checkpoint is not None:
         raise BadArgument("give either a checkpoint or --at, not both")
     with call.open() as store:
@@ -100,8 +103,10 @@ def history(
     with call.open() as store:
         from .find import find_checkpoint, find_run, find_thread
 
-        place = store.thread(find_thread(store, thread), namespace=namespace)
-        start = None if before is None else find_checkpoint(store, place, before).id
+        place, start = store.thread(find_thread(store, thread), namespace=namespace), None
+        if before is not None:
+            last = find_checkpoint(store, place, before, is_anywhere=all_namespaces)
+            place, start = store.thread(place.id, namespace=last.namespace), last.id
         run_id = None if run is None else find_run(store, run).id
         found = place.history(
             limit=limit + 1, before=start, filter=read_filters(filters), run=run_id, all_namespaces=all_namespaces

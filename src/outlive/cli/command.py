@@ -70,7 +70,9 @@ class Command(click.Command):
             records = [
                 record
                 for param in self.get_params(ctx)
-                if (param in SHARED) == wanted and (record := param.get_help_record(ctx)) is not None
+                if (param in SHARED) == wanted
+                and isinstance(param, click.Option)  # arguments stand in the line of usage
+                and (record := param.get_help_record(ctx)) is not None
             ]
             if records:
                 with formatter.section(title):
@@ -92,7 +94,9 @@ def argument(name: str, **attributes: Any) -> click.Argument:
     """Return an argument; ids of what it names are completed in the shell."""
     from .completion import COMPLETERS
 
-    return click.Argument([name], metavar=name, shell_complete=COMPLETERS.get(name), **attributes)
+    is_needed, many = attributes.get("required", True), "..." if attributes.get("nargs") == -1 else ""
+    said = name if is_needed and not many else f"[{name}]{many}"
+    return click.Argument([name], metavar=said, shell_complete=COMPLETERS.get(name), **attributes)
 
 
 def option(*names: str, **attributes: Any) -> click.Option:

@@ -6,14 +6,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Pruned
+from ..errors import Corrupt, KeyMissing
+from ..lease import RUN
+from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
-from .find import find_checkpoint, find_run
+from .find import backend_of, find_checkpoint, find_run, key_of
 from .harmless import shown
 from .measure import counted, size
 from .table import progress
 
 if TYPE_CHECKING:
+    from ..checkpoint import Sizes
+    from ..lease import RunInfo
     from ..sync import Store, Thread
 
 
@@ -22,24 +27,45 @@ _LEFT = "others saved so fast that bytes of it may be left; repeat it"
 
 def remove_thread(call: Call, store: Store, place: Thread, erase: bool) -> None:
     """Delete a thread after saying what goes with it."""
-    sizes = place.size()
-    runs = list(store.runs(thread=place.id))
-    clock = LeaseClock.of(store)
-    what = f"delete thread {shown(place.id)} with its {counted(sizes.checkpoints, 'checkpoint')} ({size(sizes.stored_bytes)})"
-    if runs:
-        what += f" and {counted(len(runs), 'run')}"
-    live = [run for run in runs if clock.standing(run) == "live"]
-    if live:
-        what += f"; {shown(live[0].id)} is live in {live[0].owner}, and its next write will be refused"
-    call.confirm(what)
+    sizes = _sizes(place)
+    count, live = _runs(store, place)
+    if sizes is None:
+        what, done = f"{shown(place.id)}, which is damaged", ""
+    else:
+        checkpoints, bytes = counted(sizes.checkpoints, "checkpoint"), size(sizes.stored_bytes)
+        what, done = f"{shown(place.id)} with its {checkpoints} ({bytes})", f": {checkpoints}, {bytes}"
+    if count:
+        what += f" and {counted(count, 'run')}"
+    if live is not None:
+        what += f"; {shown(live.id)} is live in {live.owner}, and its next write will be refused"
+    call.confirm(f"delete thread {what}")
     place.delete(erase=erase)
     call.did(
-        f"deleted thread {shown(place.id)}: {counted(sizes.checkpoints, 'checkpoint')}, {size(sizes.stored_bytes)}",
+        f"deleted thread {shown(place.id)}{done}",
         thread=place.id,
-        checkpoints=sizes.checkpoints,
-        freed_bytes=sizes.stored_bytes,
-        runs=len(runs),
+        checkpoints=None if sizes is None else sizes.checkpoints,
+        freed_bytes=None if sizes is None else sizes.stored_bytes,
+        runs=count,
     )
+
+
+def _sizes(place: Thread) -> Sizes | None:
+    """Measure a thread; one that is damaged can be deleted all the same."""
+    try:
+        return place.size()
+    except Corrupt:
+        return None
+
+
+def _runs(store: Store, place: Thread) -> tuple[int, RunInfo | None]:
+    """Count the runs of a thread, and return one that is live; without keys nobody can tell which are."""
+    try:
+        runs = list(store.runs(thread=place.id))
+    except (Corrupt, KeyMissing):
+        key = key_of(store, place.id)
+        return len(run_now(backend_of(store).entries(key.tenant, RUN, thread=key, limit=1_000_000))), None
+    clock = LeaseClock.of(store)
+    return len(runs), next((run for run in runs if clock.standing(run) == "live"), None)
 
 
 def remove_checkpoints(

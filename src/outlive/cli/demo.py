@@ -5,17 +5,13 @@ from __future__ import annotations
 import click
 
 from .call import Call
-from .command import command
-
-
-def _folder() -> click.Argument:
-    return click.Argument(["folder"], metavar="FOLDER", required=False, default="outlive-demo")
+from .command import argument, command
 
 
 @command(
     "demo",
     "Kill an agent, and watch its run go on.",
-    _folder(),
+    argument("FOLDER", required=False, default="outlive-demo", type=click.Path()),
     click.Option(["--work"], hidden=True, type=click.IntRange(0, 2), default=0),
 )
 def demo(call: Call, folder: str, work: int) -> None:

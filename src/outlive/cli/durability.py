@@ -58,7 +58,10 @@ def _postgres_durability(backend: Any) -> Iterator[Finding]:
     said = ", ".join(f"{name}={value}" for name, value in settings.items())
     off = [name for name, value in settings.items() if value == "off"]
     if off:
-        mend = f"set {' and '.join(f'{name} = on' for name in off)} in postgresql.conf (or for the role), and reload the server"
+        where = (
+            "in postgresql.conf, or for the role" if off == ["synchronous_commit"] else "in postgresql.conf"
+        )
+        mend = f"set {' and '.join(f'{name} = on' for name in off)} {where}, and reload the server"
         yield Finding("durability", "warning", f"{said}: a crash of the server may lose saves", mend)
     else:
         yield Finding("durability", "ok", said)

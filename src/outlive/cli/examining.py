@@ -24,7 +24,17 @@ from .schema import schema
 if TYPE_CHECKING:
     from ..sync import Store
 
-_PACKAGES = ("ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography")
+_PACKAGES = (
+    "ormsgpack",
+    "apsw",
+    "backports.zstd",
+    "click",
+    "rich",
+    "psycopg",
+    "redis",
+    "cryptography",
+    "langgraph-checkpoint",
+)
 _REMOTE = frozenset(
     (
         "nfs",

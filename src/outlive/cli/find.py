@@ -7,15 +7,16 @@ always comes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument
+from ..errors import BadArgument, Corrupt, KeyMissing
 from ..runtime import run_now
 from .harmless import as_argument, meant, shown
 
 if TYPE_CHECKING:
     from ..backend import CheckpointRecord, ThreadKey, ThreadRow
+    from ..checkpoint import ThreadInfo
     from ..engine import Engine
     from ..lease import RunInfo
     from ..sync import Store, Thread
@@ -49,6 +50,15 @@ def pair_of(store: Store) -> str | None:
     return None if side is None else ROLES[side.role]
 
 
+def check_keys(store: Store) -> None:
+    """Refuse to decide what may go without the keys: all would be kept, and be said to be needed."""
+    from ..layers.encrypt import Encrypted
+
+    backend = engine_of(store).backend
+    if isinstance(backend, Encrypted) and not backend.has_key:
+        raise KeyMissing(None)
+
+
 def key_of(store: Store, thread: str) -> ThreadKey:
     return store._store._key(thread)
 
@@ -65,20 +75,35 @@ def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
         rows: list[ThreadRow] = run_now(backend.threads(tenant, prefix=id, limit=_MANY, heads=False))
         return [row.id for row in rows]
 
-    return _the_one("thread", said, look, "outlive ls lists them")
+    return _the_one("thread", said, look, "outlive ls lists them", is_exact)
+
+
+def list_threads(store: Store, damaged: list[Corrupt], **chosen: Any) -> Iterator[ThreadInfo]:
+    """List threads; those that are damaged go into the list that is given, and are passed over."""
+    from ..listing import Threads
+    from ..sync import each
+
+    return each(Threads(engine_of(store), store._store._settings.tenant, damaged=damaged, **chosen))
+
+
+def find_prefix(store: Store, said: str) -> str:
+    """Return the beginning of ids that is meant: as it was written, unless only its shown form undone finds threads."""
+    if "\\" not in said or next(iter(store.threads(prefix=said, limit=1)), None) is not None:
+        return said
+    return meant(said)
 
 
 def find_checkpoint(
-    store: Store, thread: Thread, said: str | None, *, is_exact: bool = False
+    store: Store, thread: Thread, said: str | None, *, is_exact: bool = False, is_anywhere: bool = False
 ) -> CheckpointRecord:
-    """Return the record of the one checkpoint that is meant; the head when nothing is said."""
+    """Return the record of the one checkpoint that is meant; the head when nothing is said. `is_anywhere`: in any namespace."""
     engine, key = engine_of(store), key_of(store, thread.id)
     if said != "":
         reading = run_now(engine.backend.read(key, thread.namespace, said, chunks=False))
         if reading.record is not None:
             return reading.record
     records = run_now(
-        engine.records(key, thread.namespace)
+        engine.records(key, None if is_anywhere else thread.namespace)
     )  # by a place or a part of an id: all are looked at
     if not records:
         where = f" in namespace {thread.namespace!r}" if thread.namespace else " in its root namespace"
@@ -92,7 +117,8 @@ def find_checkpoint(
         return [one for one in by_id if one == id or (one.startswith(id) and not is_exact)]
 
     command = f"outlive history {as_argument(thread.id)}"
-    return by_id[_the_one(f"checkpoint of thread {thread.id!r}", said or "", look, f"{command} lists them")]
+    lists = f"{command} lists them"
+    return by_id[_the_one("checkpoint", said or "", look, lists, is_exact, f" of thread {thread.id!r}")]
 
 
 def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | None:
@@ -108,7 +134,7 @@ def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | 
         found = records[-number : 1 - number]
     if not found:
         raise BadArgument(
-            f"there is no checkpoint {said}; there are {len(records)}, the newest is @{records[0].seq}"
+            f"there is no checkpoint {said}; the newest is @{records[0].seq}, {len(records):,} in all"
         )
     return found[0]
 
@@ -126,18 +152,21 @@ def find_run(store: Store, said: str, *, is_exact: bool = False) -> RunInfo:
         ids = [entry.key for _, entry in found]
         return [id] if id in ids else [] if is_exact else ids
 
-    id = _the_one("run", said, look, "outlive runs --all lists them")
+    id = _the_one("run", said, look, "outlive runs --all lists them", is_exact)
     return unpack_run(engine.codec, *seen[id])
 
 
-def _the_one(what: str, said: str, look: Callable[[str], list[str]], lists: str) -> str:
+def _the_one(
+    what: str, said: str, look: Callable[[str], list[str]], lists: str, is_exact: bool, where: str = ""
+) -> str:
     found = look(said) if said else []
     if not found and "\\" in said:
         found = look(meant(said))
     if len(found) == 1:
         return found[0]
     if not found:
-        raise BadArgument(f"there is no {what} '{shown(said)}'; {lists}")
+        how = "with --yes the id must be written out; " if is_exact else ""
+        raise BadArgument(f"there is no {what} '{shown(said)}'{where}; {how}{lists}")
     raise BadArgument(f"'{shown(said)}' is the beginning of several: {_list(found)}; give more of it")
 
 
@@ -146,8 +175,11 @@ def _list(ids: Iterable[str]) -> str:
     return ", ".join(names[: _MANY - 1]) + (", …" if len(names) >= _MANY else "")
 
 
-def shortened(ids: Iterable[str], least: int = 8) -> dict[str, str]:
-    """Return ids for a terminal: of those that were made up by outlive, as much as tells them apart."""
+def shortened(ids: Iterable[str], least: int = 18) -> dict[str, str]:
+    """Return ids for a terminal: of those that were made up by outlive, as much as tells them apart.
+
+    That is at least their moment: others of the thread, which are not shown, begin alike.
+    """
     from .table import is_terminal
 
     known = set(ids)

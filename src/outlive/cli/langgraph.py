@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import BadArgument
@@ -45,7 +47,8 @@ def import_langgraph(
     from .. import opening
     from ..adapters.langgraph import moving, naming
     from ..adapters.langgraph.source import open_source
-    from .place import checked
+    from ..backends.server import hide_secrets
+    from .place import check_scheme, checked
     from .table import progress
 
     if target_url is not None and call.store_url:
@@ -53,6 +56,7 @@ def import_langgraph(
     types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
+    check_scheme(call.store_url)
     options = checked(call.store_url, call.options())
     moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
@@ -60,20 +64,36 @@ def import_langgraph(
     if dry_run and moving.is_absent(where):
         where, options = "memory:", {}
     with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
-        call.shown_store = store._store._settings.url
+        settings = store._store._settings
+        call.shown_store = settings.url if where == call.store_url else hide_secrets(call.store_url)
+        call.shown_tenant = settings.tenant
         call.check_alone(store)
-        moved = moving.import_langgraph(
-            source_url,
-            store,
-            types=types_named,
-            serde=serde_named,
-            threads=threads or None,
-            progress=_teller(call, bar, is_quiet=is_quiet),
-            on_problem="skip" if skip else "stop",
-            verify=not no_verify,
-            dry_run=dry_run,
-        )
+        with _hinting():
+            moved = moving.import_langgraph(
+                source_url,
+                store,
+                types=types_named,
+                serde=serde_named,
+                threads=threads or None,
+                progress=_teller(call, bar, is_quiet=is_quiet),
+                on_problem="skip" if skip else "stop",
+                verify=not no_verify,
+                dry_run=dry_run,
+            )
     call.answer([_item(moved)], lambda: _show(moved, dry_run=dry_run), brief=[shown(str(one)) for one in moved.problems], is_ok=moved.ok)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _hinting() -> Iterator[None]:
+    """Tell what else there is to do about a thread that cannot be moved."""
+    from ..adapters.langgraph.moving import CannotMove
+
+    try:
+        yield
+    except CannotMove as error:
+        if error.problem.checkpoint is not None:
+            error.add_note("--dry-run lists all problems, --skip leaves such threads out")
+        raise
 
 
 def _teller(call: Call, bar: Progress, *, is_quiet: bool) -> Progress:

@@ -37,7 +37,9 @@ def seconds(option: str, text: str) -> float:
         raise BadArgument(
             f"{option} takes a length of time such as 90s, 5min, 12h, 30d, 8w or 1y, not {text!r}"
         )
-    return float(found[1]) * _SECONDS[found[2]]
+    if not (length := float(found[1]) * _SECONDS[found[2]]):
+        raise BadArgument(f"{option} takes a length of time above 0, not {text!r}")
+    return length
 
 
 def moment(option: str, text: str) -> dt.datetime:

@@ -7,9 +7,11 @@ from ..errors import (
     KeyMissing,
     NotSealed,
     OutliveError,
+    RunBusy,
     RunEnded,
     StoreBusy,
     StoreUnavailable,
+    ThreadBusy,
     WrongKey,
 )
 from .harmless import as_argument, shown
@@ -22,7 +24,7 @@ _COPY = (
 # What SQLite says → what helps.
 _SQLITE = {
     "file is not a database": "this is no store; check the path",
-    "malformed": "restore the file from a backup; outlive verify tells what can still be read",
+    "malformed": "restore the file from a backup, or let sqlite3 save what it still can: .recover",
     "readonly database": "SQLite takes locks in files beside it even to read: let this user write to the file and its folder, "
     "or copy it to where that is allowed",
     "unable to open database file": "check that this user may read and write the file and its folder",
@@ -55,10 +57,21 @@ def parted(error: OutliveError) -> tuple[str, str]:
             else "there is nothing left to do"
         )
         return f"run '{shown(error.run)}' is {error.status}", mend
+    if isinstance(error, ThreadBusy) and error.holder is not None:
+        return said.removesuffix("; wait for it, or use exclusive=False"), _end(error.holder)
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
-    return said, _mend(error, said)
+    said = said.replace("corrupt store: (no thread):", "corrupt store:")
+    if mend := _mend(error, said):
+        return said, mend
+    if isinstance(error, StoreUnavailable) and "; " in said and not said.endswith("?"):
+        said, _, mend = said.rpartition("; ")
+    return said, mend
+
+
+def _end(run: str) -> str:
+    return f"wait for it, or take it from there: outlive park {as_argument(run)}"
 
 
 def _mend(error: OutliveError, said: str) -> str:
@@ -66,8 +79,11 @@ def _mend(error: OutliveError, said: str) -> str:
         return _GIVE
     if "SQLite: " in said:
         return next((mend for words, mend in _SQLITE.items() if words in said), "")
+    if isinstance(error, RunBusy):
+        return _end(error.run)
     if isinstance(error, StoreBusy):
         return "try again, or let it wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:
-        return "outlive verify lists all that is broken; restore the thread from a backup, or delete it with outlive rm"
+        goes = ", or delete it with outlive rm" if error.checkpoint is not None else ""
+        return f"outlive verify lists all that is broken; restore the thread from a backup{goes}"
     return ""

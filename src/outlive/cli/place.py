@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
+_MANY = 8
 _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 
@@ -40,7 +41,8 @@ def find_store() -> str:
         return f"sqlite:///{quoted(names[0])}"
     if names:
         example = _EXAMPLE.replace("agent.db", quoted(names[0]))
-        raise NoStore(f"there are several stores here ({', '.join(names)}); name one: {example}")
+        some = ", ".join([*names[:_MANY], *(["…"] if len(names) > _MANY else [])])
+        raise NoStore(f"there are several stores here ({some}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
@@ -93,7 +95,7 @@ def opened(
     from ..sync import Store
     from .opaque import OpaqueCodec
 
-    _check_scheme(url)
+    check_scheme(url)
     if not creates:
         options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
     target = opening()._parse(url, options)
@@ -105,7 +107,7 @@ def opened(
         yield store
 
 
-def _check_scheme(url: str) -> None:
+def check_scheme(url: str) -> None:
     if ":" not in url:  # a person means the file
         meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
         raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")

@@ -86,7 +86,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
         ),
     ],
-    epilog="Options of every command may stand before or behind its name. An id that begins with - goes behind --.",
+    epilog="Options of every command may stand before or behind its name. Threads, runs and checkpoints are named by id or its beginning, "
+    "checkpoints also by place: @7 has seq 7, @ is the head, @-1 the one before it. An id that begins with - goes behind --.",
 )  # fmt: skip
 @click.pass_context
 def program(ctx: click.Context, /, **said: Any) -> None:
@@ -189,7 +190,7 @@ def _weigh(error: Exception) -> tuple[int, str]:
 def _usage(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     hint = f" (outlive {ctx.info_name} --help)" if ctx is not None and ctx.parent is not None else ""
-    said = error.format_message().rstrip(".")
+    said = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
         said += "; an id that begins with - goes behind --"
     return f"{said}{hint}"

@@ -16,7 +16,6 @@ from .call import Call
 from .clock import LeaseClock
 from .find import find_run
 from .harmless import as_argument, shown
-from .items import run_item
 from .place import checked
 
 if TYPE_CHECKING:
@@ -59,10 +58,10 @@ def _are_async(handlers: Handlers) -> bool:
 
 def list_dead(call: Call, store: Store) -> None:
     """Show what `recover` would take."""
-    from .running import show_runs
+    from .running import Running, show_runs
 
     clock = LeaseClock.of(store)
-    items = [run_item(run, clock, {}) for run in store.interrupted()]
+    items = [Running(run, clock, store).item() for run in store.interrupted()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no run to recover"),
@@ -141,6 +140,7 @@ def give_back(call: Call, store: Store, said: str) -> None:
     run = store.retry(found.id)
     run.start()
     _check_unfinished(run)
+    run.info.attempt -= 1  # nobody has tried anything
     run.interrupt()
     call.did(
         f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",

@@ -130,10 +130,10 @@ def list_runs(
     return found, None
 
 
-def show_runs(items: list[dict[str, Any]]) -> None:
+def show_runs(items: list[dict[str, Any]], *, are_all: bool = True) -> None:
     """Print runs as a table."""
     if not items:
-        print("no runs; --all shows those that have ended too")
+        print("no runs" if are_all else "no runs; --all shows those that have ended too")
         return
     ids = shortened(item["id"] for item in items)
     columns = (

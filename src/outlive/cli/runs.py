@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
 
-from ..errors import BadArgument
+from ..errors import BadArgument, RunEnded
 from .call import Call
 from .command import argument, command, flag, limit_option, option, yes_option
 from .harmless import as_argument, shown
@@ -44,13 +45,21 @@ def runs(
     """List runs that are live, dead, interrupted, parked or failed: owner, lease, attempts, tokens and cost."""
     wanted = set(status) or (set(_STATUSES) if all else set(_SHOWN))
     with call.open() as store:
-        from .find import find_thread
+        from .find import find_run, find_thread
         from .running import list_runs, show_runs
 
+        if after is not None:
+            with contextlib.suppress(BadArgument):  # it need not be there any more
+                after = find_run(store, after, is_exact=True).id
         place = None if thread is None else find_thread(store, thread)
         found, next = list_runs(store, wanted, agent, place, limit, after)
         items = [one.item() for one in found]
-        call.answer(items, lambda: show_runs(items), brief=[shown(item["id"]) for item in items], next=next)
+        call.answer(
+            items,
+            lambda: show_runs(items, are_all=all or bool(status)),
+            brief=[shown(item["id"]) for item in items],
+            next=next,
+        )
         if next is not None and not call.is_json:
             call.note(f"there are more: --after {as_argument(next).removeprefix('-- ')}")
 
@@ -132,6 +141,8 @@ def _end(call: Call, run: str, status: str) -> None:
 
         found = find_run(store, run, is_exact=call.is_yes)
         before = Running.of(store, found).item()
+        if found.status in ("completed", status):
+            raise RunEnded(found.id, found.status)
         what = (
             f"mark run {shown(found.id)} of thread {shown(found.thread)} ({before['standing']}) as {status}"
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "Let old states of all threads go.",
     option("--keep-last", type=click.IntRange(min=1), metavar="COUNT", help="Keep so many checkpoints of each namespace."),
     option("--max-age", metavar="TIME", help="Delete checkpoints that are older: 12h, 30d, 8w, 1y."),
-    option("--ttl", metavar="TIME", help="Delete threads to which nothing was saved for so long."),
+    option("--ttl", metavar="TIME", help="Delete threads in which nothing has changed for so long."),
     flag("--dry-run", help="Say what would go, and delete nothing."),
     yes_option(),
 )  # fmt: skip
@@ -34,8 +34,10 @@ def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | Non
     retain = _retain(keep_last, max_age, ttl)
     is_quiet = call.is_quiet or call.is_json
     with call.open(writes=not dry_run) as store:
+        from .find import check_keys
         from .table import progress
 
+        check_keys(store)
         with progress("looking", is_quiet=is_quiet):
             planned = store.sweep(dry_run=True, retain=retain)
         if dry_run or not _is_any(planned):

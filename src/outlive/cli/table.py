@@ -59,13 +59,22 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
 def _print_plain(columns: Sequence[Column], rows: list[list[str]]) -> None:
     lines = [[column.name for column in columns], *rows]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    widths = [max(_cells(line[at]) for line in lines) for at in range(len(columns))]
     for line in lines:
-        cells = [
-            text.rjust(width) if column.right else text.ljust(width)
-            for text, width, column in zip(line, widths, columns, strict=True)
-        ]
+        cells = []
+        for text, width, column in zip(line, widths, columns, strict=True):
+            gap = " " * (width - _cells(text))
+            cells.append(gap + text if column.right else text + gap)
         print("  ".join(cells).rstrip())
+
+
+def _cells(text: str) -> int:
+    """Return how many columns a text takes: some characters take two, some none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def _print_rich(columns: Sequence[Column], rows: list[list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from .table import Column, standing_style
 
 if TYPE_CHECKING:
     from ..checkpoint import ThreadInfo
+    from ..errors import Corrupt
 
 _SORTS = ("id", "age", "size", "checkpoints", "step")
 
@@ -53,15 +55,23 @@ _SORTS = ("id", "age", "size", "checkpoints", "step")
 def ls(
     call: Call, prefix: str, filters: tuple[str, ...], sort: str, reverse: bool, limit: int, after: str | None
 ) -> None:
-    """List threads: head, step, run, size and age; those whose id begins with PREFIX."""
+    """List threads: head, step, run, size and age; those whose id begins with PREFIX.
+
+    Exits with 1 when there are damaged ones among them, which are told and left out.
+    """
     if after is not None and (sort != "id" or reverse):
         raise BadArgument("--after goes with the order by id; leave --sort and --reverse away")
     with call.open() as store:
         from .clock import LeaseClock
-        from .find import run_of_head
+        from .find import find_prefix, find_thread, list_threads, run_of_head
         from .items import thread_item
 
-        found = store.threads(prefix=prefix, filter=read_filters(filters), after=after)
+        if after is not None:
+            with contextlib.suppress(BadArgument):  # it need not be there any more
+                after = find_thread(store, after, is_exact=True)
+        damaged: list[Corrupt] = []
+        chosen = {"prefix": find_prefix(store, prefix), "filter": read_filters(filters), "after": after}
+        found = list_threads(store, damaged, **chosen)
         page = list(itertools.islice(_sorted(found, sort, reverse), limit + 1))
         rest, page = page[limit:], page[:limit]
         clock = LeaseClock.of(store)
@@ -73,7 +83,9 @@ def ls(
             lambda: _show_threads(call, page, items, has_more=bool(rest), next=next),
             brief=[shown(info.id) for info in page],
             next=next,
+            is_ok=not damaged,
         )
+        call.tell_damaged(damaged)
 
 
 def _sorted(found: Iterator[ThreadInfo], sort: str, reverse: bool) -> Iterator[ThreadInfo]:
@@ -101,7 +113,7 @@ def _show_threads(
     columns = (
         Column("THREAD"), Column("HEAD", right=True, keeps=True), Column("STEP", right=True, keeps=True, drops=1),
         Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True, drops=4),
-        Column("SIZE", right=True, keeps=True, drops=2), Column("SAVED", keeps=True), Column("METADATA", drops=3),
+        Column("SIZE", right=True, keeps=True, drops=2), Column("CHANGED", keeps=True), Column("METADATA", drops=3),
     )  # fmt: skip
     print_table(
         columns,
@@ -235,8 +247,9 @@ def prune(
         raise BadArgument("name a thread, or give --all for every one")
     with call.open(writes=not dry_run) as store:
         from .deleting import Pruning
-        from .find import find_thread
+        from .find import check_keys, find_thread
 
+        check_keys(store)
         if thread is None:
             names = [info.id for info in store.threads()]
         else:

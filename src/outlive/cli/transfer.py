@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import BadArgument
+from ..errors import BadArgument, Corrupt
 from .call import Call
 from .command import argument, command, flag, option, thread_argument, yes_option
 from .harmless import shown
@@ -133,7 +133,11 @@ def _carry(call: Call, store: Store, target: Store, chosen: dict[str, Any]) -> i
 
     total = len(chosen["threads"]) if chosen["threads"] else count_threads(store)
     with progress("copying", total, is_quiet=call.is_quiet or call.is_json) as tell:
-        return store.copy_to(target, **chosen, progress=tell)
+        try:
+            return store.copy_to(target, **chosen, progress=tell)
+        except Corrupt as error:
+            error.add_note("the threads that are whole were copied")
+            raise
 
 
 def _checked(problems: list[str]) -> str:

@@ -97,21 +97,27 @@ def one_line(value: Any, room: int = 60) -> str:
     return _cut(_summary(value) if text is None else text, room)
 
 
-def lines(value: Any, *, width: int = 100, full: bool = False, indent: str = "") -> list[str]:
-    """Return a value on as many lines as it needs. Long texts and lists are cut in the middle, unless `full`."""
-    text = _inline(value, width - len(indent), full)
+def lines(
+    value: Any, *, width: int = 100, full: bool = False, indent: str = "", before: int = 0
+) -> list[str]:
+    """Return a value on as many lines as it needs, the first of which stands behind so many characters.
+
+    Long texts and lists are cut in the middle, unless `full`.
+    """
+    room = width - len(indent) - before
+    text = _inline(value, room, full)
     if text is not None:
         return [text]
     prefix, items, brackets = _open(value)
     if items is None:
-        return [_scalar(value, full)]
+        return [_scalar(value, full, room)]
     inner = indent + "  "
     out = [f"{prefix}{brackets[0]}"]
     for key, item in _shortened(items, full):
         if key is None:
             out.append(f"{inner}{item}")
             continue
-        first, *rest = lines(item, width=width - len(key), full=full, indent=inner)
+        first, *rest = lines(item, width=width, full=full, indent=inner, before=len(key))
         out += [f"{inner}{key}{first}", *rest]
     out.append(f"{indent}{brackets[1]}")
     return out
@@ -190,13 +196,14 @@ def _scalar_key(key: Any) -> str:
     return _quoted(key) if isinstance(key, str) else one_line(key, 80)
 
 
-def _scalar(value: Any, full: bool) -> str:
+def _scalar(value: Any, full: bool, room: int = _TEXT_LIMIT) -> str:
     if isinstance(value, Opaque | Raw) and (inner := _inner(value)) is not value:
-        return f"{kind_of(value)} {_scalar(inner, full)}"
+        kind = kind_of(value)
+        return f"{kind} {_scalar(inner, full, room - len(kind) - 1)}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return _text(value, full)
+        return _text(value, full, room)
     if isinstance(value, int | float):
         return str(value) if not isinstance(value, int) or abs(value) < 1 << 512 else f"{value:#x}"
     if isinstance(value, bytes | bytearray):
@@ -213,10 +220,13 @@ def _scalar(value: Any, full: bool) -> str:
     return f"{type(value).__name__} {shown(str(value))}"
 
 
-def _text(value: str, full: bool) -> str:
+def _text(value: str, full: bool, room: int) -> str:
+    """Return a text in quotes; of a long one the beginning and the end, on one line where that can be."""
     if full or len(value) <= _TEXT_LIMIT:
         return _quoted(value)
-    return f"{_quoted(value[: _TEXT_LIMIT // 4])} … {_quoted(value[-_TEXT_LIMIT // 8 :])} ({len(value):,} characters)"
+    count = f"({len(value):,} characters)"
+    end = max(4, min(_TEXT_LIMIT // 8, (room - len(count) - 8) // 3))
+    return f"{_quoted(value[: 2 * end])} … {_quoted(value[-end:])} {count}"
 
 
 def _quoted(value: str) -> str:
