@@ -47,7 +47,7 @@ def import_langgraph(
     from .. import opening
     from ..adapters.langgraph import moving, naming
     from ..adapters.langgraph.source import open_source
-    from ..backends.server import hide_secrets
+    from ..backends.address import hide_secrets
     from .place import check_scheme, checked
     from .table import progress
 
