@@ -1,6 +1,7 @@
 """Whatever is changed behind a store's back: what is read is what was saved or a typed error, never anything else."""
 
 import collections
+import contextlib
 import os
 import random
 import shutil
@@ -639,3 +640,73 @@ def test_damage_names_the_thread_and_the_checkpoint(scheme, name, tmp_path):
         assert not store.verify().ok
         assert not store.thread("hurt").verify().ok
         assert store.thread("sound").verify().ok
+
+
+# A damaged thread can go ----------------------------------------------------------------------------------
+
+
+def by_sql(statement):
+    def damage(path):
+        with contextlib.closing(apsw.Connection(str(path))) as db:
+            db.execute(statement)
+            assert db.changes() == 1
+
+    return damage
+
+
+def flip_byte(path):
+    (log,) = (path / "threads").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[140] ^= 255
+    log.write_bytes(data)
+
+
+def cut_short(path):
+    (log,) = (path / "threads").glob("*.log")
+    os.truncate(log, 10)
+
+
+def take_away(path):
+    (log,) = (path / "threads").glob("*.log")
+    log.unlink()
+
+
+DAMAGE = {
+    "sqlite checksum": by_sql("update thread set checksum = x'00'"),
+    "sqlite seq": by_sql("update thread set seq = 'much'"),
+    "sqlite tenant": by_sql("update thread set tenant = 'another'"),
+    "sqlite key of metadata": by_sql("update thread set info_version = -1"),
+    "sqlite row": by_sql("delete from thread"),
+    "sqlite head": by_sql("delete from head"),
+    "sqlite checkpoint": by_sql("delete from checkpoint where id = 'c1'"),
+    "file byte": flip_byte,
+    "file cut": cut_short,
+    "file gone": take_away,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_thread_can_be_deleted_and_begun_again(name, tmp_path):
+    path = tmp_path / "store"
+    url = f"sqlite:///{path}" if name.startswith("sqlite") else f"file://{path}"
+    with outlive.open(url) as store:
+        thread = store.thread("t")
+        for n in range(3):
+            thread.save({"n": n, "text": "x" * 3000}, id=f"c{n}", metadata={"n": n})
+        thread.write("task", [("a", 1)])
+        thread.update({"title": "about"})
+    DAMAGE[name](path)
+    with outlive.open(url) as store:
+        assert store.verify().problems
+        thread = store.thread("t")
+        assert thread.delete()
+        assert not thread.delete()
+        assert thread.load() is None
+        assert [info.id for info in store.threads()] == []
+        saved = thread.save({"n": "new"})
+        assert saved.seq == 4 or not name.startswith("sqlite") or name == "sqlite row"
+    with outlive.open(url) as store:
+        assert store.thread("t").load() == {"n": "new"}
+        assert [info.id for info in store.threads()] == ["t"]
+        problems = store.verify().problems
+        assert not problems or name == "sqlite row", problems  # what belonged to the row that is gone is told

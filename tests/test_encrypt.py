@@ -609,6 +609,8 @@ def test_after_a_rotation_the_old_key_can_go(backend, url_for, tmp_path):
         store.thread("thread").save({"n": 9})
     with pytest.raises(outlive.KeyMissing):
         outlive.open(url, key=RING)
+    with pytest.raises(outlive.KeyMissing, match="under key 'new'"), outlive.open(url):
+        pass
 
 
 def test_a_rotation_that_dies_at_any_call_leaves_all_readable_and_goes_on_when_repeated():

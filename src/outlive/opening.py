@@ -171,7 +171,7 @@ async def _build(
     try:
         key = await backend.identity(secrets.token_bytes(32))
         if is_sealed(key):
-            raise KeyMissing(key_of(key))
+            raise KeyMissing(key_of(await _newest(backend) or key))
         if pair is None and checks_pair:
             settings, goes_on = target.settings, target.is_alone
             alone = await guarded(primary, settings.tenant, settings.timeout_s, goes_on=goes_on)
@@ -194,6 +194,14 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
     from .layers.encrypt import Encrypted
 
     return Encrypted(backend, ring)
+
+
+async def _newest(backend: Backend) -> bytes | None:
+    """Return the naming key as it is sealed now, when the keys were rotated."""
+    from .layers.naming import sealed_anew
+
+    found = await sealed_anew(backend)
+    return None if found is None else found.body
 
 
 def _namer(key: bytes, tenant: str) -> Namer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..backend import Commit, Receipt
 from ..errors import OutliveError
@@ -26,6 +26,7 @@ class Batch:
     is_kept: bool = True  # the table is worth keeping
     has_effect: bool = False
     erases: bool = False
+    was_damaged: bool = False  # what was there is replaced, whatever it was
     failure: OutliveError | None = None
 
     @property
@@ -42,7 +43,7 @@ class Batch:
         if effect is not None:
             check_found(effect, self.table)
             self._add(plain(effect))
-        return receipt
+        return replace(receipt, removed=1) if self.was_damaged and not receipt.removed else receipt
 
     def _add(self, effect: Effect) -> None:
         meta, chunks = self.table.prepare(effect)

@@ -58,6 +58,7 @@ from .index import Index
 from .log import Log
 from .logged_table import LoggedTable, problems
 from .memory import MemoryBackend, Table, same
+from .snapshot import is_deletion
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
@@ -149,7 +150,7 @@ class FileBackend(MemoryBackend):
         try:
             with translated():
                 if digest not in batches:
-                    batches[digest] = self._open_batch(commit.thread)
+                    batches[digest] = self._open_batch(commit)
                 return batches[digest].commit(commit)
         except OutliveError as error:
             return error
@@ -157,7 +158,18 @@ class FileBackend(MemoryBackend):
     def _patience(self, commit: Commit) -> float:
         return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
 
-    def _open_batch(self, thread: ThreadKey) -> Batch:
+    def _open_batch(self, commit: Commit) -> Batch:
+        """Open a thread for writing; one that is damaged can be deleted, and begins anew then."""
+        try:
+            return self._opened_batch(commit.thread)
+        except Corrupt:
+            if not is_deletion(commit):
+                raise
+        log = self._log(commit.thread)
+        log.begin()
+        return Batch(LoggedTable(commit.thread, log), self._disk, is_new=True, was_damaged=True)
+
+    def _opened_batch(self, thread: ThreadKey) -> Batch:
         """Open a thread for writing. Its table is kept in memory again only when all went well."""
         log = self._log(thread)
         try:
@@ -441,7 +453,7 @@ class FileBackend(MemoryBackend):
     def _settle(self, threads: list[ThreadKey]) -> None:
         self._index.settle()
         for key in threads:
-            batch = self._open_batch(key)
+            batch = self._opened_batch(key)
             try:
                 if batch.fd is not None:
                     batch.log.settle(batch.fd)

@@ -50,6 +50,7 @@ from ..errors import (
 )
 from .memory import clock, new_token, same, write_order
 from .rules import decide
+from .snapshot import is_deletion
 from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, orphans, thread_key
 from .sqlite_writer import Writer
 
@@ -158,7 +159,8 @@ class SQLiteBackend:
         return done
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
-        view = Rows(db, commit.thread, draft=commit.checkpoints[0] if commit.checkpoints else None)
+        draft = commit.checkpoints[0] if commit.checkpoints else None
+        view = Rows(db, commit.thread, draft=draft, deletes=is_deletion(commit))
         effect, receipt = decide(commit, view, clock(), new_token())
         if effect is not None:
             Writer(db, view, effect, self._known).write()

@@ -84,6 +84,8 @@ class Rows:
         thread: ThreadKey,
         row: Sequence[Any] | None = None,
         draft: CheckpointRecord | None = None,
+        *,
+        deletes: bool = False,  # then it may be damaged
     ) -> None:
         self._db = db
         self.thread = thread
@@ -101,9 +103,11 @@ class Rows:
         self._names: dict[int, bytes] = {}  # of chunks, by key
         found = row or self._find_row(draft)
         if found is not None:
-            self._load(found)
+            self._load(found, deletes)
         elif one(db, "select 1 from roster where tenant = ? and id = ?", _roster_key(thread)) is not None:
-            raise Corrupt("its row is gone", thread=thread.id)
+            if not deletes:
+                raise Corrupt("its row is gone", thread=thread.id)
+            self.is_listed = True
 
     def _find_row(self, draft: CheckpointRecord | None) -> Sequence[Any] | None:
         """Return the thread's row; with a draft, look at what its commit asks next in the same statement."""
@@ -121,13 +125,31 @@ class Rows:
             self._no_draft = (draft.namespace, draft.id)
         return rows[0][:16]  # type: ignore[no-any-return]
 
-    def _load(self, row: Sequence[Any]) -> None:
+    def _load(self, row: Sequence[Any], deletes: bool) -> None:
         *fields, check = row
         if check != checksum(*fields):
-            raise Corrupt("its row is damaged", thread=self.thread.id)
+            if not deletes:
+                raise Corrupt("its row is damaged", thread=self.thread.id)
+            self._salvage(row)
+            return
         self.key, self.is_listed = row[0], bool(row[4])
         self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
         self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
+
+    def _salvage(self, row: Sequence[Any]) -> None:
+        """Tell from a damaged row and those around it what a thread needs that begins anew: no seq is used again."""
+        self.key, self.is_listed = row[0], True
+        self._db.execute("update thread set tenant = ? where key = ?", (escape(self.thread.tenant), self.key))
+        around = "select max(epoch), max(seq), count(*) from checkpoint where thread = ?"
+        epoch, seq, self.checkpoints = one(self._db, around, (self.key,))
+        (revision,) = one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
+        self.row = Row(
+            0,
+            _greatest(row[6], revision),
+            _greatest(row[7], epoch),
+            _greatest(row[8], seq),
+            _greatest(row[12]),
+        )
 
     def _corrupt(self, what: str, checkpoint: str | None = None) -> Corrupt:
         return Corrupt(what, thread=self.thread.id, checkpoint=checkpoint)
@@ -497,6 +519,11 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
             found.append(Corrupt(f"{count} rows of {table} belong to no thread"))
     lost = one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
     return found + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])
+
+
+def _greatest(*counters: Any) -> int:
+    """Return the greatest of counters that may be anything."""
+    return max((one for one in counters if type(one) is int and 0 <= one < 1 << 53), default=0)
 
 
 def _guess(id: Any) -> str | None:

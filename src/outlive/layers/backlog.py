@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 
-from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey, reserved
+from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier, all_entries
+from .naming import KEYS, NAMING
 from .note import Items, Pair, age_s, items_in
 from .queue import Queue
 
 _PAGE = 500
-NAMING, _KEYS = "naming key", reserved("keys")  # of an encrypted store whose keys were rotated
 _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
@@ -139,5 +139,5 @@ class Backlog:
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.carry(key, Items(everything=True))
-        for key, entry in await self._source.entries(_KEYS.tenant, NAMING, timeout_s=self._timeout_s):
+        for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
             await self._carrier.carry(key, Items(entries={(NAMING, entry.key)}))

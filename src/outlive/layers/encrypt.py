@@ -39,7 +39,6 @@ from ..backend import (
     ThreadRow,
     WriteRecord,
     escape,
-    reserved,
 )
 from ..errors import (
     BadArgument,
@@ -54,9 +53,8 @@ from ..errors import (
     unopened,
 )
 from .keyring import KeyRing, is_sealed, key_of
+from .naming import NAMING, sealed_anew
 
-KEYS = reserved("keys")  # where the naming key stands when it was sealed anew
-NAMING = "naming key"
 Sent = dict[bytes | None, bytes | None]  # sealed → plain
 NAMING_PLACE = ormsgpack.packb((NAMING,))
 
@@ -115,17 +113,14 @@ class Encrypted:
             )
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
-        anew = await self.sealed_anew()  # then a ring without the newest key is refused, whatever else it has
+        anew = await sealed_anew(
+            self.inner
+        )  # then a ring without the newest key is refused, whatever else it has
         sealed = stored if anew is None or anew.body is None else anew.body
         try:
             return self.ring.open(NAMING_PLACE, sealed)
         except SealBroken:
             raise WrongKey(key_of(sealed)) from None
-
-    async def sealed_anew(self) -> Entry | None:
-        """Return the naming key as the last rotation sealed it."""
-        found = await self.inner.entries(KEYS.tenant, NAMING, thread=KEYS)
-        return found[0][1] if found else None
 
     # Down
 

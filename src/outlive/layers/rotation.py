@@ -27,8 +27,6 @@ from ..backend import (
 )
 from ..errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
 from .encrypt import (
-    KEYS,
-    NAMING,
     NAMING_PLACE,
     Encrypted,
     place_of_checkpoint,
@@ -37,6 +35,7 @@ from .encrypt import (
     place_of_info,
     place_of_write,
 )
+from .naming import KEYS, NAMING, sealed_anew
 from .replicate import Replicate
 
 T = TypeVar("T")
@@ -135,7 +134,7 @@ class Rotation:
     async def _seal_naming_key(self) -> None:
         """Keep the naming key under the newest key beside the one that the store was made with."""
         key = await self._layer.identity(b"")
-        held = await self._layer.sealed_anew()
+        held = await sealed_anew(self._inner)
         made_with = await self._inner.identity(b"")
         if self._ring.is_current(held.body or b"" if held is not None else made_with):
             return
