@@ -295,8 +295,16 @@ def test_one_of_two_stores_is_not_changed_behind_the_back_of_the_other(joined):
         assert joined.program("copy", f"sqlite:///{joined.folder}/near.db", url).code == 2
         assert joined.program("ls", "-q", *alone).out == joined("ls", "-q").out
         assert joined.program("prune", "--all", "--keep-last", "1", "--dry-run", *alone).code == 0
+    assert joined("ls", "--replication", "none").code == 0
+    assert states(joined) == ["active", "standby"], "who only looks changes nothing"
     assert joined("rm", "trip-7", "--yes", "--replication", "none").code == 0
+    assert states(joined) == ["active", "paused"]
     assert joined("rm", "trip-42", "--yes").code == 0
+    assert joined("replication", "--join", "-q").code == 0
+    for url in joined.env.values():
+        left = joined.program("ls", "-q", "--store", url).out.split()
+        assert not {"trip-7", "trip-42"} & {*left}
+        assert len(left) == 3
 
 
 def test_an_active_secondary_that_has_lost_everything_is_given_up_when_one_says_so(program):

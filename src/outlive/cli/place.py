@@ -142,7 +142,10 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
         _check_sealed(backend, target.ring)
     opener: Any = None  # of further stores: this program opens them itself
     try:
-        store: AsyncStore = run_now(opening()._build(backend, secondary, target, SyncRuntime(), opener))
+        built = opening()._build(
+            backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_alone
+        )
+        store: AsyncStore = run_now(built)
         return store
     except KeyMissing:
         if needs_key or target.ring is not None:
