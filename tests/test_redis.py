@@ -153,7 +153,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server,
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.2", port))
-        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=10, max_retries=0) as (
+        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=4, max_retries=0) as (
             run,
             store,
         ):

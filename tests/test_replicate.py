@@ -116,6 +116,7 @@ def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(
         rig.cut(rig.secondary)
         for n in range(1, 4):
             await store.thread("t").save(n)
+        store._pair.stores.patience_s = 0.3
         for trouble in ("blackhole", "lose_replies", "reset", "refuse"):
             rig.primary.mode = trouble
             rig.primary.drop_connections()
@@ -125,6 +126,7 @@ def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(
         other = await rig.alone(0)  # who has queued nothing itself
         assert len(await other._engine.backend.entries("", NOTE)) == 3
         rig.heal()
+        store._pair.stores.patience_s = 10
         await drained(rig, store)
 
     run(rig, scenario)
@@ -502,11 +504,11 @@ def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_place
     async def scenario(rig):
         stale = await rig.open(health_check_interval_s=100, **mode)
         fresh = await rig.open(health_check_interval_s=100, **mode)
-        run = fresh.run("r", run_id="run", lease_s=1.5)
+        run = fresh.run("r", run_id="run", lease_s=0.8)
         await run.start()
         for change in (fresh.promote, fresh.failback):
             await change()
-            await rig.driver.sleep(1.7)
+            await rig.driver.sleep(1.0)
             with pytest.raises(outlive.RunBusy):
                 await stale.run("r", run_id="run").start()
             await run.save({"after": change.__name__})

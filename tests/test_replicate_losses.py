@@ -132,9 +132,12 @@ def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primar
             store.thread("t").save(2, timeout_s=0.3)
         time.sleep(0.2)  # some beats
         assert store.replication_status().failovers == 0
+        stores = store._store._pair.stores
+        stores.patience_s = stores.carry_s = 0.3
         store.promote()
         store.thread("t").save(3)
         other.execute("rollback")
+        stores.patience_s = stores.carry_s = 10
         store.failback()
         assert store.thread("t").load() == 3
 

@@ -402,8 +402,8 @@ def test_a_zombie_that_wakes_after_its_lease_is_refused(backend, url, workers):
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite", "postgresql", "redis"])
 def test_a_quiet_run_stays_alive_by_its_heartbeat(backend, url):
-    with outlive.open(url) as store, store.run("t", run_id="r", lease_s=1.5) as run:
-        time.sleep(2.2)
+    with outlive.open(url) as store, store.run("t", run_id="r", lease_s=1.0) as run:
+        time.sleep(1.5)
         assert list(store.interrupted()) == []
         with pytest.raises(RunBusy):
             store.run("t", run_id="r").start()
@@ -751,7 +751,7 @@ def test_a_forked_child_does_not_write_in_the_name_of_its_parents_run(tmp_path):
 @pytest.mark.parametrize("backend", ["memory", *ALL])
 def test_a_lock_is_the_same_lease_without_a_run(backend, url):
     with outlive.open(url) as store:
-        with store.lock("t", lease_s=1.2) as lock:
+        with store.lock("t", lease_s=0.8) as lock:
             assert lock.is_held
             with pytest.raises(ThreadBusy):
                 store.run("t").start()
@@ -759,7 +759,7 @@ def test_a_lock_is_the_same_lease_without_a_run(backend, url):
                 store.lock("t", timeout_s=0.2).acquire()
             with store.lock("t", namespace="beside"), store.lock("other"):
                 pass
-            time.sleep(1.8)  # renewed by the heartbeat
+            time.sleep(1.2)  # renewed by the heartbeat
             with pytest.raises(ThreadBusy):
                 store.lock("t", timeout_s=0.1).acquire()
         with store.run("t", run_id="r"), pytest.raises(ThreadBusy) as busy:

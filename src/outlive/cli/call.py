@@ -115,7 +115,9 @@ class Call:
         )  # of a pair: what is still queued
         url, options = self.url, self.options()
         if writes and self.replication == "none":
-            options["enable_replication"] = False  # the other store of a pair gets it when both are opened again
+            options["enable_replication"] = (
+                False  # the other store of a pair gets it when both are opened again
+            )
         with contextlib.ExitStack() as stack:
             with self._impatience(url):
                 store = stack.enter_context(
