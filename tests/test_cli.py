@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -334,7 +335,7 @@ def test_a_whole_store_is_verified(anywhere):
 
 
 def test_what_is_broken_is_named_and_the_exit_code_is_1(here):
-    with sqlite3.connect(here.folder / "agent.db") as db:
+    with contextlib.closing(sqlite3.connect(here.folder / "agent.db")) as db, db:
         db.execute("update chunk set data = zeroblob(length(data)) ")
     db.close()
     found = here("verify")
@@ -348,7 +349,7 @@ def test_what_is_broken_is_named_and_the_exit_code_is_1(here):
 
 
 def test_a_damaged_thread_is_deleted_as_verify_says(here):
-    with sqlite3.connect(here.folder / "agent.db") as db:
+    with contextlib.closing(sqlite3.connect(here.folder / "agent.db")) as db, db:
         db.execute("update checkpoint set body = zeroblob(length(body)) where id = 'c3'")
     db.close()
     assert here("show", "trip-42", "c3").err.endswith("or delete it with outlive rm\n")
@@ -358,7 +359,7 @@ def test_a_damaged_thread_is_deleted_as_verify_says(here):
 
 
 def test_one_damaged_thread_hides_no_other(here):
-    with sqlite3.connect(here.folder / "agent.db") as db:
+    with contextlib.closing(sqlite3.connect(here.folder / "agent.db")) as db, db:
         db.execute("update thread set checksum = zeroblob(8) where id = 'trip-42'")
         db.execute("update checkpoint set body = zeroblob(length(body)) where id = 't1'")
     db.close()
@@ -453,7 +454,7 @@ def test_the_store_in_this_folder_is_found_and_named(here):
     assert ended.err == FOUND
     assert here("ls", "-q").err == here("ls", "--json").err == ""
     (here.folder / "other.db").write_bytes(b"not a store")
-    with sqlite3.connect(here.folder / "foreign.db") as db:
+    with contextlib.closing(sqlite3.connect(here.folder / "foreign.db")) as db, db:
         db.execute("create table t(a)")
     db.close()
     assert here("ls", "-q").code == 0

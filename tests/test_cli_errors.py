@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -90,7 +91,7 @@ def test_a_file_that_is_no_database_or_is_damaged_says_what_to_do(here):
 
 
 def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
-    with sqlite3.connect(here.folder / "agent.db", isolation_level=None) as db:
+    with contextlib.closing(sqlite3.connect(here.folder / "agent.db", isolation_level=None)) as db, db:
         db.execute("begin immediate")
         store = ("--store", "sqlite:///agent.db")
         assert here("ls", "-q", *store).code == 0

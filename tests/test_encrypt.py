@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import pickle
 import random
@@ -561,7 +562,7 @@ def test_verify_without_a_key_finds_a_chunk_that_is_gone_and_flipped_bytes(tmp_p
             path.unlink()
         with outlive.open(url, key=RING) as store:
             fill(store)
-        with sqlite3.connect(tmp_path / "store.db") as db:
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
             db.execute(sql)
         db.close()
         with outlive.open(url, key=KeyRing()) as store:
@@ -727,7 +728,7 @@ def test_what_is_sealed_is_never_exchanged_for_what_is_not():
 
 def sealed_rows(path):
     """Return all that a SQLite file holds sealed, but for the entry by which each of a pair knows its own part."""
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         found = [
             db.execute(f"select {columns} from {table}").fetchall()
             for table, columns in (

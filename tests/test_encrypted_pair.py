@@ -1,5 +1,6 @@
 """An encrypted store made of two: both hold the same sealed bytes, also after a rotation, and each can be opened alone."""
 
+import contextlib
 import sqlite3
 
 import pytest
@@ -11,7 +12,7 @@ TABLES = {"chunk": "name, data", "checkpoint": "id, body", "write": "task, body"
 
 
 def rows(path, table):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         found = sorted(db.execute(f"select {TABLES[table]} from {table}").fetchall())
     db.close()
     return found

@@ -799,6 +799,8 @@ def test_a_lost_reply_is_no_reason_not_to_wait_for_replicas(what, valkey_server,
 
 def test_a_save_that_was_confirmed_is_on_the_replica(valkey_server):
     with ValkeyServer(ram=True, replica_of=valkey_server) as replica:
+        while b"master_link_status:up" not in replica.call("INFO", "replication"):
+            time.sleep(0.01)  # it gets all that there is first
         with opened(valkey_server.url, wait_replicas=1) as (run, store):
             for number in range(20):
                 run(store.thread("t").save({"n": number}, id=f"{number}"))

@@ -484,7 +484,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
 def damage_run(backend, url, id):
     """Change the stored body of a run."""
     if backend == "sqlite":
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as db:
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db, db:
             assert (
                 db.execute("update entry set body = x'00' where kind = 'run' and key = ?", (id,)).rowcount
                 == 1

@@ -200,7 +200,7 @@ def test_secrets_are_stored_only_when_their_class_is_named():
 
 def test_an_upgrade_or_another_name_takes_over_what_was_stored_by_types(tmp_path):
     url = f"sqlite:///{tmp_path}/a.db"
-    Old = dataclasses.make_dataclass("Old", [("days", int), ("city", str)], namespace={"__module__": "app"})
+    Old = _of_app(dataclasses.make_dataclass("Old", [("days", int), ("city", str)]))
     with OutliveSaver(url, types=[Old]) as saver:
         put(saver, "1", values={"a": Old(days=3, city="Lisbon")})
     Renamed = dataclasses.make_dataclass("Renamed", [("days", int), ("cities", list)])
@@ -224,9 +224,12 @@ def _model(**fields):
 
 
 def _dataclass(**fields):
-    return dataclasses.make_dataclass(
-        "Plan", [(name, Any, one) for name, one in fields.items()], namespace={"__module__": "app"}
-    )
+    return _of_app(dataclasses.make_dataclass("Plan", [(name, Any, one) for name, one in fields.items()]))
+
+
+def _of_app(kind):
+    kind.__module__ = "app"
+    return kind
 
 
 @pytest.mark.parametrize("make", [_model, _dataclass])

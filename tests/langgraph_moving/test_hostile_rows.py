@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -38,7 +39,7 @@ def old(made, tmp_path):
 
 
 def change(path, sql, *values):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         assert db.execute(sql, values).rowcount > 0
     db.close()
 
@@ -275,7 +276,7 @@ def test_whatever_stands_in_a_row_is_moved_or_told(old):
     serde = StrictSerializer([Ticket])
     told = 0
     for _ in range(1_000 if LONG else 40):
-        with sqlite3.connect(old) as db:
+        with contextlib.closing(sqlite3.connect(old)) as db, db:
             row, kind, data, metadata = db.execute(
                 "select rowid, type, checkpoint, metadata from checkpoints where thread_id = 'sending' limit 1 offset ?", (rng.randrange(2),)
             ).fetchone()  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import os
@@ -48,7 +49,7 @@ def move(old, target, **options):
 
 
 def count(path):
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         return tuple(
             db.execute(f"select count(*) from {table}").fetchone()[0] for table in ("checkpoints", "writes")
         )
@@ -329,7 +330,7 @@ def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(backend
 def test_a_checkpoint_that_comes_late_stands_where_it_belongs(backend, old, tmp_path, url_for):
     """Ids of several processes are not in the order of their saves."""
     early = Path(shutil.copy(old, tmp_path / "early.db"))
-    with sqlite3.connect(early) as db:
+    with contextlib.closing(sqlite3.connect(early)) as db, db:
         db.execute("delete from checkpoints where thread_id = 'chat' and (rowid % 3 = 0 or rowid % 5 = 0)")
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(early, store, threads=["chat"])
@@ -387,7 +388,7 @@ def test_what_was_pruned_from_the_source_stays_in_the_target(old):
     with sqlite_saver(old) as source, outlive.open("memory:") as store:
         move(old, store)
         total = store.thread("delta").size().checkpoints
-        with sqlite3.connect(old) as db:
+        with contextlib.closing(sqlite3.connect(old)) as db, db:
             db.execute(
                 "delete from checkpoints where thread_id = 'delta' and rowid % 2 = 0 and checkpoint_id < (select max(checkpoint_id) from checkpoints where thread_id = 'delta')"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import warnings
@@ -27,7 +28,7 @@ def test_writes_without_a_path_of_their_task_are_moved(tmp_path):
     old = tmp_path / "old.db"
     with sqlite_saver(old) as saver:
         graphs.fill(saver, turns=2)
-    with sqlite3.connect(old) as db:
+    with contextlib.closing(sqlite3.connect(old)) as db, db:
         db.execute("alter table writes drop column task_path")
     db.close()
     with outlive.open("memory:") as store:
@@ -49,7 +50,7 @@ def as_json(old):
         return {name: getattr(value, name) for name in names}
 
     serde = StrictSerializer()
-    with sqlite3.connect(old) as db:
+    with contextlib.closing(sqlite3.connect(old)) as db, db:
         for table, column in (("checkpoints", "checkpoint"), ("writes", "value")):
             for row, kind, data in db.execute(f"select rowid, type, {column} from {table}").fetchall():
                 text = json.dumps(serde.loads_typed((kind, data)), default=envelope)
@@ -88,7 +89,7 @@ def test_a_message_of_json_that_its_class_refuses_is_a_problem(tmp_path):
     with sqlite_saver(old) as saver:
         say_hello(saver)
     as_json(old)
-    with sqlite3.connect(old) as db:
+    with contextlib.closing(sqlite3.connect(old)) as db, db:
         db.execute(
             "update checkpoints set checkpoint = cast(replace(cast(checkpoint as text), '\"hello\"', '7') as blob)"
         )

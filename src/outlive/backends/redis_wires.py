@@ -323,11 +323,17 @@ class AwaitingWire:
                 limit_s = self._limits.write_s + self._limits.read_s
                 async with asyncio.timeout(bounded(deadline, limit_s)) as limit:
                     with self._watching(limit, deadline, limit_s):
+                        self._check_open()
                         await connection.send_packed_command(packed)
                         return [await self._read() for _ in commands]
         except BaseException:  # also when it was cancelled: the reply may come later, and nobody must read it
             await self.drop()
             raise
+
+    def _check_open(self) -> None:
+        """Some versions of asyncio fail in ways of their own on a transport that the other side has closed."""
+        if self._connection._writer.transport.is_closing():
+            raise RedisConnectionError("the server closed the connection")
 
     async def _read(self) -> Reply:
         try:
