@@ -28,8 +28,8 @@ def workers():
 class Watched:
     """A backend that lets a test act before one of its calls."""
 
-    def __init__(self, inner, calls, number, act):
-        self._inner, self._calls, self._number, self._act = inner, calls, number, act
+    def __init__(self, inner, calls, moments, act):
+        self._inner, self._calls, self._moments, self._act = inner, calls, moments, act
 
     def __getattr__(self, name):
         found = getattr(self._inner, name)
@@ -37,7 +37,7 @@ class Watched:
             return found
 
         async def call(*args, **options):
-            if next(self._calls) == self._number:
+            if next(self._calls) in self._moments:
                 self._act()
             return await found(*args, **options)
 
@@ -47,11 +47,12 @@ class Watched:
 @contextlib.contextmanager
 def acting_at(store, number, act):
     """Let something happen before one of the next calls to either store of a pair."""
-    stores, calls = store._store._pair.stores, itertools.count()
+    stores, calls, moments = store._store._pair.stores, itertools.count(), {number}
     both = stores.both
-    stores.both = tuple(Watched(backend, calls, number, act) for backend in both)
+    stores.both = tuple(Watched(backend, calls, moments, act) for backend in both)
     yield
     stores.both = both
+    moments.clear()  # what goes on in the background may still have these
 
 
 def prepare(store, action):
