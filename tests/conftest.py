@@ -36,7 +36,10 @@ def pytest_configure(config):
 
 
 # The other colour of these is the same code above the same engine, which other classes run in both.
-_IN_ONE_COLOUR = {"TestRedisCluster": "sync", "TestSQLiteInMemory": "async", "TestEncryptedMemory": "async"}
+_IN_ONE_COLOUR = {
+    "TestMemory": "async", "TestFile": "sync", "TestRedisCluster": "sync", "TestSQLiteInMemory": "async",
+    "TestEncryptedMemory": "async",
+}  # fmt: skip
 
 
 # Modules with few tests that take long: begun last, one of them would keep a single worker busy in the end.

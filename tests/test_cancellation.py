@@ -105,7 +105,7 @@ def test_a_cancelled_save_is_stored_whole_or_not_at_all_and_holds_nothing(backen
         async with outlive.open_async(url) as store:
             thread, stored = store.thread("t"), 0
             await thread.save(state("t", 1))
-            for seed in range(rounds(100)):
+            for seed in range(rounds(60)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(_anything(thread, seed, rng))
                 await asyncio.sleep(rng.choice((0, 0, rng.uniform(0, 0.002))))
@@ -152,7 +152,7 @@ def test_a_task_that_saves_for_ever_ends_when_it_is_cancelled(backend, folder):
 
     async def main():
         async with outlive.open_async(url) as store:
-            for seed in range(rounds(150 if backend == "memory" else 25)):
+            for seed in range(rounds(80 if backend == "memory" else 20)):
                 rng = random.Random(seed)
                 task = asyncio.create_task(save_for_ever(store.thread("t")))
                 for _ in range(rng.randint(1, 60)):

@@ -250,7 +250,7 @@ def fork_while_saving_async(report, url, forks):
 @pytest.mark.parametrize("work", [fork_while_saving, fork_while_delaying, fork_while_saving_async])
 @pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
 def test_a_fork_in_the_middle_of_saves_neither_hangs_nor_loses_one(work, backend, server, url):
-    forks = rounds(12, long=100)
+    forks = rounds(8, long=100)
     ((saved,),) = run(server, work, url, forks)
     check(url, {**saved, **{f"child {number}": 2 for number in range(forks)}})
 

@@ -22,7 +22,7 @@ from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import Doing, Ledger, act, script, state
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
-KILLS = 6  # of one store; then a new one, so that its first moments are hit too
+KILLS = 6 if LONG else 4  # of one store; then a new one, so that its first moments are hit too
 
 
 @pytest.fixture(scope="module")

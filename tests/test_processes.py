@@ -224,10 +224,16 @@ OTHERS = (
     "delete verify",
 )
 ACTS = {act.__name__: act for act in (prune, delete, fork, copy, read, verify)}
+PLACES = [*BACKENDS, *SERVERS]
+CASES = [
+    (others, backend)
+    for at, others in enumerate(OTHERS)
+    for place, backend in enumerate(PLACES)
+    if LONG or (at + place) % 2 == 0
+]
 
 
-@pytest.mark.parametrize("others", OTHERS)
-@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+@pytest.mark.parametrize("others, backend", CASES)
 def test_savers_see_no_error_while_other_processes(others, backend, server, quick_path, url_for):
     url, stop = url_for(backend, quick_path), quick_path / "stop"
     jobs = [(save_until, url, name, stop) for name in ("a", "a", "b")]

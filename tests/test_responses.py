@@ -399,7 +399,7 @@ def test_a_kill_at_any_statement_of_a_fan_out_keeps_each_models_last_update(
         (folder / "dry").mkdir()
         with workers.spawn(fan_out, url_for(backend, folder / "dry"), 0, TURNS) as worker:
             calls = worker.finish()[-1][1]
-        kills = rounds(20 if backend in BACKENDS else 5, long=200)
+        kills = rounds(10 if backend in BACKENDS else 5, long=200)
         killed = 0
         for kill in range(kills):
             number = 1 + kill * calls // kills

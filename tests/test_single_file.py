@@ -322,7 +322,7 @@ def work_and_die(report, path, number):
 def test_a_kill_before_any_system_call_keeps_what_was_acknowledged(folder, workers):
     with workers.spawn(work_and_die, str(folder / "dry"), 0) as worker:
         calls = worker.finish()[-1][1]
-    kills = min(calls, rounds(25, long=calls))
+    kills = min(calls, rounds(15, long=calls))
     for kill in range(kills):
         number = 1 + kill * calls // kills
         print("killed at call", number)
