@@ -18,7 +18,7 @@ import pytest
 import redis
 
 import outlive
-from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
+from crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import Doing, Ledger, act, script, state
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
