@@ -51,7 +51,8 @@ from ..errors import (
 from .memory import clock, new_token, same, write_order
 from .rules import decide
 from .snapshot import is_deletion
-from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, orphans, thread_key
+from .sqlite_audit import orphans
+from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, thread_key
 from .sqlite_writer import Writer
 
 T = TypeVar("T")
