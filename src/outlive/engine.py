@@ -81,8 +81,18 @@ class Prepared:
     base: Base | None = None
 
 
+Confirm = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
+
+
+async def _confirmed(thread: ThreadKey | None) -> None:
+    """What was removed from one store is removed; a pair has more to say."""
+
+
 class Engine:
-    """One store's backend, codec, naming key and cache, and what is done with them."""
+    """One store's backend, codec, naming key and cache, and what is done with them.
+
+    It is complete when it is made. `with_codec` makes another one that differs in nothing else.
+    """
 
     def __init__(
         self,
@@ -91,7 +101,10 @@ class Engine:
         namer: chunk.Namer,
         cache: Cache,
         runtime: Runtime,
+        *,
         watched: Watched | None = None,
+        timeout_s: float | None = None,
+        confirm: Confirm = _confirmed,
     ) -> None:
         self.watched = watched or Watched()
         self.backend = backend
@@ -99,8 +112,15 @@ class Engine:
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
-        self.timeout_s: float | None = None  # of commits that do not say how long they may take
-        self.confirm: Callable[[ThreadKey], Awaitable[None]] = _confirmed
+        self.timeout_s = timeout_s  # of commits that do not say how long they may take
+        self.confirm = confirm  # makes sure that what was removed is removed wherever it has to be
+
+    def with_codec(self, codec: Codec) -> Engine:
+        """Return an engine on the same store, cache and settings that packs values in another way."""
+        return Engine(
+            self.backend, codec, self.namer, self.cache, self.runtime,
+            watched=self.watched, timeout_s=self.timeout_s, confirm=self.confirm,
+        )  # fmt: skip
 
     async def commit(self, commit: Commit) -> Receipt:
         """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
@@ -417,10 +437,6 @@ class Engine:
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
         return await all_records(self.backend, key, namespace, run, page)
-
-
-async def _confirmed(thread: ThreadKey) -> None:
-    """What was removed from one store is removed; a pair has more to say."""
 
 
 async def all_records(

@@ -180,10 +180,11 @@ async def _build(
         await backend.close()
         raise
     namer = _namer(key, target.settings.tenant)
-    engine = Engine(backend, Codec(), namer, Cache(target.cache_bytes), runtime, target.watched)
-    engine.timeout_s = target.settings.timeout_s
-    if pair is not None:
-        engine.confirm = pair.confirm
+    confirm = {} if pair is None else {"confirm": pair.confirm}
+    engine = Engine(
+        backend, Codec(), namer, Cache(target.cache_bytes), runtime,
+        watched=target.watched, timeout_s=target.settings.timeout_s, **confirm,
+    )  # fmt: skip
     return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
 
 

@@ -14,6 +14,7 @@ from langgraph_adapter.graphs import Driver, Log, asks, delta_graph, fan, line, 
 from langgraph_adapter.making import at, ids, put
 from outlive.adapters.langgraph import OutliveSaver
 from outlive.runtime import run_now
+from replicas import Disk
 
 
 def fill(saver, count=10, thread="t", ns="", size=0):
@@ -353,3 +354,31 @@ def test_what_the_store_itself_deletes_leaves_deltas_whole_too(how, is_sealed):
         saver.prune(["t"])
         assert sizes(saver)[0] == 1
         assert driver.state(graphs[0], thread()).values == twin.state(graphs[1], thread()).values
+
+
+@pytest.mark.parametrize(
+    "delete",
+    [
+        lambda saver: saver.prune(["t"], keep_last=1),
+        lambda saver: saver.prune(["t"], strategy="delete"),
+        lambda saver: saver.delete_for_runs(["r"]),
+        lambda saver: saver.delete_thread("t"),
+    ],
+    ids=["prune", "prune all", "delete_for_runs", "delete_thread"],
+)
+def test_a_deletion_on_a_strict_pair_is_refused_until_both_stores_have_it(delete, tmp_path):
+    disk = Disk(tmp_path / "two.db")
+    one, two = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{disk.path}"
+    with outlive.open(one, secondary=two, auto_failover=False, timeout_s=5) as store, disk:
+        saver = OutliveSaver(store)
+        for number in range(3):
+            put(saver, f"{number}", f"{number - 1}" if number else None, {"n": number}, run_id="r")
+        disk.mode = "refuse"
+        for _ in range(2):  # the second one finds nothing left to delete in the first store
+            with pytest.raises(outlive.NotReplicated):
+                delete(saver)
+        disk.mode = "pass"
+        delete(saver)
+        with outlive.open(two) as alone:
+            assert ids(OutliveSaver(alone).list(at())) == ids(saver.list(at()))
+            assert len(ids(saver.list(at()))) <= 1

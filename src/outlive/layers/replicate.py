@@ -260,13 +260,21 @@ class Replicate:
                 results[at] = unknown(commits[at], _CHANGING)
         return results
 
-    async def confirm(self, thread: ThreadKey) -> None:
-        """Make sure that what was removed from a thread is where it has to be; raise NotReplicated."""
+    async def confirm(self, thread: ThreadKey | None) -> None:
+        """Make sure that what was removed from a thread, or from any, is where it has to be; raise NotReplicated."""
         try:
-            await self._committing.confirm(thread, self.stores.epoch)
+            for key in [thread] if thread is not None else await self._queued_threads():
+                await self._committing.confirm(key, self.stores.epoch)
         except EpochPassed:
             await self._switching.refresh()
             raise StoreUnavailable(_CHANGING) from None
+
+    async def _queued_threads(self) -> list[ThreadKey]:
+        """Return the threads of which the secondary has yet to get something, where that delays an acknowledgement."""
+        if not (self._options.is_enabled and self._options.is_strict):
+            return []
+        notes = self.stores.backlog(PRIMARY).notes()
+        return list(dict.fromkeys([key async for key, _ in notes]))
 
     # Changing places
 

@@ -25,7 +25,7 @@ from ... import manifest
 from ...arguments import check_id, check_text
 from ...backend import CheckpointRecord, Commit, ThreadKey, WriteRecord
 from ...checkpoint import PendingWrite, Pruned
-from ...engine import Draft, Engine, Located
+from ...engine import Draft, Located
 from ...errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from ...store import AsyncStore
 from . import deltas, pruning
@@ -57,13 +57,10 @@ class Keeper:
     """A store as LangGraph sees it, through one serializer."""
 
     def __init__(self, store: AsyncStore, serde: SerializerProtocol) -> None:
-        inner = store._engine
         self.serde = serde
         self.store = store
-        self.codec = ValueCodec(inner.codec.registry, maybe_add_typed_methods(serde))
-        self.engine = Engine(
-            inner.backend, self.codec, inner.namer, inner.cache, inner.runtime, inner.watched
-        )
+        self.codec = ValueCodec(store._engine.codec.registry, maybe_add_typed_methods(serde))
+        self.engine = store._engine.with_codec(self.codec)
 
     def key(self, thread: str) -> ThreadKey:
         return self.store._key(thread)
@@ -237,6 +234,7 @@ class Keeper:
             return
         async for info in self.store.threads():
             await pruning.delete_for_runs(self, self.key(info.id), wanted)
+        await self.engine.confirm(None)  # a thread that lost its last checkpoint to a refused call is in no list
 
     async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a rule does not keep."""

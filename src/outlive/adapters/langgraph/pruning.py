@@ -94,6 +94,8 @@ async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool
 async def _delete_all(keeper: Keeper, key: ThreadKey, dry_run: bool) -> Pruned:
     rows = await keeper.engine.backend.threads(key.tenant, only=key.id, heads=False)
     if not rows:
+        if not dry_run:
+            await keeper.engine.confirm(key)  # it may be a repetition of what was refused
         return Pruned()
     if not dry_run:
         await keeper.store.thread(key.id).delete()
@@ -168,6 +170,8 @@ async def _remove(
     # What a graph at work adds meanwhile is for the next call: else it could cut chains faster than they are saved.
     first |= choose(await engine.records(key), await engine.backend.writes(key, None))
     if not first:
+        if not dry_run:
+            await engine.confirm(key)  # it may be a repetition of what was refused
         return Pruned()
     deadline = Deadline(keeper.store._timeout(None) or _PATIENCE_S)
     while True:
