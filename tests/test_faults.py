@@ -393,7 +393,7 @@ class Holding:
 
 LATE = {
     "a write": lambda body: Commit(KEY, writes=(write("c", "task", -1, body),)),
-    "an entry": lambda body: Commit(KEY, entries=(Entry("note", "n", body, "s"),)),
+    "an entry": lambda body: Commit(KEY, entries=(Entry("step", "n", body, "s"),)),
     "metadata": lambda body: Commit(KEY, info=body),
     "a checkpoint": lambda body: Commit(KEY, (draft(body.decode()),)),
 }
@@ -406,7 +406,7 @@ def once(url):
 async def seen(found):
     return (
         [held.body for held in await found.backend.writes(KEY, None)],
-        [held.body for held in await found.entries("note")],
+        [held.body for held in await found.entries("step")],
         (await found.row()).info,
         await found.head(),
     )

@@ -36,6 +36,7 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 10. A chunk that one commit both removes and puts stays in its place with the new bytes: whoever names it reads
    these. `Reseal` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
    thread can be sealed anew, in parts, while others go on; no rank, lease, version or place changes.
+11. An entry has one of the kinds in `entry_kind.py`. A commit with any other kind is refused (`BadArgument`).
 
 Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
 one place.
@@ -52,6 +53,8 @@ from typing import Protocol
 
 import ormsgpack
 
+from .entry_kind import NOTE as NOTE  # of entries: see there for all kinds
+from .entry_kind import TOMBSTONE as TOMBSTONE
 from .errors import Corrupt, OutcomeUnknown, OutliveError
 
 FORMAT = 1  # of records; a newer one is refused
@@ -61,8 +64,6 @@ Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be
 EntryCursor = tuple[str, bytes]  # (key, thread's digest)
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # in place of a fence: the next one
-TOMBSTONE = "tombstone"  # the kind of an entry that says what was removed
-NOTE = "queue"  # the kind of one that says what another store has yet to get; no key of it is used twice
 
 
 def escape(text: str) -> str:
@@ -112,9 +113,6 @@ class ThreadKey:
         text = f"{escape(tenant)}\0{escape(id)}".encode()
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
 
-
-# Of entries. Whoever walks over all of a store (a rotation, a copy) goes by this list: a new kind joins it.
-KINDS = ("run", "lock", "step", "response", "sweep")
 
 RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the store itself
 

@@ -22,9 +22,9 @@ from .backend import (
     tombstone_key,
 )
 from .engine import Engine, Located
+from .entry_kind import COPIED
 from .errors import Corrupt, StaleBase, ThreadNotEmpty, refuse_unopened
 
-COPIED = ("run", "step", "response")  # kinds of entries; a lock belongs to the store that it is held in
 _BATCH = 32
 _BATCH_BYTES = 8 << 20
 _PAGE = 500

@@ -20,10 +20,12 @@ from .backend import ABSENT, NEXT, Entry, ThreadKey
 from .checkpoint import moment
 from .codec import Codec
 from .engine import Engine
+from .entry_kind import LOCK as LOCK
+from .entry_kind import RUN as RUN
+from .entry_kind import STEP as STEP
 from .errors import EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy
 from .owner import Owner
 
-RUN, LOCK, STEP = "run", "lock", "step"
 RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED = (
     "running", "interrupted", "completed", "failed", "cancelled", "parked",
 )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from .backend import Entry, Receipt, ThreadKey
 from .engine import Engine
+from .entry_kind import RESPONSE
 from .errors import BadArgument
 from .response import (
     FAILED,
@@ -39,7 +40,6 @@ from .response import (
     numbered,
 )
 
-RESPONSE = "response"
 MAX_BYTES = 16 << 20  # of one record, and of those that one commit takes along behind the first
 _PAGE = 500
 Place = tuple[str, int]  # (model id, ordinal)

@@ -15,6 +15,7 @@ from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
+from .entry_kind import COPIED
 from .errors import BadArgument, Corrupt, KeyMissing, StoreError
 from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
@@ -289,13 +290,16 @@ class AsyncStore:
         except StoreError as error:
             return Verified(0, 0, 0, (str(error),))
         threads = checkpoints = chunks = 0
+        listed: set[str] = set()
         async for key in self._keys(problems):
+            listed.add(key.id)
             found = await verifying.verify_thread(self._engine, key)
             threads, checkpoints, chunks = threads + 1, checkpoints + found.checkpoints, chunks + found.chunks
             problems += found.problems
             if progress is not None:
                 progress(threads, None)
-        return Verified(threads, checkpoints, chunks, tuple(problems))
+        problems += await verifying.verify_unlisted(self._engine, self._settings.tenant, listed)
+        return Verified(threads, checkpoints, chunks, tuple(dict.fromkeys(problems)))
 
     async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
         """List threads as far as the listing itself is whole."""
@@ -385,7 +389,7 @@ class AsyncStore:
             if progress is not None:
                 progress(done, len(ids))
         if threads is None and since is None:
-            for kind in copying.COPIED:
+            for kind in COPIED:
                 await copying.entries_into_store(
                     self._engine, target._engine, self._settings.tenant, kind, set(ids)
                 )

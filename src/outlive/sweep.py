@@ -21,6 +21,7 @@ from . import lease
 from .backend import NEXT, Commit, Entry, ThreadKey, reserved
 from .codec import Codec
 from .engine import Engine
+from .entry_kind import SWEEP
 from .errors import (
     BadArgument,
     Corrupt,
@@ -39,7 +40,6 @@ from .retain import Retain, Swept
 from .runtime import Ticker
 from .visit import MAX_SEEN, Pace, Visit
 
-SWEEP = "sweep"
 _LOOK_S = 60.0  # how often a process looks whether a sweep is due
 _LEASE_S = 60.0
 

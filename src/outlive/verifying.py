@@ -6,18 +6,20 @@ Of a store that was opened without its keys as much as can be seen.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import AsyncIterator, Callable, Container
 
 from . import chunk, manifest
-from .backend import KINDS, Backend, CheckpointRecord, ThreadKey, WriteRecord
+from .backend import RESERVED, Backend, CheckpointRecord, EntryCursor, ThreadKey, WriteRecord
 from .checkpoint import Verified
 from .engine import Engine, Located, all_records, check_format
-from .errors import Corrupt, OutliveError, StoreError
+from .entry_kind import KINDS, SEALED
+from .errors import Corrupt, DamagedEntry, OutliveError, StoreError
 from .info import open_info
 from .layers.encrypt import Encrypted
 from .layers.keyring import key_of
 
 _BATCH = 64
+_PAGE = 500
 _TRIES = 5
 
 
@@ -35,6 +37,44 @@ async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
         except StoreError as error:
             return Verified(1, 0, 0, (str(error),))
     return found
+
+
+async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[str]:
+    """Check what is in no list: runs that have not saved yet, and the records of the store itself."""
+    problems: list[str] = []
+    for owner in (tenant, RESERVED):
+        keys = {key for kind in KINDS async for key in _keys_with(engine.backend, owner, kind, problems)}
+        for key in sorted(keys, key=lambda key: key.id):
+            if owner == RESERVED or key.id not in listed:
+                problems += (await verify_thread(engine, key)).problems
+    return problems
+
+
+async def _keys_with(
+    backend: Backend, tenant: str, kind: str, problems: list[str]
+) -> AsyncIterator[ThreadKey]:
+    """Iterate over threads that have entries of a kind. A damaged entry is stepped over: its thread tells of it."""
+    inner = backend.inner if isinstance(backend, Encrypted) else backend
+    after: EntryCursor | None = None
+    limit = _PAGE
+    while True:
+        try:
+            page = await inner.entries(tenant, kind, after=after, limit=limit)
+            places = [(key, entry.key) for key, entry in page]
+            is_last = len(page) < limit
+        except DamagedEntry as error:
+            if limit > 1:
+                limit //= 2
+                continue
+            places, is_last, limit = [(ThreadKey.of(tenant, error.thread or ""), error.key)], False, _PAGE
+        except StoreError as error:
+            problems.append(str(error))
+            return
+        for key, _ in places:
+            yield key
+        before, after = after, (places[-1][1], places[-1][0].digest) if places else None
+        if is_last or before == after:
+            return
 
 
 async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
@@ -70,7 +110,7 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
     problems: list[str] = []
     for row in await backend.threads(key.tenant, only=key.id, heads=False):
         problems += _guarded(key, None, functools.partial(open_info, engine, row))
-    for kind in KINDS:
+    for kind in SEALED:
         try:
             await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
         except Corrupt as error:
@@ -98,7 +138,7 @@ async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
             problems += _guarded(key, None, functools.partial(key_of, data))
     for row in await inner.threads(key.tenant, only=key.id, heads=False):
         problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
-    for kind in KINDS:
+    for kind in SEALED:
         for _, entry in await inner.entries(key.tenant, kind, thread=key, limit=1_000_000):
             problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))
     return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))

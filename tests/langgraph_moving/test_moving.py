@@ -465,3 +465,18 @@ def test_different_values_have_different_digests():
     assert [digest(copy.deepcopy(value)) for value in VALUES] == digests
     assert digest({"a", "b", "c", "d", 5}) == digest({5, "d", "c", "b", "a"})
     assert digest([float("nan")]) == digest([float("nan")])
+
+
+def test_a_moved_thread_can_be_moved_again_after_its_keys_changed_and_in_a_copy(old, tmp_path):
+    keys = {name: outlive.KeyRing.new_key() for name in ("first", "second")}
+    url = f"sqlite:///{tmp_path}/new.db"
+    with outlive.open(url, key=outlive.KeyRing({"first": keys["first"]})) as store:
+        assert move(old, store, threads=["chat"]).problems == ()
+    with outlive.open(url, key=outlive.KeyRing(keys)) as store:
+        assert store.rotate().problems == []
+    with outlive.open(url, key=outlive.KeyRing({"second": keys["second"]})) as store:
+        assert move(old, store, threads=["chat"]).problems == ()
+        with outlive.open("memory:") as copy:
+            store.copy_to(copy)
+            assert move(old, copy, threads=["chat"]).problems == ()
+            assert store.verify().ok

@@ -17,6 +17,7 @@ from ..backend import (
     escape,
     unescape,
 )
+from ..entry_kind import check_stored_kind
 from ..errors import (
     BadArgument,
     NewerFormat,
@@ -86,6 +87,8 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         erase=erase,
         info=info,
     )
+    for entry in effect.entries:
+        check_stored_kind(entry.kind, key.id)
     return effect, [Chunk(*values) for values in chunks]
 
 

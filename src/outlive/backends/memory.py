@@ -28,6 +28,7 @@ from ..backend import (
     escape,
     unescape,
 )
+from ..entry_kind import check_kinds
 from ..errors import Corrupt, OutliveError
 from .expectations import check_found
 from .rules import decide
@@ -395,6 +396,7 @@ class NullBackend(MemoryBackend):
 
     def _commit(self, commit: Commit) -> Receipt:
         """Nothing is kept, so nothing can be in the way either."""
+        check_kinds(commit.entries)
         return super()._commit(Commit(commit.thread, commit.checkpoints, commit.chunks, commit.writes))
 
     def _apply(self, table: Table, effect: Effect) -> None:

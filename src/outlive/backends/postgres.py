@@ -67,7 +67,7 @@ from .postgres_rows import (
     to_thread_row,
     to_write,
 )
-from .postgres_save import check_size, parameters, receipt, thread_parameters
+from .postgres_save import check_acceptable, may_be_grouped, parameters, receipt, thread_parameters
 from .postgres_statements import VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
 from .server import Attempts, GivenUp, lock_ms
@@ -170,7 +170,7 @@ class PostgresBackend:
         results: list[Receipt | OutliveError] = []
         for start in range(0, len(commits), _TOGETHER):
             group = commits[start : start + _TOGETHER]
-            if len(group) > 1 and all(map(is_plain, group)):
+            if len(group) > 1 and all(map(may_be_grouped, group)):
                 results += await self._commit_together(group)
             else:
                 results += [await _result(self._commit(commit)) for commit in group]
@@ -212,7 +212,7 @@ class PostgresBackend:
         return await self._given_up.watch(commit, lambda void: self._send(commit, void))
 
     async def _send(self, commit: Commit, void: bytes) -> Receipt:
-        check_size(commit)
+        check_acceptable(commit)
         if not is_plain(commit):
 
             async def transact(link: Link, deadline: Deadline) -> Receipt:

@@ -12,6 +12,7 @@ from typing import Any
 from psycopg import pq
 
 from ..backend import CheckpointRecord, Entry, ThreadRow, WriteRecord, checksum, escape, unescape
+from ..entry_kind import check_stored_kind
 from ..errors import BadArgument, Corrupt, DamagedEntry
 from .view import Row
 
@@ -311,6 +312,7 @@ def to_entry(cells: Cells, thread: str) -> Entry:
     )
     if entry_checksum(entry) != cells[9]:
         raise DamagedEntry(thread, entry.kind, entry.key, entry.status)
+    check_stored_kind(entry.kind, thread)
     return entry
 
 

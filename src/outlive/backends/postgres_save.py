@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from ..backend import CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
+from ..entry_kind import check_kinds
 from ..errors import BadArgument
 from ..runtime import Deadline
 from .memory import new_token
@@ -34,7 +35,20 @@ from .snapshot import is_plain
 _MOST_BYTES = 1_000_000_000  # of one message to the server
 
 
-def check_size(commit: Commit) -> None:
+def may_be_grouped(commit: Commit) -> bool:
+    """Tell whether a commit can share a transaction: it must not fail before the server has decided about it."""
+    if not is_plain(commit):
+        return False
+    try:
+        check_acceptable(commit)
+    except BadArgument:
+        return False
+    return True
+
+
+def check_acceptable(commit: Commit) -> None:
+    """Refuse a commit that no server would take."""
+    check_kinds(commit.entries)
     size = sum(len(data) for _, data in commit.chunks) + sum(
         len(record.body) for record in commit.checkpoints
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..backend import ABSENT, NEXT, Commit, Receipt, unknown
+from ..entry_kind import KINDS, check_kinds
 from ..errors import NotReplicated, OutliveError, StoreBusy, StoreError
 from . import redis_messages as messages
 from . import redis_rows as rows
@@ -55,6 +56,7 @@ class Commits:
     async def commit(self, commit: Commit) -> Receipt:
         """Do a commit or raise why not."""
         messages.check_numbers(commit)
+        check_kinds(commit.entries)
         return await self._given_up.watch(commit, lambda void: self._decide(commit, commit.token + void))
 
     async def renew_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
@@ -192,5 +194,7 @@ def renews_only(commit: Commit) -> bool:
         and not commit.writes
         and not commit.chunks
         and is_plain(commit)
-        and all(entry.body is None and entry.fence != NEXT for entry in commit.entries)
+        and all(
+            entry.body is None and entry.fence != NEXT and entry.kind in KINDS for entry in commit.entries
+        )
     )

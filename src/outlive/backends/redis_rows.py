@@ -29,6 +29,7 @@ from ..backend import (
     escape,
     unescape,
 )
+from ..entry_kind import check_stored_kind
 from ..errors import BadArgument, Corrupt, DamagedEntry
 from .view import Row
 
@@ -280,6 +281,7 @@ def entry_value(thread: ThreadKey, field: bytes, entry: Entry) -> bytes:
 def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> Entry:
     """Return an entry, checked."""
     kind, key = _ids(thread, field)
+    check_stored_kind(kind, thread.id)
     try:
         if value is None:
             raise ValueError("gone")

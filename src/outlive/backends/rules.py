@@ -26,6 +26,7 @@ from ..backend import (
     stamped,
     tombstone_key,
 )
+from ..entry_kind import check_kinds
 from ..errors import BadArgument
 from .expectations import check, finds_chunks
 from .view import Clock, Effect, Pair, Row, View
@@ -36,6 +37,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
 
     `token` is a new generation.
     """
+    check_kinds(commit.entries)
     row = view.row
     existing = None if commit.replace else _existing(commit, view)
     if existing is not None and row is not None:

@@ -21,6 +21,7 @@ from ..backend import (
     escape,
     unescape,
 )
+from ..entry_kind import check_stored_kind
 from ..errors import Corrupt, DamagedEntry
 from .memory import write_order
 from .view import Row
@@ -479,7 +480,8 @@ def entry_of(thread_key: int, thread: str, row: Sequence[Any]) -> Entry:
             raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
         raise DamagedEntry(thread, *[unescape(field) for field in fields[:3]])
     kind, key, status, epoch, fence, revision, until, clock, body = fields
-    return Entry(unescape(kind), unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
+    check_stored_kind(kind, thread)
+    return Entry(kind, unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
 
 
 def chunk_crc(thread_key: int, name: bytes, revision: int, data: bytes) -> int:

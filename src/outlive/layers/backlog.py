@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Sequence
 
 from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey
+from ..entry_kind import REPLICATED
 from ..errors import CallerError, Corrupt, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier, all_entries
@@ -38,9 +39,9 @@ class Backlog:
             for noted in page:
                 yield noted
 
-    async def _pages(self, kind: str) -> AsyncIterator[list[Noted]]:
-        """Iterate over entries of the tenant, and over those of the store itself."""
-        for tenant in (self._tenant, RESERVED):
+    async def _pages(self, kind: str, tenants: Sequence[str] = ()) -> AsyncIterator[list[Noted]]:
+        """Iterate over entries of the tenant, and unless told otherwise over those of the store itself."""
+        for tenant in tenants or (self._tenant, RESERVED):
             after: tuple[str, bytes] | None = None
             while True:
                 page = await self._source.entries(
@@ -124,20 +125,35 @@ class Backlog:
             await self._source.commit_all(commits)
 
     async def carry_everything(self) -> None:
-        """Carry over every thread, also those of which only a tombstone is left."""
+        """Carry over every thread, also those that are in no list: with entries alone, or with a tombstone alone."""
+        listed: set[bytes] = set()
         after: str | None = None
         while True:
             rows = await self._source.threads(
                 self._tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self._timeout_s
             )
             for row in rows:
-                await self._carrier.carry(ThreadKey.of(self._tenant, row.id), Items(everything=True))
+                key = ThreadKey.of(self._tenant, row.id)
+                listed.add(key.digest)
+                await self._carrier.carry(key, Items(everything=True))
             if len(rows) < _TOGETHER:
                 break
             after = rows[-1].id
+        await self._carry_unlisted(listed)
         async for page in self._pages(TOMBSTONE):
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.carry(key, Items(everything=True))
         for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
             await self._carrier.carry(key, Items(entries={(NAMING, entry.key)}))
+
+    async def _carry_unlisted(self, listed: Container[bytes]) -> None:
+        """Carry over what runs have stored that did not save yet."""
+        for kind in REPLICATED:
+            async for page in self._pages(kind, (self._tenant,)):
+                found: dict[ThreadKey, set[Pair]] = {}
+                for key, entry in page:
+                    if key.digest not in listed:
+                        found.setdefault(key, set()).add((kind, entry.key))
+                for key, entries in found.items():
+                    await self._carrier.carry(key, Items(entries=entries))

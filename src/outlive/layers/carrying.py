@@ -24,17 +24,11 @@ from ..backend import (
     commit,
     tombstone_key,
 )
+from ..entry_kind import REPLICATED
 from ..errors import Corrupt, OutliveError, StaleBase, StoreBusy
 from ..runtime import Deadline
 from .note import Items, Pair, items_in
 
-KINDS = (
-    "run",
-    "lock",
-    "step",
-    "response",
-    "moved",
-)  # entries beside checkpoints; those that belong to one store are not here
 _PAGE = 1000
 _BATCH_BYTES = 4 << 20
 _TRIES = 8
@@ -52,7 +46,7 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
     entries = [
         replace(entry, until=0, clock="", lease_s=leases.get((entry.kind, entry.key)))
         for entry in receipt.entries
-        if entry.kind != NOTE
+        if entry.kind in REPLICATED
     ]
     version = None if done.info_version is None else done.info_version + (not done.merge)
     return Commit(
@@ -175,7 +169,7 @@ class Carrier:
 
     async def _entries(self, key: ThreadKey, items: Items) -> list[Entry]:
         if items.everything:
-            return [_leased(one) for kind in KINDS for one in await self._held(key, kind)]
+            return [_leased(one) for kind in REPLICATED for one in await self._held(key, kind)]
         found: list[Entry] = []
         for kind in sorted({kind for kind, _ in items.entries}):
             names = {name for other, name in items.entries if other == kind}
@@ -240,7 +234,7 @@ class Carrier:
         removal = Removal(checkpoints=tuple(pairs), erase=erase)
         if whole is not None:
             orphans, lives = await self._orphans(key, pairs)
-            held = [one for kind in KINDS for one in await self._there(key, kind)]
+            held = [one for kind in REPLICATED for one in await self._there(key, kind)]
             old = [one for one in held if one.fence > 0 and one.rank[:2] <= whole.rank[:2]]
             if len(dead) == len(records) and not lives and len(old) == len(held):
                 removal = Removal(everything=True, erase=erase)

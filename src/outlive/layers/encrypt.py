@@ -24,7 +24,6 @@ from dataclasses import replace
 import ormsgpack
 
 from ..backend import (
-    TOMBSTONE,
     Backend,
     CheckpointRecord,
     Commit,
@@ -40,6 +39,7 @@ from ..backend import (
     WriteRecord,
     escape,
 )
+from ..entry_kind import SEALED
 from ..errors import (
     BadArgument,
     Corrupt,
@@ -84,6 +84,11 @@ def place_of_info(thread: ThreadKey) -> bytes:
 
 def place_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
     return ormsgpack.packb(("chunk", escape(thread.tenant), name))
+
+
+def _is_sealed(entry: Entry) -> bool:
+    """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
+    return entry.kind in SEALED
 
 
 class Encrypted:
@@ -160,7 +165,7 @@ class Encrypted:
         return replace(write, body=self._seal_one(place_of_write(thread, write), write.body))
 
     def _seal_entry(self, thread: ThreadKey, entry: Entry) -> Entry:
-        if entry.body is None or entry.gone:
+        if entry.body is None or entry.gone or not _is_sealed(entry):
             return entry
         return replace(entry, body=self._seal_one(place_of_entry(thread, entry), entry.body))
 
@@ -223,7 +228,7 @@ class Encrypted:
     def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
         body = sent.get(entry.body) if sent else None
         if body is None:
-            if entry.body is None or entry.gone or entry.kind == TOMBSTONE:  # which the store itself leaves
+            if entry.body is None or entry.gone or not _is_sealed(entry):
                 return entry
             body = self._open(place_of_entry(thread, entry), entry.body)
             try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..backend import Backend, Entry, reserved
+from ..entry_kind import NAMING as NAMING
 
-NAMING = "naming key"
 KEYS = reserved("keys")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import ormsgpack
 
 from ..backend import NOTE, CheckpointRecord, Commit, Entry, Receipt, WriteRecord, escape, unescape
+from ..entry_kind import REPLICATED
 from ..errors import Corrupt
 
 Pair = tuple[str, str]
@@ -55,7 +56,7 @@ def items_of(commit: Commit) -> Items:
     entries = {
         (entry.kind, entry.key)
         for entry in commit.entries
-        if not (renews and entry.body is None and entry.lease_s is not None)
+        if entry.kind in REPLICATED and not (renews and entry.body is None and entry.lease_s is not None)
     }
     rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.writes)
     size = sum(len(data) for _, data in commit.chunks) + sum(len(row.body) for row in rows)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import ormsgpack
 
 from ..backend import ABSENT, Backend, Commit, Entry, Rank, ThreadKey, commit
+from ..entry_kind import PAIR
 from ..errors import BadURL, Corrupt, StoreUnavailable
 
-PAIR = "pair"
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
 

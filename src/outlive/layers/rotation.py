@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from ..backend import (
     ABSENT,
-    KINDS,
     RESERVED,
     CheckpointRecord,
     Commit,
@@ -25,6 +24,7 @@ from ..backend import (
     ThreadRow,
     commit,
 )
+from ..entry_kind import SEALED
 from ..errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
 from .encrypt import (
     NAMING_PLACE,
@@ -118,7 +118,7 @@ class Rotation:
             if progress is not None:
                 progress(self.done.threads, None)
         for tenant in (self._tenant, RESERVED):  # also of threads that have nothing else and are in no list
-            for kind in KINDS:
+            for kind in SEALED:
                 await self._entries(tenant, kind)
 
     async def _rows(self) -> AsyncIterator[ThreadRow]:

@@ -12,7 +12,7 @@ from ..backend import Backend, CheckpointRecord, Commit, Entry, Receipt, ThreadK
 from ..backend import commit as commit_one
 from ..errors import OutliveError
 
-KINDS = ("run", "lock", "note")
+KINDS = ("run", "lock", "step")
 
 
 def chunk(text: str, size: int = 0) -> tuple[bytes, bytes]:

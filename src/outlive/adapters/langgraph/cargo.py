@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import Checkpoint
 from ...backend import NEXT, CheckpointRecord, Commit, Entry, ThreadKey, WriteRecord
 from ...cache import Base, Cache
 from ...engine import Draft
+from ...entry_kind import MOVED
 from ...errors import StaleBase
 from .decoding import Found
 from .keeper import Keeper
@@ -23,7 +24,7 @@ from .snapshot import describe, kept_values, pack_state
 from .source import WriteRow
 
 MOST = 5_000
-MOVED, SYSTEM = "moved", "langgraph"  # an entry whose fence is the revision of the last commit of a mover
+SYSTEM = "langgraph"  # the key of an entry of kind "moved", whose fence is the revision of the last commit of a mover
 _CHUNK_BYTES = 4 << 20
 _CACHE_BYTES = 64 << 20
 

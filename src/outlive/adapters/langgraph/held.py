@@ -7,7 +7,8 @@ from typing import Self
 
 from ...backend import CheckpointRecord, ThreadKey, WriteRecord
 from ...engine import Engine
-from .cargo import MOVED, SYSTEM
+from ...entry_kind import MOVED
+from .cargo import SYSTEM
 from .source import Pair, WriteKey
 
 

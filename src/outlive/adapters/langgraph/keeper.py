@@ -234,7 +234,9 @@ class Keeper:
             return
         async for info in self.store.threads():
             await pruning.delete_for_runs(self, self.key(info.id), wanted)
-        await self.engine.confirm(None)  # a thread that lost its last checkpoint to a refused call is in no list
+        await self.engine.confirm(
+            None
+        )  # a thread that lost its last checkpoint to a refused call is in no list
 
     async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a rule does not keep."""

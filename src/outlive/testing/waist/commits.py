@@ -88,7 +88,7 @@ class CommitContract(Contract):
             draft("a", ONE[0]),
             chunks=(ONE, TWO),
             writes=(write("a", "task"),),
-            entries=(Entry("note", "n", b"body", status="open"),),
+            entries=(Entry("step", "n", b"body", status="open"),),
             info=b"info",
         )
         dump = await waist.dump()
@@ -97,7 +97,7 @@ class CommitContract(Contract):
         assert dump["inventory"] == {name: (len(data), receipt.revision) for name, data in (ONE, TWO)}
         assert dump["writes"] == [write("a", "task")]
         assert (
-            dump["entries"]["note"] == list(receipt.entries) == [Entry("note", "n", b"body", status="open")]
+            dump["entries"]["step"] == list(receipt.entries) == [Entry("step", "n", b"body", status="open")]
         )
         assert (dump["row"].info, dump["row"].info_version, dump["row"].checkpoints) == (b"info", 1, 1)
         assert dump["row"].head == receipt.checkpoints[0]
@@ -195,7 +195,7 @@ class CommitContract(Contract):
         waist = await trial.waist()
         await waist.commit(
             draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), info=b"info",
-            entries=(Entry("note", "n", b"body"),),
+            entries=(Entry("step", "n", b"body"),),
         )  # fmt: skip
         await waist.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))
         before = await waist.dump()

@@ -139,7 +139,7 @@ class DeletionContract(Contract):
     async def test_removing_a_thread_leaves_nothing_of_it(self, waist: Waist) -> None:
         await waist.commit(
             draft("a", ONE[0]), draft("b", namespace="sub"), chunks=(ONE, TWO), info=b"info",
-            writes=(write("a", "task"), write("none", "task")), entries=(Entry("run", "r"), Entry("note", "n")),
+            writes=(write("a", "task"), write("none", "task")), entries=(Entry("run", "r"), Entry("step", "n")),
         )  # fmt: skip
         await waist.of("another").save("a", ONE)
         neighbour = await waist.of("another").dump()
@@ -155,13 +155,13 @@ class DeletionContract(Contract):
 
     async def test_a_thread_made_again_has_nothing_of_the_old_one(self, waist: Waist) -> None:
         await waist.commit(
-            draft("a", ONE[0]), chunks=(ONE,), info=b"info", entries=(Entry("note", "n", fence=9),)
+            draft("a", ONE[0]), chunks=(ONE,), info=b"info", entries=(Entry("step", "n", fence=9),)
         )
         await waist.commit(removal=Removal(everything=True))
-        await waist.commit(draft("a", TWO[0]), chunks=(TWO,), entries=(Entry("note", "n", fence=1),))
+        await waist.commit(draft("a", TWO[0]), chunks=(TWO,), entries=(Entry("step", "n", fence=1),))
         dump = await waist.dump()
         assert (dump["data"], dump["row"].info, dump["row"].checkpoints) == (dict((TWO,)), None, 1)
-        assert [entry.fence for entry in dump["entries"]["note"]] == [1]
+        assert [entry.fence for entry in dump["entries"]["step"]] == [1]
 
     async def test_one_commit_may_remove_everything_and_begin_anew(self, waist: Waist) -> None:
         await waist.save("a", ONE)
@@ -196,8 +196,8 @@ class DeletionContract(Contract):
         assert not await changed(draft("c"))
         assert not await changed(draft("d", ONE[0]), generation=await waist.generation())
         assert not await changed(chunks=(ONE, THREE), writes=(write("a", "task"),))
-        assert not await changed(entries=(Entry("note", "n"),), info=b"info")
-        assert not await changed(entries=(Entry("note", "n", gone=True),))
+        assert not await changed(entries=(Entry("step", "n"),), info=b"info")
+        assert not await changed(entries=(Entry("step", "n", gone=True),))
         assert await changed(removal=Removal(checkpoints=(("", "a"),)))
         assert await changed(removal=Removal(chunks=(TWO[0],), chunks_until=1 << 40))
         assert await changed(rewrites=(draft("b", THREE[0]),))

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ...backend import ABSENT, NEXT, Entry, EntryCursor, Removal, ThreadKey, escape
-from ...errors import EntryHeld, LeaseLost
+from ...backend import ABSENT, NEXT, Commit, Entry, EntryCursor, Receipt, Removal, ThreadKey, escape
+from ...entry_kind import KINDS
+from ...errors import BadArgument, EntryHeld, LeaseLost
 from ..contract import Contract
-from ..records import Waist, draft
+from ..records import Waist, draft, expected
 from ..trial import Trial
 
 
@@ -19,6 +20,30 @@ async def _keys(waist: Waist, kind: str, **options: Any) -> list[str]:
 
 
 class EntryContract(Contract):
+    async def test_an_entry_of_an_unknown_kind_is_refused_and_nothing_of_its_commit_is_stored(
+        self, waist: Waist
+    ) -> None:
+        await waist.commit(draft("a"), entries=(Entry("run", "r", status="running", fence=1),))
+        before = await waist.dump()
+        for kind in ("note", "", "Run", "run\0", "\ud800", "kind " * 200):
+            stray = Entry(kind, "k", b"body")
+            for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": ("run", "r", 0, 1)}):
+                with expected(BadArgument, f"{kind[:20]!r} with {fields}"):
+                    await waist.commit(draft("b"), entries=(Entry("step", "s"), stray), **fields)
+        renewal = Commit(
+            waist.thread, entries=(Entry("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
+        )
+        other = waist.of("other")
+        results = await waist.backend.commit_all([renewal, Commit(other.thread, (draft("x"),)), renewal])
+        assert [type(result) for result in results] == [BadArgument, Receipt, BadArgument]
+        assert await other.ids() == ["x"]
+        assert await waist.dump() == before
+
+    async def test_every_kind_of_entry_is_kept(self, waist: Waist) -> None:
+        await waist.commit(entries=tuple(Entry(kind, "k", kind.encode()) for kind in KINDS))
+        for kind in KINDS:
+            assert await waist.entries(kind) == [Entry(kind, "k", kind.encode())]
+
     async def test_an_entry_comes_back_as_it_was_sent(self, waist: Waist) -> None:
         sent = Entry(
             "run", "r", bytes(range(256)), "running", epoch=1, fence=2, revision=3, until=4, clock="c"
@@ -38,22 +63,22 @@ class EntryContract(Contract):
             (b"g", (1, 6, 0), True),
             (b"h", (2, 0, 0), True),
         ):
-            entry = Entry("note", "n", body, epoch=epoch, fence=fence, revision=revision)
+            entry = Entry("step", "n", body, epoch=epoch, fence=fence, revision=revision)
             if wins:
                 assert (await waist.commit(entries=(entry,))).entries == (entry,)
             else:
                 with pytest.raises(EntryHeld):
                     await waist.commit(entries=(entry,))
-            assert (entry in await waist.entries("note")) == wins
+            assert (entry in await waist.entries("step")) == wins
 
     async def test_an_entry_is_removed(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("note", "n", fence=2), Entry("note", "m")))
+        await waist.commit(entries=(Entry("step", "n", fence=2), Entry("step", "m")))
         await waist.commit(
-            entries=(Entry("note", "n", fence=2, gone=True), Entry("note", "never there", gone=True))
+            entries=(Entry("step", "n", fence=2, gone=True), Entry("step", "never there", gone=True))
         )
-        assert await _keys(waist, "note") == ["m"]
-        await waist.commit(entries=(Entry("note", "n", fence=0, expect=ABSENT),))
-        assert await _keys(waist, "note") == ["m", "n"]
+        assert await _keys(waist, "step") == ["m"]
+        await waist.commit(entries=(Entry("step", "n", fence=0, expect=ABSENT),))
+        assert await _keys(waist, "step") == ["m", "n"]
 
     async def test_an_entry_is_removed_only_as_expected(self, waist: Waist) -> None:
         await waist.commit(entries=(Entry("lock", "l", b"theirs", fence=2),))
@@ -145,7 +170,7 @@ class EntryContract(Contract):
     async def test_entries_are_found_by_kind_status_and_prefix(self, waist: Waist) -> None:
         statuses = ("running", "completed", "failed")
         entries = [Entry("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
-        await waist.commit(entries=(*reversed(entries), Entry("note", "0"), Entry("run", "x%")))
+        await waist.commit(entries=(*reversed(entries), Entry("step", "0"), Entry("run", "x%")))
         found = await waist.backend.entries("", "run", thread=waist.thread)
         assert [entry for _, entry in found[:-1]] == entries
         assert await _keys(waist, "run", statuses=["running"]) == ["0", "3", "6"]

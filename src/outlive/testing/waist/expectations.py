@@ -111,7 +111,7 @@ def _everything(**expectation: Any) -> dict[str, Any]:
         **plain,
         **expectation,
         "writes": (*writes, *expectation.get("writes", ())),
-        "entries": (Entry("note", "n", b"note"), *expectation.get("entries", ())),
+        "entries": (Entry("step", "n", b"step"), *expectation.get("entries", ())),
     }
 
 
@@ -140,7 +140,7 @@ class ExpectationContract(Contract):
             assert [record.id for record in dump["records"]] == ["c", "b"], what
             assert dump["data"] == dict((ONE, NEW))
             assert [held.body for held in dump["writes"]] == [b"value", b"overwritten", b"first"]
-            assert dump["entries"]["note"] == [Entry("note", "n", b"note")]
+            assert dump["entries"]["step"] == [Entry("step", "n", b"step")]
             assert (dump["row"].info, dump["row"].info_version) == (b"other", 2)
 
     async def test_a_refused_commit_does_not_make_a_thread(self, waist: Waist) -> None:
@@ -153,7 +153,7 @@ class ExpectationContract(Contract):
             assert (await one.save("a")).seq == 1
 
     async def test_a_thread_without_a_checkpoint_is_empty(self, waist: Waist) -> None:
-        await waist.commit(writes=(write("later", "task"),), entries=(Entry("note", "n"),), info=b"info")
+        await waist.commit(writes=(write("later", "task"),), entries=(Entry("step", "n"),), info=b"info")
         await waist.commit(draft("a"), expect_empty=True)
         await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
         await waist.commit(draft("b"), expect_empty=True)

@@ -93,13 +93,13 @@ class MergeContract(Contract):
         merged = await _agrees(
             waist,
             [
-                {"entries": (Entry("run", "r", b"low", "running", fence=1), Entry("note", "n", b"a"))},
-                {"entries": (Entry("run", "r", b"high", "running", fence=2), Entry("note", "n", b"c"))},
-                {"entries": (Entry("run", "r", b"high", "completed", fence=2), Entry("note", "n", b"b"))},
+                {"entries": (Entry("run", "r", b"low", "running", fence=1), Entry("step", "n", b"a"))},
+                {"entries": (Entry("run", "r", b"high", "running", fence=2), Entry("step", "n", b"c"))},
+                {"entries": (Entry("run", "r", b"high", "completed", fence=2), Entry("step", "n", b"b"))},
             ],
         )
         assert [(held.body, held.status) for held in merged["entries"]["run"]] == [(b"high", "running")]
-        assert [held.body for held in merged["entries"]["note"]] == [b"c"]
+        assert [held.body for held in merged["entries"]["step"]] == [b"c"]
 
     async def test_the_greater_version_of_the_metadata_wins(self, waist: Waist) -> None:
         commits = [{"info": b"a", "info_version": 2}, {"info": b"c", "info_version": 1}]
