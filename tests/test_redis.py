@@ -1301,9 +1301,9 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
             (
                 Commit(key, (draft("a", seq=most, epoch=1),)),
                 Commit(key, (draft("a", seq=1, epoch=most),)),
-                Commit(key, (draft("a", step=most),)),
                 Commit(key, (draft("a"),), epoch=most),
                 Commit(key, info=b"x", info_version=most, merge=True),
+                Commit(key, entries=(Entry("run", "r", b"", fence=most),), merge=True),
             )
         ):
             with pytest.raises(BadArgument, match="2\\*\\*53"):
@@ -1330,6 +1330,14 @@ def test_all_options_may_stand_in_the_url(valkey_url):
 def test_idle_connections_are_there_before_they_are_needed(proxy, valkey_url):
     with opened(proxy.through(valkey_url), min_idle_conns=3):
         assert proxy.open_connections == 3
+
+
+@pytest.mark.parametrize("where", ["url", "option"])
+def test_more_idle_connections_than_the_pool_may_hold_are_refused(where):
+    url = "redis://host?pool_size=2" + ("&min_idle_conns=3" if where == "url" else "")
+    with pytest.raises(BadURL, match="min_idle_conns=3 is more than pool_size=2"):
+        redis_url.serve(url, {} if where == "url" else {"min_idle_conns": 3})
+    redis_url.serve("redis://host?pool_size=2&min_idle_conns=2", {})
 
 
 def test_without_the_driver_it_is_told_what_to_install():

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..backend import NEXT, CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
+from ..backend import (
+    NEXT,
+    TOMBSTONE,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Receipt,
+    ThreadKey,
+    WriteRecord,
+    stamped,
+)
 from ..errors import (
     BadArgument,
     Corrupt,
@@ -39,10 +49,13 @@ class Extras:
 
 
 def check_numbers(commit: Commit) -> None:
-    """Refuse numbers that a script cannot count with."""
+    """Refuse numbers that a script cannot count with. What only the client packs (step, size, version) has 64 bits."""
     given = [commit.epoch, commit.info_version]
     for draft in commit.checkpoints:
-        given += [draft.epoch, draft.seq, draft.created_at, draft.step, draft.version]
+        given += [draft.epoch, draft.seq, draft.created_at]
+    if commit.merge:  # which raises the revision to these
+        given += [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
+        given += [write.rank[2] for write in commit.writes]
     for number in given:
         if number is not None and abs(number) >= _MOST:
             raise BadArgument(f"Redis counts to 2**53, and a record of this commit has {number}")

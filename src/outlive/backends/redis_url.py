@@ -156,7 +156,7 @@ def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Cho
     ttl_s, refreshes = given.seconds("ttl_s", None), given.switch("refresh_ttl_on_read", False)
     if refreshes and ttl_s is None:
         raise BadURL("refresh_ttl_on_read needs ttl_s, the time that a thread lives")
-    records = {
+    records: dict[str, Any] = {
         "prefix": prefix,
         "ttl_ms": 0 if ttl_s is None else max(1, round(ttl_s * 1000)),
         "refreshes": refreshes,
@@ -167,6 +167,11 @@ def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Cho
     }
     limits = {f"{name}_s": given.seconds(f"{name}_timeout_s", None) for name in ("dial", "read", "write")}
     size = given.count("pool_size", DEFAULT_POOL_SIZE, least=1) or DEFAULT_POOL_SIZE
+    if records["idle"] > size:
+        raise BadURL(
+            f"min_idle_conns={records['idle']} is more than pool_size={size}, the most connections to one server; "
+            "raise pool_size or lower min_idle_conns"
+        )
     return Chosen(records, size, limits)
 
 

@@ -87,6 +87,15 @@ class SavingContract(Contract):
         await thread.save({"run": 2, "step": 0}, step=0)
         assert await thread.load() == {"run": 2, "step": 0}
 
+    async def test_a_step_has_62_bits(self, trial: Trial) -> None:
+        store = await trial.store()
+        most = (1 << 62) - 1
+        for step in (most, -most, 1 << 53, (1 << 53) + 1):
+            saved = await store.thread("t").save({"step": step}, step=step)
+            await store.thread("t").save({"step": step}, id=saved.id, step=step, replace=True)
+            found = await (await trial.store()).thread("t").checkpoint(saved.id)
+            assert saved.step == step and found is not None and found.step == step
+
     async def test_a_state_is_stored_as_it_was_when_it_was_saved(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         state: dict[str, Any] = {"list": [1], "deep": {"list": ["x" * 3000, "y" * 3000]}}
