@@ -28,9 +28,9 @@ from pathlib import Path
 import pytest
 
 from crash import ram_folder
+from outlive.testing.patience import PATIENCE_S
 
 SOURCE = str(Path(__file__).resolve().parent.parent / "src")
-_PATIENCE_S = 30
 _LAZY = (
     "cli.examining",
     "cli.recovering",
@@ -96,7 +96,7 @@ class Program:
 
     def _ask(self, arguments, env, fds, is_terminal=False):
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.settimeout(_PATIENCE_S)
+        link.settimeout(PATIENCE_S)
         link.connect(self._path)
         said = {
             "arguments": [str(one) for one in arguments],
@@ -124,7 +124,7 @@ def _read_both(*fds):
     got = dict.fromkeys(fds, b"")
     waiting = set(fds)
     while waiting:
-        for fd in select.select(list(waiting), [], [], _PATIENCE_S)[0]:
+        for fd in select.select(list(waiting), [], [], PATIENCE_S)[0]:
             data = os.read(fd, 1 << 16)
             got[fd] += data
             if not data:
@@ -142,7 +142,7 @@ class Terminal:
         self.seen = ""
 
     def wait_for(self, text):
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         while text not in self.seen:
             assert time.monotonic() < end, f"{text!r} does not come: {self.seen!r}"
             self._read(1.0)
@@ -154,7 +154,7 @@ class Terminal:
 
     def press(self, key):
         """Press a key until the program has ended: Python loses a Ctrl-C in the instant before it waits for input."""
-        end = time.monotonic() + _PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         while not select.select([self._link], [], [], 0.5)[0] and time.monotonic() < end:
             self.type(key)
         return self.end()
@@ -192,7 +192,7 @@ def fresh(*arguments, python=(), folder=None, **env):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=_PATIENCE_S,
+        timeout=PATIENCE_S,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -292,7 +292,7 @@ def _warm(tmp_path_factory):
             yield path
         finally:
             process.stdin.close()
-            process.wait(_PATIENCE_S)
+            process.wait(PATIENCE_S)
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 
 import outlive
+from outlive.testing.patience import PATIENCE_S
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.trial import COLOURS, _Awaited
 
@@ -65,7 +67,7 @@ class Disk:
         self.mode = "pass"
 
 
-QUICK = {"timeout_s": 20, "health_check_interval_s": 0.1, "failback_delay_s": 0}
+QUICK = {"timeout_s": 30, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 _number = itertools.count(1)
 
 
@@ -155,13 +157,12 @@ async def ids(store, thread):
     return [one.id async for one in store.thread(thread).history()]
 
 
-async def until(rig, condition, timeout_s=30.0):
+async def until(rig, condition, timeout_s=PATIENCE_S):
     """Wait until something is so."""
-    for _ in range(int(timeout_s / 0.05)):
-        if await condition():
-            return
+    end = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < end, "it did not come to be so"
         await rig.driver.sleep(0.05)
-    raise AssertionError("it did not come to be so")
 
 
 async def drained(rig, store):

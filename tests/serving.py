@@ -11,7 +11,7 @@ import itertools
 import psycopg
 import pytest
 
-from crash import url_of
+from crash import ForkServer, url_of
 from outlive.testing.servers import ClusterServers, PostgresServer, Sentinels, ValkeyServer
 
 _number = itertools.count(1)
@@ -110,6 +110,13 @@ def cluster(_cluster):
     for master in _cluster.masters():
         master.call("FLUSHALL")
     return _cluster
+
+
+@pytest.fixture(scope="session")
+def workers():
+    """A warm process that forks workers, which a test may kill."""
+    server = ForkServer()
+    yield from _share(server, [server])
 
 
 @pytest.fixture

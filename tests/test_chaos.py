@@ -15,20 +15,15 @@ import time
 import pytest
 
 import outlive
-from crash import ForkServer, rounds
+from crash import rounds
 from crash.conversation import state
+from outlive.testing.patience import PATIENCE_S
 from outlive.testing.servers import PostgresServer, ValkeyServer
 
 PROCESSES, THREADS = 4, 3
 SAVES = rounds(200, long=2_000)  # of each thread, at least
 RESTARTS = rounds(5, long=100)  # at least
 PAUSE_S = 0.5  # between two restarts
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 def steps(stop):
@@ -41,7 +36,7 @@ def steps(stop):
 
 def converse(report, url, who, stop):
     """Save to threads of one's own and to one that all share; say what was acknowledged."""
-    with outlive.open(url) as store, contextlib.ExitStack() as stack:
+    with outlive.open(url, timeout_s=PATIENCE_S) as store, contextlib.ExitStack() as stack:
         failures = []
 
         def work(number):
@@ -71,7 +66,7 @@ def converse_async(report, url, who, stop):
                 report("shared", (await shared.save({"who": who, "step": step})).id)
 
     async def main():
-        async with outlive.open_async(url) as store:
+        async with outlive.open_async(url, timeout_s=PATIENCE_S) as store:
             found = await asyncio.gather(
                 *(work(store, number) for number in range(THREADS)), return_exceptions=True
             )
@@ -82,11 +77,14 @@ def converse_async(report, url, who, stop):
 
 @contextlib.contextmanager
 def restarted(server, ways, seed, enough):
-    """Restart the server every so often until the block ends; yields its downtimes. `enough` is made after some."""
+    """Restart the server every so often until the block ends; yields its downtimes. `enough` is made after some.
+
+    The server is up for as long as it was down at least: on a busy machine nobody would get anything done otherwise.
+    """
     rng, stop, downtimes = random.Random(seed), threading.Event(), []
 
     def restart():
-        while not stop.wait(rng.uniform(0.3, PAUSE_S)):
+        while not stop.wait(rng.uniform(0.3, PAUSE_S) + (downtimes[-1] if downtimes else 0)):
             start = time.monotonic()
             rng.choice(ways)(server)
             time.sleep(rng.uniform(0, 0.2))

@@ -116,7 +116,7 @@ def test_a_run_whose_lease_has_run_out_is_dead(cli, store):
 
     run = begin(store, "r-1", lease_s=0.2)
     store._store._heart.discard(run._run)  # its process hangs
-    time.sleep(0.3)
+    time.sleep(0.5)
     (item,) = cli("runs", "--json").items
     assert (item["standing"], item["status"]) == ("dead", "running")
     assert item["lease_left_s"] <= 0

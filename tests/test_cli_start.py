@@ -19,6 +19,7 @@ import pytest
 import outlive
 from crash import ram_folder
 from outlive.cli import examining
+from outlive.testing.patience import PATIENCE_S
 from program import SOURCE, environment, fresh
 from world import build
 
@@ -175,14 +176,14 @@ def _press(master, text):
     os.write(master, f"{text}\t".encode())
     seen = _read_until(master, " ", after=text)
     os.write(master, b"\x15")  # forget the line
-    while select.select([master], [], [], 0.1)[0]:
+    while select.select([master], [], [], 0.5)[0]:
         os.read(master, 1 << 16)
     return seen
 
 
 def _read_until(fd, end, after=""):
     """Read until what comes behind a text ends so."""
-    seen, until = "", time.monotonic() + 30
+    seen, until = "", time.monotonic() + PATIENCE_S
     while not (after in seen and seen[seen.index(after) + len(after) :].endswith(end)):
         assert time.monotonic() < until, seen
         if select.select([fd], [], [], 0.2)[0]:

@@ -322,7 +322,7 @@ def test_an_async_call_ends_with_its_deadline(local):
         await thread.save({"n": 1})
         with held(local):
             with pytest.raises(OutcomeUnknown) as unknown:
-                await thread.save({"n": 2}, timeout_s=0.02)
+                await thread.save({"n": 2}, timeout_s=1.5)
             with pytest.raises(StoreBusy):
                 await thread.load(timeout_s=0.02)
         saved = await thread.save({"n": 2}, id=unknown.value.checkpoint_id)  # stored once, whoever was faster

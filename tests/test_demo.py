@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import outlive
+from outlive.testing.patience import eventually
 
 PROJECT = Path(__file__).resolve().parent.parent
 DEMO = PROJECT / "examples" / "kill_and_resume.py"
@@ -24,22 +27,33 @@ RECOVERY = PROJECT / "examples" / "recover_a_run.py"
 def run(*arguments, script=DEMO, **options):
     """Run the demo in a session of its own, so that whatever it leaves behind can be found."""
     command = [sys.executable, str(script), *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-    with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:
-        try:
-            output, error = process.communicate(timeout=60)
-        finally:
-            leftovers = _kill_session(process.pid)
-    assert not leftovers, "the demo left a process behind"
-    return process.returncode, output, error
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error:
+        process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=error, **options)
+        with process:
+            try:
+                eventually(lambda: _has_ended(process.pid), "the demo does not end")
+            finally:
+                leftovers = _others_in_session(process.pid)
+                os.killpg(process.pid, signal.SIGKILL)  # ours, as long as the demo is not waited for
+        output.seek(0)
+        error.seek(0)
+        assert not leftovers, "the demo left a process behind"
+        return process.returncode, output.read().decode(), error.read().decode()
 
 
-def _kill_session(session):
-    try:
-        os.killpg(session, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def _has_ended(pid):
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+
+
+def _others_in_session(session):
+    """Return the processes of a session that have not ended, but for its leader."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, leader, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if leader == str(session) != stat.parent.name and state not in "ZX":
+                found.append(stat.parent.name)
+    return found
 
 
 @pytest.fixture(scope="module")

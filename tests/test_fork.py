@@ -21,14 +21,14 @@ import pytest
 import outlive
 from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import state
+from outlive.testing.patience import PATIENCE_S
 
-SOON_S = 20.0  # a child that is not done by then hangs
+SOON_S = PATIENCE_S  # a child that is not done by then hangs
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def server(workers):
+    return workers
 
 
 @pytest.fixture
@@ -319,6 +319,7 @@ def orphan(report, url):
     parent = os.getpid()
 
     def go_on():
+        assert os.getppid() == parent
         os.kill(parent, signal.SIGKILL)
         saved = store.thread("t").save(state("t", 60), durability="sync", step=60)
         report(saved.id)
@@ -381,7 +382,7 @@ def test_a_program_that_forks_ends_by_itself_and_says_nothing(durability, backen
             child.start()
         store.thread("parent").save({{"step": 2}})
         for child in children:
-            child.join(20)
+            child.join(PATIENCE_S)
             assert child.exitcode == 0
         """
     source = Path(outlive.__file__).parent.parent
@@ -390,7 +391,7 @@ def test_a_program_that_forks_ends_by_itself_and_says_nothing(durability, backen
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with outlive.open(url) as store:

@@ -12,22 +12,21 @@ import shutil
 import signal
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import apsw
 import pytest
 
 import outlive
-from crash import BACKENDS, LONG, ForkServer, ram_folder, url_of
+from crash import BACKENDS, LONG, ram_folder, url_of
+from outlive.testing.patience import eventually
 
 STRACE = shutil.which("strace")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def server(workers):
+    return workers
 
 
 @pytest.fixture
@@ -251,10 +250,7 @@ def save_beside_strace(report, backend, folder):
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline, f"nobody made {path.name}"
-        time.sleep(0.005)
+    eventually(path.exists, f"nobody made {path.name}")
 
 
 SYNCS, WRITES = "fsync,fdatasync", "write,pwrite64,pwritev,writev"

@@ -20,15 +20,15 @@ import redis
 import outlive
 from crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds, url_of
 from crash.conversation import Doing, Ledger, act, script, state
+from outlive.testing.patience import eventually
 
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
 KILLS = 6 if LONG else 4  # of one store; then a new one, so that its first moments are hit too
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def server(workers):
+    return workers
 
 
 @pytest.fixture
@@ -95,8 +95,7 @@ def kill_in_the_middle(server: ForkServer, work, url: str, seed: str, ledgers: d
         worker.kill()
         for message in worker:
             note(ledgers, message)
-    while sessions(url) > before:  # a server still does what it was sent last
-        time.sleep(0.005)
+    eventually(lambda: sessions(url) <= before)  # a server still does what it was sent last
 
 
 def sessions(url: str) -> int:

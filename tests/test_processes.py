@@ -19,10 +19,9 @@ from crash.conversation import state
 PROCESSES = 8
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def server(workers):
+    return workers
 
 
 @pytest.fixture
@@ -307,7 +306,7 @@ def hurry_in_threads(report, url, count, seconds):
     with busy_switching(), outlive.open(url) as store:
 
         def go_on(who):
-            while time.monotonic() < end:
+            while not saved[who] or time.monotonic() < end:
                 store.thread(f"own {who}").save(who)
                 saved[who] += 1
 

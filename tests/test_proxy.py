@@ -15,6 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from outlive.testing.patience import PATIENCE_S, eventually
 from outlive.testing.proxy import FaultProxy
 
 SOON_S = 0.2  # what has not come by then is taken not to come
@@ -60,7 +61,7 @@ def proxy(echo):
 def connect(proxy):
     """A function that connects to the proxy; what it opened is closed in the end."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(socket.create_connection((proxy.host, proxy.port), 5))
+        yield lambda: stack.enter_context(socket.create_connection((proxy.host, proxy.port), PATIENCE_S))
 
 
 def ask(client, data=b"hello"):
@@ -83,7 +84,7 @@ def is_silent(client):
     except TimeoutError:
         return True
     finally:
-        client.settimeout(5)
+        client.settimeout(PATIENCE_S)
     return False
 
 
@@ -94,13 +95,6 @@ def is_reset(client):
     except ConnectionResetError:
         return True
     return False
-
-
-def until(happens):
-    deadline = time.monotonic() + 5
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # Each mode ------------------------------------------------------------------------------------------------------
@@ -127,7 +121,7 @@ def test_a_request_in_pieces_is_one_round_trip():
         with socket.create_connection((proxy.host, proxy.port)) as client:
             for count in (1, 2, 3):
                 client.sendall(b"piece")
-                until(lambda count=count: proxy.request_bytes == 5 * count)
+                eventually(lambda count=count: proxy.request_bytes == 5 * count)
             assert proxy.round_trips == 1
 
 
@@ -176,15 +170,15 @@ def test_a_server_behind_a_blackhole_does_not_hear_that_its_client_is_gone(proxy
     time.sleep(SOON_S)
     assert echo.ends == 0
     proxy.mode = "pass"
-    until(lambda: proxy.open_connections == 0)
+    eventually(lambda: proxy.open_connections == 0)
 
 
 def test_requests_arrive_whose_replies_are_lost(proxy, connect, echo):
     client = connect()
     proxy.mode = "lose_replies"
     client.sendall(b"done")
+    eventually(lambda: echo.received == b"done")
     assert is_silent(client)
-    assert echo.received == b"done"
     proxy.mode = "pass"
     assert is_reset(client)
 
@@ -220,7 +214,7 @@ def test_no_connection_is_left_open_by_a_proxy_that_begins_to_refuse_while_it_is
     def call():
         while len(clients) < 400:
             client = socket.socket()
-            client.settimeout(2)
+            client.settimeout(PATIENCE_S)
             clients.append(client)
             with contextlib.suppress(OSError):
                 client.connect((proxy.host, proxy.port))
@@ -255,7 +249,7 @@ def test_a_slow_network_delays_each_way(proxy, connect, echo):
     proxy.slow(delay_s=0.1)
     start = time.monotonic()
     assert ask(client) == b"hello"
-    assert 0.2 <= time.monotonic() - start < 20
+    assert time.monotonic() - start >= 0.2
 
 
 def test_a_narrow_network_takes_its_time(proxy, connect, echo):
@@ -263,7 +257,7 @@ def test_a_narrow_network_takes_its_time(proxy, connect, echo):
     proxy.slow(delay_s=0, bytes_per_s=20_000)
     start = time.monotonic()
     assert ask(client, b"x" * 4_000) == b"x" * 4_000
-    assert 0.2 <= time.monotonic() - start < 20
+    assert time.monotonic() - start >= 0.2
 
 
 @pytest.mark.parametrize("passed", [0, 1, 4, 5])
@@ -275,8 +269,8 @@ def test_a_request_is_cut_after_exactly_so_many_bytes(passed, proxy, connect, ec
         client.sendall(b"hello")
         while client.recv(100):
             pass
-    until(lambda: echo.received == b"before" + b"hello"[:passed])
-    until(lambda: echo.ends == 1)
+    eventually(lambda: echo.received == b"before" + b"hello"[:passed])
+    eventually(lambda: echo.ends == 1)
     assert proxy.cuts == 1
     assert ask(connect()) == b"hello"
 
@@ -334,7 +328,7 @@ def test_a_closed_proxy_leaves_nothing_behind(echo):
         ask(client)
         proxy.close()
         assert is_reset(client)
-    until(lambda: threading.active_count() == threads)
+    eventually(lambda: threading.active_count() == threads)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((proxy.host, proxy.port))
     with pytest.raises(RuntimeError, match="does not run"):
@@ -440,7 +434,7 @@ def test_an_async_client_of_valkey_in_a_blackhole_times_out_and_comes_back(valke
 
     async def scenario():
         retry = redis.asyncio.retry.Retry(redis.backoff.NoBackoff(), 0)
-        async with redis.asyncio.Redis.from_url(url, socket_timeout=SOON_S, retry=retry) as client:
+        async with redis.asyncio.Redis.from_url(url, socket_timeout=1.5, retry=retry) as client:
             await client.set("a", 1)
             proxy.mode = "blackhole"
             with pytest.raises(redis.TimeoutError):

@@ -44,6 +44,7 @@ from outlive.errors import (
 )
 from outlive.runtime import Deadline, run_now
 from outlive.testing import Opener, Trial
+from outlive.testing.patience import PATIENCE_S, eventually
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.records import draft
 from outlive.testing.servers import ValkeyServer
@@ -59,7 +60,7 @@ def opened(url, colour="sync", **options):
     """Open a store in a colour; its methods are awaited in both. Gives (run, store)."""
     found = redis_url.serve(url, options) if isinstance(url, str) else redis_url.serve_client(url, options)
     with COLOURS[colour]() as driver:
-        trial = Trial(Opener(lambda: found.sync(30), lambda: found.asynchronous(30)), driver)
+        trial = Trial(Opener(lambda: found.sync(PATIENCE_S), lambda: found.asynchronous(PATIENCE_S)), driver)
         try:
             yield driver.run, driver.run(trial.store())
         finally:
@@ -98,7 +99,7 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, 
                 began = time.monotonic()
                 with pytest.raises((OutcomeUnknown, StoreUnavailable)):
                     run(call())
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < PATIENCE_S / 2, "that of the store is PATIENCE_S"
         run(store.thread("t").save({"n": 2}, id="second"))
         assert run(store.thread("t").load()) == {"n": 2}
 
@@ -108,10 +109,10 @@ def test_a_load_that_is_slow_but_moves_is_not_given_up(colour, proxy, valkey_url
     with opened(valkey_url) as (run, store):
         run(store.thread("t").save(state))
     with opened(proxy.through(valkey_url), colour, max_retries=0) as (run, store):
-        proxy.slow(0, 500_000)
+        proxy.slow(0, 250_000)
         began = time.monotonic()
-        assert run(store.thread("t").load(timeout_s=2)) == state
-        assert time.monotonic() - began > 1.05, "no longer than the half that one attempt has without moving"
+        assert run(store.thread("t").load(timeout_s=4)) == state
+        assert time.monotonic() - began > 2.05, "no longer than the half that one attempt has without moving"
 
 
 def test_an_upload_that_is_slow_but_moves_is_not_given_up():
@@ -122,17 +123,17 @@ def test_an_upload_that_is_slow_but_moves_is_not_given_up():
     def read():
         while data := theirs.recv(1 << 16):
             got.append(len(data))
-            time.sleep(0.02)
+            time.sleep(0.04)
 
     reader = threading.Thread(target=read)
     reader.start()
     with ours, theirs:
-        attempt = Attempt(Deadline(30), 0)
-        attempt._idle_s = 0.3
-        attempt.extend(0.3)
+        attempt = Attempt(Deadline(PATIENCE_S), 0)
+        attempt._idle_s = 1.5
+        attempt.extend(1.5)
         began = time.monotonic()
         _Punctual(ours, attempt, Limits()).sendall(bytes(3 << 20))
-        assert time.monotonic() - began > 0.6
+        assert time.monotonic() - began > 1.5
         ours.shutdown(socket.SHUT_WR)
         reader.join()
     assert sum(got) == 3 << 20
@@ -153,24 +154,23 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server,
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.2", port))
-        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=4, max_retries=0) as (
+        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=6, max_retries=0) as (
             run,
             store,
         ):
-            began = time.monotonic()
             run(store.thread("t").save({"n": 1}))
-            assert time.monotonic() - began < 10
 
 
 def test_a_name_that_nobody_can_tell_ends_with_the_deadline(colour, monkeypatch):
     told = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: told.wait(20) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: told.wait(PATIENCE_S) and [])
     url = "redis://silent.example.org?timeout_s=0.6"
     opening = {"sync": lambda: outlive.open(url), "async": lambda: asyncio.run(started(url))}[colour]
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="cannot be found"):
+    with pytest.raises(
+        StoreUnavailable, match="cannot be found"
+    ):  # which says that the name was not told yet
         opening()
-    assert time.monotonic() - began < 15
+    assert not told.is_set()
     told.set()
 
 
@@ -244,18 +244,19 @@ def test_more_threads_than_connections_take_turns(valkey_url):
 def test_a_call_that_finds_all_connections_in_use_says_so(proxy, valkey_url, colour):
     with opened(proxy.through(valkey_url), colour, pool_size=1) as (run, store):
         run(store.thread("t").save({"n": 1}))
-        proxy.mode = "stall"
+        proxy.mode, before = "stall", proxy.request_bytes
         with ThreadPoolExecutor(1) if colour == "sync" else contextlib.nullcontext() as pool:
             if pool is not None:
-                slow = pool.submit(store._inner.thread("t").load, timeout_s=20)
-                time.sleep(0.1)
+                slow = pool.submit(store._inner.thread("t").load, timeout_s=PATIENCE_S)
+                eventually(lambda: proxy.request_bytes > before)
                 with pytest.raises(StoreBusy, match="pool_size"):
                     run(store.thread("t").load(timeout_s=0.3))
             else:
 
                 async def both():
-                    first = asyncio.ensure_future(store.thread("t").load(timeout_s=20))
-                    await asyncio.sleep(0.1)
+                    first = asyncio.ensure_future(store.thread("t").load(timeout_s=PATIENCE_S))
+                    while proxy.request_bytes == before:
+                        await asyncio.sleep(0.001)
                     with pytest.raises(StoreBusy, match="pool_size"):
                         await store.thread("t").load(timeout_s=0.3)
                     return first
@@ -293,9 +294,7 @@ def test_a_deletion_and_an_update_get_their_turn_on_a_busy_thread(valkey_url):
         assert (await store.verify()).problems == ()
 
     with opened(valkey_url, "async") as (run, store):
-        began = time.monotonic()
         run(scenario(store))
-        assert time.monotonic() - began < 30
 
 
 # Servers that come and go -----------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ class Saver(threading.Thread):
     def __init__(self, url, id="t", **options):
         super().__init__()
         self.url, self.id, self.options = url, id, options
-        self.acknowledged, self.errors, self.longest_s = [], [], 0.0
+        self.acknowledged, self.errors = [], []
         self._ended = threading.Event()
 
     def run(self):
@@ -315,28 +314,28 @@ class Saver(threading.Thread):
             thread = store._inner.thread(self.id)
             number = 0
             while not self._ended.is_set():
-                began = time.monotonic()
                 try:
-                    thread.save({"n": number, "text": "x" * 500}, id=f"{number}", timeout_s=20)
+                    thread.save({"n": number, "text": "x" * 500}, id=f"{number}", timeout_s=PATIENCE_S)
                     self.acknowledged.append(f"{number}")
                 except OutliveError as error:
                     self.errors.append(error)
-                self.longest_s = max(self.longest_s, time.monotonic() - began)
                 number += 1
 
     def __enter__(self):
         self.start()
-        while len(self.acknowledged) < 20:
-            time.sleep(0.005)
+        self._go_on()
         return self
 
     def __exit__(self, *error):
-        at = len(self.acknowledged)
-        until = time.monotonic() + 20
-        while len(self.acknowledged) < at + 20 and time.monotonic() < until:
-            time.sleep(0.005)
-        self._ended.set()
-        self.join()
+        try:
+            self._go_on()
+        finally:
+            self._ended.set()
+            self.join()
+
+    def _go_on(self):
+        enough = len(self.acknowledged) + 20
+        eventually(lambda: len(self.acknowledged) >= enough or not self.is_alive(), "saves do not go on")
 
     def lost(self, url):
         """Return what was acknowledged and is not there."""
@@ -474,9 +473,7 @@ def test_a_node_that_was_left_alone_is_not_believed(cluster, colour):
         good = cluster.masters()[0]
         for addresses in (f"{lonely.address},{good.address}", f"{good.address},{lonely.address}"):
             with opened(f"redis+cluster://{addresses}", colour) as (run, store):
-                began = time.monotonic()
                 run(store.thread("t").save({"n": 1}))
-                assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("where", ["sentinels", "cluster"])
@@ -490,9 +487,9 @@ def test_threads_that_look_for_the_server_at_once_do_not_disturb_each_other(wher
         def look():
             try:
                 while time.monotonic() < ends and not failed:
-                    pool = run_now(nodes.pool(0, Deadline(5)))
+                    pool = run_now(nodes.pool(0, Deadline(PATIENCE_S)))
                     nodes.distrust(pool)
-                    assert run_now(pool.call([("PING",)], Deadline(5))) == [b"PONG"]
+                    assert run_now(pool.call([("PING",)], Deadline(PATIENCE_S))) == [b"PONG"]
             except BaseException as error:
                 failed.append(error)
 
@@ -581,12 +578,11 @@ def test_a_handle_without_a_ttl_keeps_the_one_that_a_thread_has(valkey_server):
 
 
 def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
-    with opened(valkey_server.url, colour, ttl_s=0.3) as (run, store):
+    with opened(valkey_server.url, colour, ttl_s=3) as (run, store):
         thread = whole_thread(run, store)
         first = run(thread.checkpoint())
         generation = run(store._engine.backend.inventory(ThreadKey.of("", "t"))).generation
-        run(nap(0.4))
-        assert run(thread.load()) is None
+        eventually(lambda: run(thread.load()) is None)
         assert run(listed(thread)) == []
         assert run(thread_ids(store)) == []
         assert run(store._engine.backend.entries("", "run")) == []
@@ -599,12 +595,12 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
         assert run(store.verify()).problems == ()
 
 
-@pytest.mark.parametrize("puts_info", [False, True])
+@pytest.mark.parametrize("colour, puts_info", [("sync", False), ("async", True)])
 def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
     puts_info, valkey_server, colour
 ):
     key, info = ThreadKey.of("", "t"), b"info" if puts_info else None
-    with opened(valkey_server.url, colour, ttl_s=0.3) as (run, store):
+    with opened(valkey_server.url, colour, ttl_s=3) as (run, store):
         backend = store._engine.backend
 
         def put(**fields):
@@ -619,7 +615,8 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
             run(
                 commit_one(backend, Commit(key, entries=(Entry("run", other, b"old", "running"),), info=info))
             )
-        run(nap(0.4))
+        own = backend.keys(key).all[0]
+        eventually(lambda: not valkey_server.call("EXISTS", own))
         new = put(body=b"new", status="completed", lease_s=600)
         assert new > old + 3
         with pytest.raises(LeaseLost):
@@ -632,23 +629,26 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
 
 
 def test_a_save_that_builds_on_a_thread_that_ended_starts_anew(valkey_url):
-    with opened(valkey_url, ttl_s=0.2) as (run, store):
+    with opened(valkey_url, ttl_s=2) as (run, store):
         messages = ["x" * 1000 for _ in range(20)]
         run(store.thread("t").save({"messages": messages}))
-        run(nap(0.3))
+        with opened(valkey_url) as (again, other):
+            eventually(lambda: again(other.thread("t").load()) is None)
         run(store.thread("t").save({"messages": [*messages, "y"]}))
         with opened(valkey_url) as (again, other):
             assert again(other.thread("t").load()) == {"messages": [*messages, "y"]}
 
 
 @pytest.mark.parametrize("refreshes", [True, False])
-def test_reading_keeps_a_thread_alive_when_that_is_asked_for(refreshes, valkey_url):
-    with opened(valkey_url, ttl_s=0.5, refresh_ttl_on_read=refreshes) as (run, store):
+def test_reading_keeps_a_thread_alive_when_that_is_asked_for(refreshes, valkey_server):
+    with opened(valkey_server.url, ttl_s=1_000, refresh_ttl_on_read=refreshes) as (run, store):
         run(store.thread("t").save({"n": 1, "text": "x" * 3000}))
-        for _ in range(4):
-            run(nap(0.2))
-            found = run(store.thread("t").load())
-        assert (found is not None) == refreshes
+        digest = ThreadKey.of("", "t").digest.hex().encode()
+        own = [key for key in valkey_server.call("KEYS", "*") if digest in key]
+        for key in own:  # as if half of the time were over
+            valkey_server.call("PEXPIRE", key, 500_000)
+        assert run(store.thread("t").load())["n"] == 1
+        assert {valkey_server.call("PTTL", key) > 500_000 for key in own} == {refreshes}
 
 
 async def nap(seconds):
@@ -702,10 +702,15 @@ def test_a_full_server_refuses_saves_and_still_deletes(colour):
             assert run(store.verify()).problems == ()
             for id in saved[:4]:
                 assert run(store.delete(id))
-            run(nap(0.2))  # the memory is freed in the background
+            eventually(lambda: has_room(server))  # the memory is freed in the background
             run(store.thread("late").save({"n": 1}))
             assert run(store.verify()).problems == ()
             assert sorted(run(thread_ids(store))) == sorted([*saved[4:], "late"])
+
+
+def has_room(server):
+    facts = server.info("memory")
+    return int(facts["used_memory"]) < int(facts["maxmemory"]) - 1_000_000
 
 
 def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server, colour):
@@ -773,10 +778,10 @@ def test_who_may_not_ask_for_the_policy_is_not_told(valkey_server):
 def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url, colour):
     with opened(valkey_url, colour, wait_replicas=1) as (run, store):
         with pytest.raises(NotReplicated, match="the primary has stored checkpoint 'a'") as failed:
-            run(store.thread("t").save({"n": 1}, id="a", timeout_s=1.5))
+            run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
         assert (failed.value.checkpoint_id, failed.value.confirmed, failed.value.wanted) == ("a", 0, 1)
         with pytest.raises(NotReplicated):  # its retry is answered by what is there, and waits all the same
-            run(store.thread("t").save({"n": 1}, id="a", timeout_s=1.5))
+            run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
     with opened(valkey_url, colour) as (run, store):
         assert run(store.thread("t").load()) == {"n": 1}
 
@@ -789,18 +794,18 @@ def test_a_lost_reply_is_no_reason_not_to_wait_for_replicas(what, valkey_server,
         backend = store._engine.backend
         if what == "what is there":
             with pytest.raises(NotReplicated):
-                run(commit_one(backend, Commit(key, drafts, timeout_s=1)))
+                run(commit_one(backend, Commit(key, drafts, timeout_s=2.5)))
         else:
             proxy.lose_reply(skip=len(drafts) - 1)
         with pytest.raises(NotReplicated):
-            run(commit_one(backend, Commit(key, drafts, timeout_s=3)))
+            run(commit_one(backend, Commit(key, drafts, timeout_s=4)))
         assert proxy.replies_lost == (what != "what is there")
 
 
 def test_a_save_that_was_confirmed_is_on_the_replica(valkey_server):
     with ValkeyServer(ram=True, replica_of=valkey_server) as replica:
-        while b"master_link_status:up" not in replica.call("INFO", "replication"):
-            time.sleep(0.01)  # it gets all that there is first
+        # it gets all that there is first
+        eventually(lambda: b"master_link_status:up" in replica.call("INFO", "replication"))
         with opened(valkey_server.url, wait_replicas=1) as (run, store):
             for number in range(20):
                 run(store.thread("t").save({"n": number}, id=f"{number}"))
@@ -884,7 +889,7 @@ def test_a_wrong_password_is_told_at_once_and_never_shown(colour, caplog):
         with pytest.raises(StoreUnavailable) as failed:
             with opened(url, colour):
                 pass
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < PATIENCE_S / 2, "not when its time is over"
         shown = "".join(traceback.format_exception(failed.value)) + repr(failed.value) + caplog.text
         for secret in ("wr0ng", "s3cret", "right"):
             assert secret not in shown
@@ -1372,7 +1377,9 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, colou
         backend = store._engine.backend
         ids = [f"thread {number}" for number in range(700)]
         results = run(
-            backend.commit_all([Commit(ThreadKey.of("", id), info=b"x", timeout_s=20) for id in ids[:350]])
+            backend.commit_all(
+                [Commit(ThreadKey.of("", id), info=b"x", timeout_s=PATIENCE_S) for id in ids[:350]]
+            )
         )
         results += run(
             backend.commit_all(
@@ -1397,7 +1404,7 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, colour):
         backend = store._engine.backend
         for number in range(120):
             status = "running" if number % 20 == 0 else "completed"
-            lease_s = 0.001 if number % 40 == 0 else 60
+            lease_s = 0.001 if number % 40 == 0 else 600
             entry = Entry("run", f"run {number:03}", b"", status, fence=1, lease_s=lease_s)
             run(commit_one(backend, Commit(ThreadKey.of("", f"{number % 50}"), entries=(entry,))))
         run(nap(0.01))

@@ -463,7 +463,7 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
 def test_a_live_run_goes_on_over_a_failover_and_back(rig):
     async def scenario(rig):
         store = await rig.open(auto_failover=True, failback_delay_s=100)
-        run = store.run("r", run_id="run", lease_s=5)
+        run = store.run("r", run_id="run", lease_s=60)
         await run.start()
         assert await run.step("one", lambda: 1) == 1
         rig.cut(rig.primary)
@@ -504,11 +504,11 @@ def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_place
     async def scenario(rig):
         stale = await rig.open(health_check_interval_s=100, **mode)
         fresh = await rig.open(health_check_interval_s=100, **mode)
-        run = fresh.run("r", run_id="run", lease_s=0.8)
+        run = fresh.run("r", run_id="run", lease_s=2.4)
         await run.start()
         for change in (fresh.promote, fresh.failback):
             await change()
-            await rig.driver.sleep(1.0)
+            await rig.driver.sleep(2.6)
             with pytest.raises(outlive.RunBusy):
                 await stale.run("r", run_id="run").start()
             await run.save({"after": change.__name__})

@@ -1,14 +1,14 @@
 """One store of a pair that is opened by itself: it is read, and nothing that is written to it is lost."""
 
 import asyncio
-import time
 
 import pytest
 
 import outlive
+from outlive.testing.patience import eventually
 from replicas import Disk
 
-QUICK = {"timeout_s": 10, "health_check_interval_s": 0.05, "auto_failover": False}
+QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
 ROLES = ("primary", "secondary")
 DEEDS = {
     "save": lambda store: store.thread("t").save({"n": "alone"}, id="alone"),
@@ -43,12 +43,11 @@ def view(store):
 
 
 def wait_until_whole(store):
-    for _ in range(400):
+    def is_whole():
         status = store.replication_status()
-        if status.is_whole and not status.queued:
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come to be so")
+        return status.is_whole and not status.queued
+
+    eventually(is_whole)
 
 
 @pytest.mark.parametrize("is_failed_over", [False, True])

@@ -4,25 +4,19 @@ import contextlib
 import itertools
 import os
 import signal
-import time
 
 import pytest
 
 import outlive
-from crash import LONG, ForkServer, ram_folder
+from crash import LONG, ram_folder
+from outlive.testing.patience import eventually
 from outlive.testing.proxy import FaultProxy
 from replicas import hasty
 
-QUIET = {"timeout_s": 10, "health_check_interval_s": 1000}  # nothing happens by itself
-QUICK = {"timeout_s": 10, "health_check_interval_s": 0.05, "auto_failover": False}
+QUIET = {"timeout_s": 30, "health_check_interval_s": 1000}  # nothing happens by itself
+QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
 STRIDE = 1 if LONG else 9  # of moments at which the primary goes: each takes a second
 STEP = 1 if LONG else 3  # of moments at which a process dies
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 class Watched:
@@ -89,9 +83,9 @@ def check(urls, acknowledged, *, is_deleted):
 
 
 def settle(store):
-    wait(lambda: is_back(store))
-    wait(lambda: is_saved(store, "after"))
-    wait(lambda: is_done(store.replication_status()))
+    eventually(lambda: is_back(store))
+    eventually(lambda: is_saved(store, "after"))
+    eventually(lambda: is_done(store.replication_status()))
 
 
 def is_back(store):
@@ -109,13 +103,6 @@ def is_saved(store, id):
 
 def is_done(status):
     return status.is_exact and status.is_whole and not status.queued
-
-
-def wait(condition, timeout_s=30.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to be so"
-        time.sleep(0.01)
 
 
 # The process --------------------------------------------------------------------------------------------------------
@@ -181,7 +168,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_deed_leaves_two_stores_that
             with workers.spawn(do_and_die, urls, mode, deed, number) as worker:
                 is_over = worker.receive() is not None
             with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
-                wait(lambda store=store: is_done(store.replication_status()))
+                eventually(lambda store=store: is_done(store.replication_status()))
             views = [view(url) for url in urls]
             assert views[0] == views[1]
         if is_over:
@@ -227,7 +214,7 @@ def test_a_primary_that_is_gone_again_at_any_moment_of_a_failback_is_left_again(
                     return
                 if not is_automatic:
                     store.promote()
-                wait(lambda store=store: is_saved(store, "meanwhile"))
+                eventually(lambda store=store: is_saved(store, "meanwhile"))
                 assert store.replication_status().active == "secondary"
                 network.mode = "pass"
                 settle(store)

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
 import outlive
 from outlive.backend import RESERVED, Commit, Removal, ThreadKey
 from outlive.testing.interposed import Interposed
+from outlive.testing.patience import eventually
 from outlive.testing.proxy import FaultProxy
 from replicas import hasty
 
@@ -69,16 +69,8 @@ def test_secrets_of_the_secondary_are_in_no_error():
         found = found.__cause__ or found.__context__
 
 
-def wait_until(condition):
-    for _ in range(400):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come to be so")
-
-
 def wait_until_whole(store):
-    wait_until(lambda: store.replication_status().is_whole)
+    eventually(lambda: store.replication_status().is_whole)
 
 
 def urls(folder, *names):
@@ -246,7 +238,7 @@ def test_replication_can_be_switched_off_while_the_other_store_is_down(
     postgres_server, postgres_store, tmp_path, is_failed_over
 ):
     """That is when one would: the other store cannot be told, and gets everything all the same."""
-    local, quick = f"sqlite:///{tmp_path}/a.db", {"timeout_s": 10, "health_check_interval_s": 0.05}
+    local, quick = f"sqlite:///{tmp_path}/a.db", {"timeout_s": 30, "health_check_interval_s": 0.05}
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
         far = hasty(network.through(postgres_store))
         first, second = (far, local) if is_failed_over else (local, far)
@@ -277,7 +269,7 @@ def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(
         store.thread("t").save("before")
         store.promote()
         store.thread("t").save("later")
-        wait_until(lambda: not store.replication_status().queued)
+        eventually(lambda: not store.replication_status().queued)
         valkey_server.call("FLUSHALL")
         with pytest.raises(outlive.StoreUnavailable, match=lost):
             store.thread("t").load()
@@ -333,7 +325,7 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
         watched = Interposed(stores.both[0])
         watched.before_call(40, lose)
         stores.both = (watched, stores.both[1])
-        wait_until(lambda: watched._at_call is None and store.replication_status().is_whole)
+        eventually(lambda: watched._at_call is None and store.replication_status().is_whole)
     with outlive.open(b) as alone:
         assert {alone.thread(info.id).load()["n"] for info in alone.threads()} == set(range(9))
     assert 0 < len(found) < 9

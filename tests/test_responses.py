@@ -15,18 +15,13 @@ from pathlib import Path
 import pytest
 
 import outlive
-from crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds
+from crash import BACKENDS, SERVERS, ram_folder, rounds
 from outlive import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from outlive.errors import BadArgument, LeaseLost, RunEnded
+from outlive.testing.patience import eventually
 
 ALL = [*BACKENDS, *SERVERS]
 MODELS = ("claude", "gpt", "gemini")
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -433,14 +428,9 @@ def test_a_zombies_update_is_refused(backend, url, workers):
     with workers.spawn(zombie, url) as worker:
         assert worker.receive() == ("stored",)
         with outlive.open(url) as store:
-            for _ in range(200):
-                report = store.recover(
-                    {"a": lambda run: run.responses.complete("m", {"text": "second"}).text}
-                )
-                if report.resumed:
-                    break
-                threading.Event().wait(0.05)
-            os.kill(worker.pid, signal.SIGCONT)
+            second = {"a": lambda run: run.responses.complete("m", {"text": "second"}).text}
+            eventually(lambda: store.recover(second).resumed)
+            worker.signal(signal.SIGCONT)
             assert worker.finish() == [("refused",), ("refused",)]
             assert store.run("t", run_id="r").start().responses.open().get("m").text == "second"
 

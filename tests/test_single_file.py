@@ -13,7 +13,7 @@ import time
 import pytest
 
 import outlive
-from crash import ForkServer, ram_folder, rounds
+from crash import ram_folder, rounds
 from outlive import FanOut, ModelResponse, PartialResponse, checkpoint_file
 from outlive.backends import disk as disk_module
 from outlive.errors import BadArgument, Corrupt, NewerFormat, StoreBusy, StoreFull
@@ -21,12 +21,6 @@ from outlive.single_file import CheckpointFile
 from test_file_power_cut import SEED, SUBSETS, Op, Recorder, _build, _cuts, _state
 
 MODELS = ("claude", "gpt", "gemini")
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture

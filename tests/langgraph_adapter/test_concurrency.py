@@ -22,8 +22,9 @@ from crash import rounds
 from langgraph_adapter.graphs import Chat, Driver, Log, asks, delta_graph, fan, line, says, thread
 from langgraph_adapter.making import at, checkpoint, ids, meta, put
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.testing.patience import PATIENCE_S
 
-SOON_S = 20.0
+SOON_S = PATIENCE_S
 
 
 class Slow:

@@ -33,6 +33,7 @@ from langgraph_adapter.graphs import (
     thread,
 )
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.testing.patience import eventually
 
 SCENARIOS = {}
 ON_EVERY_BACKEND = (
@@ -172,7 +173,8 @@ def what_succeeded_beside_an_error_is_not_done_again(driver):
     def bad(state):
         count["bad"] += 1
         if count["bad"] == 1:
-            time.sleep(0.1)  # LangGraph cancels the others when one fails
+            eventually(lambda: count["good"])
+            time.sleep(1)  # LangGraph cancels the others when one fails, and stores what the good one said
             raise RuntimeError("once")
         return {"log": ["bad"]}
 

@@ -12,19 +12,14 @@ import pytest
 from langgraph.types import Command, interrupt
 
 import outlive
-from crash import BACKENDS, SERVERS, ForkServer
+from crash import BACKENDS, SERVERS
 from langgraph_adapter.graphs import Log, asks, fan, line, says, thread
 from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
 from outlive.adapters.langgraph.keeper import Keeper
+from outlive.testing.patience import PATIENCE_S, eventually
 
-SOON_S = 30.0
+SOON_S = PATIENCE_S
 LEASE_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -307,9 +302,9 @@ def check_kill(workers, url, folder, where):
         assert len(traces(folder)) == 4
 
 
-def parallel_graph(folder, ends=None):
+def parallel_graph(folder, ends=None, is_stored=lambda: True):
     def slow(state):
-        time.sleep(0.5 if ends else 0)  # until what the quick one wrote is stored
+        eventually(is_stored)  # what the quick one wrote
         return counted(folder, "slow", ends)(state)
 
     return fan(
@@ -319,7 +314,13 @@ def parallel_graph(folder, ends=None):
 
 def die_beside_a_finished_branch(report, url, folder):
     with outlive.open(url) as store:
-        graph = parallel_graph(folder, signal.SIGKILL)
+        saver = OutliveSaver(store)
+
+        def is_stored():
+            found = saver.get_tuple(thread())
+            return found and any(write[2] == ["quick"] for write in found.pending_writes)
+
+        graph = parallel_graph(folder, signal.SIGKILL, is_stored)
         run(
             graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
         )
@@ -464,7 +465,7 @@ def test_a_zombie_stores_nothing_more(workers, url, folder):
             assert recovered(store, graph_of(folder)).status == "completed"  # when the lease has run out
             reader = graph_of(folder, checkpointer=OutliveSaver(store))
             before = [one.config for one in reader.get_state_history(thread())]
-            os.kill(zombie.pid, signal.SIGCONT)
+            zombie.signal(signal.SIGCONT)
             assert zombie.receive() == ("LeaseLost",)
             zombie.finish()
             assert [one.config for one in reader.get_state_history(thread())] == before

@@ -13,6 +13,7 @@ from outlive.adapters.langgraph import OutliveSaver, turns
 from outlive.adapters.langgraph.turns import Turns
 from outlive.backends.sqlite import SQLiteBackend
 from outlive.runtime import run_now
+from outlive.testing.patience import PATIENCE_S
 
 
 def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
@@ -80,7 +81,7 @@ def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path
         while not saver._shared.sync._engine.backend._queue:
             time.sleep(0.001)
         put(saver, "2")
-        writer.join(20)
+        writer.join(PATIENCE_S)
         assert not writer.is_alive()
         assert groups == [1, 2]
         assert saver.get_tuple(at(id="1")).pending_writes == [("task", "a", 1)]
@@ -132,7 +133,7 @@ def test_more_writers_than_workers_on_several_loops_do_not_wait_for_each_other_f
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert not any(thread.is_alive() for thread in threads)
         put(saver, "1")
         assert len(saver.get_tuple(at(id="1")).pending_writes) == 160

@@ -18,13 +18,28 @@ _taken: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port that nobody uses, and that this process has not been given before; nor is its bus port."""
+    """Return a port that nobody uses, and that no test process was given before that still runs; nor is its bus port."""
     for _ in range(1_000):
         port = _random.choice(_RANGE)
-        if port not in _taken and _is_free(port) and _is_free(port + _BUS):
+        if port not in _taken and _is_free(port) and _is_free(port + _BUS) and _reserve(port):
             _taken.add(port)
             return port
     raise OSError(f"no free port between {_RANGE.start} and {_RANGE.stop} on {HOST}")
+
+
+def _reserve(port: int) -> bool:
+    """Keep a port from other processes that use this module: its server may not have bound it yet, or be down.
+
+    The UDP port of the same number says so, for as long as this process lives.
+    """
+    marker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        marker.bind((HOST, port))
+    except OSError:
+        marker.close()
+        return False
+    marker.detach()
+    return True
 
 
 def _is_free(port: int) -> bool:

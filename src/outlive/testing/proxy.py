@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Self, TypeVar, get_args
 
+from .patience import PATIENCE_S
 from .port import HOST, free_port
 
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class FaultProxy:
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError(f"{self!r} does not run")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     # Inside its loop --------------------------------------------------------------------------------------------
 

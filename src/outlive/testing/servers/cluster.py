@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from ..patience import PATIENCE_S
 from ..port import HOST
 from .resp import Refused
 from .server import ServerFailed, wait_until
@@ -81,7 +82,7 @@ class ClusterServers:
         if not self._is_formed:
             self._form()
             self._is_formed = True
-        wait_until(self._is_whole, 60, "the cluster is not whole", alive=self.servers[0])
+        wait_until(self._is_whole, PATIENCE_S, "the cluster is not whole", alive=self.servers[0])
         return self
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class ClusterServers:
             self.wait_for_failover(slot, dead)
         return dead
 
-    def wait_for_failover(self, slot: int, old: ValkeyServer, timeout_s: float = 30) -> None:
+    def wait_for_failover(self, slot: int, old: ValkeyServer, timeout_s: float = PATIENCE_S) -> None:
         wait_until(lambda: self._has_left(slot, old), timeout_s, f"nobody took over slot {slot}")
 
     def move_slot(self, slot: int, to: ValkeyServer) -> None:
@@ -185,7 +186,9 @@ class ClusterServers:
         others = [server for server in self.masters() if server is not owner]
         for server in (owner, *others):
             server.call("CLUSTER", "SETSLOT", slot, "NODE", id)
-        wait_until(lambda: self._all_see(slot, owner), 30, f"not all nodes see the move of slot {slot}")
+        wait_until(
+            lambda: self._all_see(slot, owner), PATIENCE_S, f"not all nodes see the move of slot {slot}"
+        )
 
     def _form(self) -> None:
         masters, replicas = self.servers[: self._masters], self.servers[self._masters :]
@@ -198,7 +201,7 @@ class ClusterServers:
         for number, server in enumerate(self.servers):
             for other in self.servers[:number]:
                 server.call("CLUSTER", "MEET", HOST, other.port)
-        wait_until(self._all_met, 30, "the nodes have not met", alive=self.servers[0])
+        wait_until(self._all_met, PATIENCE_S, "the nodes have not met", alive=self.servers[0])
         for master, replica in zip(masters, replicas, strict=True):
             replica.call("CLUSTER", "REPLICATE", self._id(master))
 

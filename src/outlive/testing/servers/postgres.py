@@ -6,16 +6,18 @@ import contextlib
 import ctypes
 import functools
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+from ..patience import PATIENCE_S
 from ..port import HOST
 from .binary import postgres_folder
 from .folder import new_folder
@@ -102,7 +104,7 @@ class PostgresServer(Server):
 
     # Life -----------------------------------------------------------------------------------------------------
 
-    def stop(self, mode: Mode = "fast", *, timeout_s: float = 30) -> None:
+    def stop(self, mode: Mode = "fast", *, timeout_s: float = PATIENCE_S) -> None:
         """Shut down. "smart" waits for all clients to leave, "fast" throws them out, "immediate" is like a crash."""
         self.resume()
         self._end(_SIGNALS[mode], timeout_s)
@@ -115,20 +117,22 @@ class PostgresServer(Server):
         """End all of its processes at once; nothing remains but what they had written."""
         if not self.is_running:
             return
-        self._signal(signal.SIGSTOP)  # so that it makes no more
-        children = _children(self.pid)
-        _send(signal.SIGKILL, children)
-        super().kill()
-        wait_until(lambda: not any(map(_is_alive, children)), 10, f"processes of {self!r} live on")
+        super().pause()  # so that it makes no more
+        with _children(self.pid) as children:
+            _send(signal.SIGKILL, children)
+            super().kill()
+            wait_until(lambda: _have_ended(children), PATIENCE_S, f"processes of {self!r} live on")
         self._remove_lock()
 
     def pause(self) -> None:
         super().pause()
-        _send(signal.SIGSTOP, _children(self.pid))
+        with _children(self.pid) as children:
+            _send(signal.SIGSTOP, children)
 
     def resume(self) -> None:
         if self.is_running:
-            _send(signal.SIGCONT, _children(self.pid))
+            with _children(self.pid) as children:
+                _send(signal.SIGCONT, children)
             super().resume()
 
     def _remove_lock(self) -> None:
@@ -143,14 +147,14 @@ class PostgresServer(Server):
             ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), _IPC_RMID, None)
         path.unlink(missing_ok=True)
 
-    def promote(self, *, timeout_s: float = 30) -> None:
+    def promote(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Make a replica a primary."""
         (self.data / "promote").touch()
         self._signal(signal.SIGUSR1)
         done = "select not pg_is_in_recovery()"
         wait_until(lambda: bool(self._execute(done)), timeout_s, f"{self!r} is not promoted", alive=self)
 
-    def catch_up(self, *, timeout_s: float = 30) -> None:
+    def catch_up(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait until a replica shows everything that its primary has."""
         if self._primary is None:
             raise ServerFailed(f"{self!r} is not a replica")
@@ -210,7 +214,7 @@ class PostgresServer(Server):
     def _is_ready(self) -> bool:
         return self._status() in ("ready", "standby")
 
-    def wait_until_ready(self, timeout_s: float = 30) -> None:
+    def wait_until_ready(self, timeout_s: float = PATIENCE_S) -> None:
         super().wait_until_ready(timeout_s)
         if self.password is not None and self._primary is None:
             self._execute(f"alter role {USER} password '{self.password.replace(chr(39), chr(39) * 2)}'")
@@ -245,7 +249,7 @@ def _template(binaries: Path) -> Path:
 def run(command: list[str], way: str) -> None:
     """Run a program to its end."""
     with tempfile.TemporaryFile() as output:
-        status = spawn(command, output, way).wait(120)
+        status = spawn(command, output, way).wait(PATIENCE_S)
         output.seek(0)
         if status != 0:
             said = output.read().decode(errors="replace")
@@ -274,7 +278,30 @@ def _give(folder: Path, way: str) -> None:
 # Its processes --------------------------------------------------------------------------------------------------
 
 
-def _children(parent: int) -> list[int]:
+@contextlib.contextmanager
+def _children(parent: int) -> Iterator[dict[int, int | None]]:
+    """Yield pid → pidfd of the children of a process; where the system has no pidfds, pid → None.
+
+    The server reaps its children whenever they end, and then their numbers may go to any process: a signal goes to a
+    handle that was seen to belong to one of them.
+    """
+    children: dict[int, int | None] = {}
+    try:
+        for pid in _child_pids(parent):
+            if sys.platform != "linux":
+                children[pid] = None
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                children[pid] = os.pidfd_open(pid)
+        there = {pid for pid in _child_pids(parent) if pid in children}  # these are what the handles refer to
+        yield {pid: handle for pid, handle in children.items() if pid in there}
+    finally:
+        for handle in children.values():
+            if handle is not None:
+                os.close(handle)
+
+
+def _child_pids(parent: int) -> list[int]:
     if Path("/proc/self/stat").exists():
         listed: Iterable[str] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     else:
@@ -284,14 +311,15 @@ def _children(parent: int) -> list[int]:
     return [int(pid) for pid in listed]
 
 
-def _send(number: int, pids: Iterable[int]) -> None:
-    for pid in pids:
+def _send(number: int, children: Mapping[int, int | None]) -> None:
+    for pid, handle in children.items():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            if sys.platform == "linux" and handle is not None:
+                signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(pid, number)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+def _have_ended(children: Mapping[int, int | None]) -> bool:
+    handles = [handle for handle in children.values() if handle is not None]
+    return len(select.select(handles, [], [], 0)[0]) == len(handles)  # a pidfd is readable once it has ended

@@ -6,6 +6,7 @@ import socket
 import ssl
 from typing import Any, Self
 
+from ..patience import PATIENCE_S
 from ..port import HOST
 
 
@@ -22,7 +23,7 @@ class Resp:
         *,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout_s: float = 10,
+        timeout_s: float = PATIENCE_S,
     ) -> None:
         plain = socket.create_connection((HOST, port), timeout_s)
         self._socket = tls.wrap_socket(plain, server_hostname=HOST) if tls else plain

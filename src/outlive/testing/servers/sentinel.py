@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Self
 
+from ..patience import PATIENCE_S
 from ..port import HOST
 from .resp import Refused
 from .server import wait_until
@@ -88,7 +89,7 @@ class Sentinels:
                 server.wait_until_ready()
         for sentinel in self.sentinels:
             sentinel.hurry()
-        wait_until(self._is_whole, 60, "the sentinels do not agree", alive=self.sentinels[0])
+        wait_until(self._is_whole, PATIENCE_S, "the sentinels do not agree", alive=self.sentinels[0])
         return self
 
     def kill_master(self) -> ValkeyServer:
@@ -98,7 +99,7 @@ class Sentinels:
         self.wait_for_failover(dead)
         return dead
 
-    def wait_for_failover(self, old: ValkeyServer, timeout_s: float = 30) -> ValkeyServer:
+    def wait_for_failover(self, old: ValkeyServer, timeout_s: float = PATIENCE_S) -> ValkeyServer:
         """Wait until all sentinels name another master than the old one, it takes writes, and the others follow it."""
         wait_until(lambda: self._has_left(old), timeout_s, "no failover", alive=self.sentinels[0])
         return self.master

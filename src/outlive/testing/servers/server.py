@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, ClassVar, Self
 
+from ..patience import PATIENCE_S
 from ..port import HOST, free_port
 from . import launch
 from .folder import new_folder, remove_folders
@@ -78,10 +79,10 @@ class Server:
             self.wait_until_ready()
         return self
 
-    def wait_until_ready(self, timeout_s: float = 30) -> None:
+    def wait_until_ready(self, timeout_s: float = PATIENCE_S) -> None:
         wait_until(self._is_ready, timeout_s, f"{self!r} is not ready", alive=self)
 
-    def stop(self, *, timeout_s: float = 30) -> None:
+    def stop(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Ask it to end, and wait until it has."""
         self._end(signal.SIGTERM, timeout_s)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from ..patience import PATIENCE_S
 from ..port import HOST
 from .binary import ServerMissing, valkey_program
 from .resp import Refused, Resp
@@ -59,7 +60,7 @@ class ValkeyServer(Server):
             return f"rediss://{user}{self.address}/0?ssl_ca_certs={quote(str(self._certificate), safe='/')}"
         return f"redis://{user}{self.address}/0"
 
-    def connect(self, *, timeout_s: float = 10) -> Resp:
+    def connect(self, *, timeout_s: float = PATIENCE_S) -> Resp:
         """Return a plain connection, for what a test has to arrange."""
         return Resp(self.port, password=self.password, tls=self._trust, timeout_s=timeout_s)
 
