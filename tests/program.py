@@ -208,6 +208,8 @@ def serve(path):
         importlib.import_module(f"outlive.{name}")
     importlib.import_module("rich.table")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Always ignored here, as in a background job of a shell: a child sets it again, and Ctrl-C at the tests does not end this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(16)
@@ -226,6 +228,7 @@ def serve(path):
 def _answer(link):
     """Be the program, once."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     data, fds, _, _ = socket.recv_fds(link, 4, 3)
     said = json.loads(_read_all(link, struct.unpack("I", data)[0]))
     os.setsid()
