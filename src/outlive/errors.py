@@ -317,6 +317,18 @@ class StoreFull(StoreUnavailable):
     """There is no space left where the store is kept."""
 
 
+class NotErased(StoreError):
+    """What a deletion named is deleted, but its bytes are still in the store's files. Repeat the call to erase them."""
+
+    def __init__(self, thread: str, reason: str) -> None:
+        super().__init__(
+            f"what was to be erased from thread {thread!r} is deleted, but its bytes are still in the file ({reason}); "
+            "make room and repeat the call"
+        )
+        self.thread = thread
+        self.reason = reason
+
+
 class StoreBusy(StoreUnavailable):
     """The store was locked by others for the whole time that the call had."""
 

@@ -9,7 +9,7 @@ from ..errors import OutliveError
 from .disk import Disk
 from .expectations import check_found
 from .log import Log
-from .logged_table import LoggedTable, plain
+from .logged_table import LoggedTable, plain, removes
 from .memory import clock, new_token
 from .rules import decide
 from .view import Effect
@@ -25,7 +25,8 @@ class Batch:
     is_new: bool = False
     is_kept: bool = True  # the table is worth keeping
     has_effect: bool = False
-    erases: bool = False
+    frees: bool = False  # something is removed: it may use what is set aside for that
+    erases: bool = False  # and no byte of it may stay
     was_damaged: bool = False  # what was there is replaced, whatever it was
     failure: OutliveError | None = None
 
@@ -49,7 +50,8 @@ class Batch:
         meta, chunks = self.table.prepare(effect)
         self.table.commit(effect, meta, chunks)
         self.has_effect = True
-        self.erases |= effect.erase or effect.everything
+        self.frees |= removes(effect)
+        self.erases |= effect.erase
 
     def close(self) -> None:
         if self.fd is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,6 +19,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # non-blocking: opening a planted FIFO must not hang
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a socket, a folder
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BLOCK_BYTES = 4096
+_PUNCH_HOLE = 0x03  # of fallocate: FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class NotAFile(OSError):
@@ -125,6 +128,17 @@ class Disk:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
+    def punch(self, fd: int, at: int, size: int) -> bool:
+        """Give the whole blocks of a range back to the file system, which reads as zeros then. False: it cannot do that."""
+        start, stop = -(-at // _BLOCK_BYTES) * _BLOCK_BYTES, (at + size) // _BLOCK_BYTES * _BLOCK_BYTES
+        if start >= stop:
+            return True
+        fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+        if fallocate is None:
+            return False
+        length = ctypes.c_int64(stop - start)
+        return bool(fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(start), length) == 0)
+
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)  # covers the size as well
 
@@ -222,6 +236,11 @@ class WriteLock:
         yield
         self._disk.sync_folder(folder)
         self._disk.write(self._fd, self._CLEAN, 0)
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether the disk, a quota or a limit leaves no space."""
+    return isinstance(error, StoreFull) or (isinstance(error, OSError) and error.errno in _FULL)
 
 
 def busy(timeout_s: float) -> StoreBusy:

@@ -3,6 +3,7 @@
     DIR/lock            never renamed; flock'ed for every write
     DIR/store           the naming key, written once
     DIR/index           a log of the threads that there are
+    DIR/reserve         space for deletions on a full disk
     DIR/threads/X.log   a log of what the commits of a thread did; X is the digest of (tenant, id) in hex
 
 Theory of operation
@@ -24,6 +25,9 @@ a log that someone deleted is missed, and a crash in between leaves neither.
 After a deletion of the whole thread, after one that erases, and when too much of it is dead, a log is written
 anew with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
 of the thread sees to them.
+
+On a full disk a deletion takes what `reserve.py` has set aside. Where even that does not hold the new log, the blocks of
+removed chunks are given back in place, and the log is written anew by a later commit.
 
 A process that dies between a rename and the fsync of its folder leaves a file that everyone sees and that a
 power cut would take back. One byte in `lock` tells the next writer to sync the folders before it builds on
@@ -50,14 +54,15 @@ from ..backend import (
     ThreadRow,
     escape,
 )
-from ..errors import BadURL, Corrupt, OutliveError, StoreError
+from ..errors import BadURL, Corrupt, NotErased, OutliveError, StoreError
 from .batch import Batch
-from .disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
+from .disk import BUSY_S, THREADS, Disk, WriteLock, busy, is_full, translated
 from .home import make_folders, read_key, write_key
 from .index import Index
 from .log import Log
 from .logged_table import LoggedTable, problems
 from .memory import MemoryBackend, Table, same
+from .reserve import Reserve
 from .snapshot import is_deletion
 
 T = TypeVar("T")
@@ -87,6 +92,7 @@ class FileBackend(MemoryBackend):
         self._disk = disk or Disk(path)
         self._index = Index(self._disk)
         self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
+        self._reserve = Reserve(self._disk)
         self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
         self._cached_bytes = 0
         with translated():
@@ -136,6 +142,7 @@ class FileBackend(MemoryBackend):
         finally:
             for batch in batches.values():
                 batch.close()
+        self._reserve.keep()
         for batch in batches.values():
             if batch.failure is None and batch.is_kept and not batch.is_new:
                 self._keep(batch.table)
@@ -191,7 +198,7 @@ class FileBackend(MemoryBackend):
         """Make the group last; a thread whose disk refuses fails alone."""
         new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
         old = [batch for batch in batches if not batch.is_new]
-        self._each(old, lambda batch: batch.log.write(batch.file))
+        self._each(old, lambda batch: self._spared(batch, lambda: batch.log.write(batch.file)))
         self._each(old, self._make_durable)  # after all writes: one fsync often carries others along
         if new:
             self._create(new)
@@ -205,6 +212,15 @@ class FileBackend(MemoryBackend):
                         step(batch)
                 except OutliveError as error:
                     self._fail(batch, error)
+
+    def _spared(self, batch: Batch, step: Callable[[], None]) -> None:
+        """Do a step. Where the disk is full, what removes something does it with the space that is set aside for that."""
+        try:
+            step()
+        except OSError as error:
+            if not (is_full(error) and batch.frees and self._reserve.release()):
+                raise
+            step()
 
     def _fail(self, batch: Batch, error: OutliveError) -> None:
         """Cut what was written, as far as the disk lets us, or it would be found and believed."""
@@ -232,7 +248,7 @@ class FileBackend(MemoryBackend):
             with translated():
                 self._index.announce([batch.table.key for batch in batches], self._guard)
                 with self._guard.renaming(THREADS):
-                    self._each(batches, self._create_one)
+                    self._each(batches, lambda batch: self._spared(batch, lambda: self._create_one(batch)))
         except StoreError as error:
             for batch in batches:
                 self._fail(batch, error)
@@ -247,13 +263,26 @@ class FileBackend(MemoryBackend):
         batch.fd = batch.log.open(write=True)
 
     def _tidy(self, batch: Batch) -> None:
-        """Take what was removed out of the file. Only who erases something is told when that fails."""
+        """Take what was removed out of the file. It is removed in any case; only who erases it is told when that fails."""
         try:
             if batch.table.wants_rewrite():
                 self._rewrite(batch)
-        except (StoreError, OSError):
-            if batch.erases:
-                raise
+        except (StoreError, OSError) as error:
+            failure: BaseException | None = error
+            if is_full(error) and batch.frees:
+                failure = self._rewrite_without_room(batch)
+            if failure is not None and batch.erases:
+                raise NotErased(batch.table.key.id, str(failure)) from failure
+
+    def _rewrite_without_room(self, batch: Batch) -> BaseException | None:
+        """Make room by what was removed itself, and try once more; return what is in the way."""
+        try:
+            self._reserve.release()
+            batch.table.free_dead(batch.file)
+            self._rewrite(batch)
+        except (StoreError, OSError) as error:
+            return error
+        return None
 
     def _rewrite(self, batch: Batch) -> None:
         """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""

@@ -34,6 +34,7 @@ class LoggedTable(Table):
         self._must_go = False  # something in the file may not stay there
         self._has_removed = False  # something was removed since the waste was last counted
         self._look_at = _WASTE_BYTES  # how long the log may grow before its waste is counted again
+        self._dead: list[tuple[int, int]] = []  # (place, size) of chunks that were removed
 
     # From the log
 
@@ -54,10 +55,10 @@ class LoggedTable(Table):
     def _change(self, effect: Effect, chunks: Sequence[Chunk], at: int) -> None:
         self.apply(effect)
         self._must_go |= effect.erase or effect.everything
-        self._has_removed |= _removes(effect)
+        self._has_removed |= removes(effect)
         gone = list(self._places) if effect.everything else effect.removed_chunks
         for name in gone:
-            del self._places[name]
+            self._dead.append(self._places.pop(name)[:2])
         for chunk in chunks:
             if chunk.is_new:
                 self._places[chunk.name] = (at, chunk.size, chunk.crc)
@@ -95,6 +96,17 @@ class LoggedTable(Table):
         self._look_at = live + max(live, _WASTE_BYTES)
         self._has_removed = False
         return self._must_go or self.log.end - live > max(part, _WASTE_BYTES)
+
+    def free_dead(self, fd: int) -> None:
+        """Give the blocks of removed chunks back to the file system, where the log itself cannot be written again.
+
+        All frames are on disk and before a mark that is there too. So no replay looks at what they held: a chunk is compared with
+        its checksum only when somebody reads it. A reader with an older table finds zeros, and looks again under the lock.
+        """
+        self.log.settle(fd)
+        for at, size in self._dead:
+            if not self.log.disk.punch(fd, at, size):
+                return
 
     def snapshot(self, fd: int) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield frames that build this table again. Chunks keep stamp and checksum, the damaged ones too."""
@@ -164,7 +176,8 @@ class LoggedTable(Table):
         return found
 
 
-def _removes(effect: Effect) -> bool:
+def removes(effect: Effect) -> bool:
+    """Tell whether an effect takes anything away."""
     return effect.everything or bool(effect.removed or effect.removed_chunks)
 
 
@@ -172,7 +185,7 @@ def plain(effect: Effect) -> Effect:
     """Drop what `everything` says already, and what is said twice: a replay must not stumble over it."""
     if effect.everything:
         return replace(effect, removed=(), removed_chunks=())
-    if not _removes(effect):
+    if not removes(effect):
         return effect
     once = tuple(dict.fromkeys(effect.removed)), tuple(dict.fromkeys(effect.removed_chunks))
     return replace(effect, removed=once[0], removed_chunks=once[1])
