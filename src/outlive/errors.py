@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Self
 
 
 class OutliveError(Exception):
@@ -482,3 +483,33 @@ class DelayedSaveFailed(StoreError):
         )
         self.thread = thread
         self.checkpoints = checkpoints
+
+
+class SeveralFailed(StoreError, ExceptionGroup[Exception]):
+    """Several parts of one call failed; the others were done. `exceptions` has every error, `threads` the threads that they name.
+
+    `except outlive.StoreError` catches it as a whole, `except* outlive.DelayedSaveFailed` picks errors of one kind.
+    """
+
+    def __new__(cls, errors: Sequence[Exception]) -> Self:
+        told = "; ".join(str(error) for error in errors)
+        return super().__new__(cls, f"{len(errors)} errors: {told}", errors)
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        super().__init__(errors)
+        found = (getattr(error, "thread", None) for error in errors)
+        self.threads = tuple(dict.fromkeys(thread for thread in found if isinstance(thread, str)))
+
+    def __str__(self) -> str:
+        return self.message
+
+    def derive(self, errors: Sequence[Exception]) -> SeveralFailed:  # type: ignore[override]  # `except*` keeps the class
+        return SeveralFailed(errors)
+
+
+def raise_all(errors: Sequence[Exception]) -> None:
+    """Raise what was gathered: nothing, the one error, or all of them as one."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SeveralFailed(errors)

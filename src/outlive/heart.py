@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .backend import Commit
 from .engine import Engine
-from .errors import EntryHeld, LeaseLost, OutliveError
+from .errors import EntryHeld, LeaseLost, OutliveError, raise_all
 from .runtime import Ticker
 from .signals import terminator
 
@@ -82,8 +82,12 @@ class Heart:
     async def close(self) -> None:
         """Give up all live runs: their owner is closing the store under them. One that was lost is no reason to keep the others."""
         self._stop()
+        errors: list[Exception] = []
         for run in list(self._runs.values()):
             try:
                 await run.give_up()
             except LeaseLost:
                 pass  # another process has it: nothing is left to give up
+            except Exception as error:  # noqa: BLE001  # raised when all others are given up
+                errors.append(error)
+        raise_all(errors)

@@ -16,7 +16,7 @@ from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .entry_kind import COPIED
-from .errors import BadArgument, Corrupt, KeyMissing, StoreError
+from .errors import BadArgument, Corrupt, KeyMissing, SeveralFailed, StoreError, raise_all
 from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
 from .listing import Threads
@@ -483,19 +483,24 @@ class AsyncStore:
         return await self._replicated().status()
 
     async def flush(self) -> None:
-        """Wait until all delayed saves are stored; raise what went wrong."""
-        for queue in list(self._queues.values()):
-            await queue.flush()
+        """Wait until the delayed saves of all threads are stored, then raise what went wrong.
+
+        A failure in one thread does not touch the saves of another. Several failures are raised as one SeveralFailed.
+        """
+        await _each_of([queue.flush for queue in list(self._queues.values())])
 
     async def close(self) -> None:
-        """Store what is delayed and release everything. A closed store refuses every call; closing twice is fine."""
+        """Store what is delayed and release everything. A closed store refuses every call; closing twice is fine.
+
+        Whatever fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
+        """
         if self._is_closed:
             return
+        parts = [self._heart.close, *[queue.flush for queue in list(self._queues.values())]]
+        if self._sweeper is not None:
+            parts.insert(0, self._sweeper.close)
         try:
-            if self._sweeper is not None:
-                await self._sweeper.close()
-            await self._heart.close()
-            await self.flush()
+            await _each_of(parts)
         finally:
             self._is_closed = True
             await self._engine.backend.close()
@@ -532,6 +537,19 @@ class AsyncStore:
         queue = self._queues.get(key.digest)
         if queue is not None:
             await queue.flush()
+
+
+async def _each_of(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do every part, whether another one fails or not; raise the errors of all when they are done."""
+    errors: list[Exception] = []
+    for part in parts:
+        try:
+            await part()
+        except SeveralFailed as several:
+            errors += several.exceptions
+        except Exception as error:  # noqa: BLE001  # raised when the others are done
+            errors.append(error)
+    raise_all(errors)
 
 
 def check_timeout(value: object) -> float:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from ...errors import BadArgument, CheckpointExists, DelayedSaveFailed, StoreUnavailable, Unencodable
+from ...errors import (
+    BadArgument,
+    CheckpointExists,
+    DelayedSaveFailed,
+    SeveralFailed,
+    StoreUnavailable,
+    Unencodable,
+)
 from ...store import AsyncStore
 from ..contract import Contract
 from ..interposed import Interposed
@@ -167,6 +174,41 @@ class DelayedContract(Contract):
         else:
             await store.flush()
         assert await other.thread("t").load() == {"n": 4}
+
+    @pytest.mark.parametrize("failing", [1, 2])
+    async def test_closing_stores_what_is_delayed_in_a_thread_beside_one_that_fails(
+        self, trial: Trial, failing: int
+    ) -> None:
+        store, other = await trial.store(), await trial.store()
+        for n in range(failing):
+            await store.thread(f"bad {n}").save({"n": 1}, id="one")
+            await store.thread(f"bad {n}").save({"n": 2}, id="one", durability="async")
+        for n in range(30):
+            await store.thread("good").save({"n": n}, durability="async")
+        with pytest.raises(DelayedSaveFailed if failing == 1 else SeveralFailed) as failed:
+            await (store.close() if trial.opener.survives else store.flush())
+        assert await other.thread("good").load() == {"n": 29}
+        if failing == 2:
+            assert set(failed.value.threads) == {"bad 0", "bad 1"}
+            assert {type(error) for error in failed.value.exceptions} == {DelayedSaveFailed}
+
+    async def test_closing_stores_what_is_delayed_beside_a_run_that_cannot_end(self, trial: Trial) -> None:
+        backend, store = await trial.interposed()
+        other = await trial.store()
+        await store.run("busy").start()
+        held = store._heart.close
+
+        async def refuse() -> None:
+            await held()
+            raise StoreUnavailable("unreachable")
+
+        store._heart.close = refuse  # type: ignore[method-assign]
+        for n in range(30):
+            await store.thread("good").save({"n": n}, durability="async")
+        if trial.opener.survives:
+            with pytest.raises(StoreUnavailable):
+                await store.close()
+            assert await other.thread("good").load() == {"n": 29}
 
     async def test_a_delayed_retry_of_the_same_content_is_safe(self, store: AsyncStore) -> None:
         thread = store.thread("t")
