@@ -8,7 +8,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 
 1. Idempotency first. A checkpoint is identified by (thread, namespace, id). If a commit's checkpoint is
    there already, nothing of the commit is done, no expectation is checked, and the stored record is the
-   answer (`Receipt.existing`). The core then compares contents.
+   answer (`Receipt.existing`). The core then compares contents. A replacing commit is such a repeat when the stored record has
+   its very content; otherwise all that it expects must hold.
 2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is
    seq order, whatever the clocks say. It is never used again, also not after delete and re-create. A
    record that brings its own seq (a copy, a replica) keeps it. The head of a namespace is the greatest

@@ -31,6 +31,8 @@ from .errors import (
     BadArgument,
     CheckpointExists,
     Corrupt,
+    HeadMoved,
+    LeaseLost,
     NewerFormat,
     OutliveError,
     StaleBase,
@@ -161,10 +163,14 @@ class Engine:
             except StaleBase:
                 self.cache.drop(key.digest)
                 continue
-            except BaseException:
+            except BaseException as error:
                 self.cache.drop(
                     key.digest, draft.namespace
                 )  # saved or not: the next save reads what is there
+                if draft.replace and isinstance(error, HeadMoved | LeaseLost):
+                    draft.timeout_s = deadline.remaining_s()
+                    if (stored := await self._stored(key, prepared)) is not None:
+                        return describe(key, stored, draft), Receipt(0, 0, existing=stored)
                 raise
             if receipt.existing is None:
                 return self.remember(key, prepared, receipt), receipt
@@ -269,24 +275,37 @@ class Engine:
         What counts is what the caller said (state, metadata, named fields), not how it is laid out.
         """
         self.cache.drop(key.digest, record.namespace)
-        reading = await self.backend.read(
-            key, record.namespace, record.id, timeout_s=prepared.draft.timeout_s
-        )
+        reading = await self._read_again(key, prepared)
         if reading.record is None:
             return None
+        if not self._is_same(key, prepared, reading):
+            raise CheckpointExists(key.id, record.id)
+        return describe(key, reading.record, prepared.draft)
+
+    async def _stored(self, key: ThreadKey, prepared: Prepared) -> CheckpointRecord | None:
+        """Return the record of a refused save when it is stored all the same, by an earlier attempt of the caller."""
+        reading = await self._read_again(key, prepared)
+        if reading.record is None or not self._is_same(key, prepared, reading):
+            return None
+        return reading.record
+
+    async def _read_again(self, key: ThreadKey, prepared: Prepared) -> Reading:
+        draft = prepared.draft
+        return await self.backend.read(key, draft.namespace, draft.id, timeout_s=draft.timeout_s)
+
+    def _is_same(self, key: ThreadKey, prepared: Prepared, reading: Reading) -> bool:
+        """Tell whether a checkpoint says what a save says, however it is laid out."""
+        assert reading.record is not None
         draft, stored = prepared.draft, reading.record
         said = manifest.decode(self.codec, prepared.commit.checkpoints[0].body, opaque=True)
         held = manifest.decode(self.codec, stored.body, opaque=True)
         fields = (draft.step, draft.source, draft.run, None if draft.follows else draft.parent)
-        same = (
+        return (
             fields == (stored.step, stored.source, stored.run, None if draft.follows else stored.parent)
             and _said(self.codec, said) == _said(self.codec, held)
             and b"".join(part.bytes_of(self.codec) for part in prepared.plan.pieces.parts)
             == self.stream(key, reading)
         )
-        if not same:
-            raise CheckpointExists(key.id, record.id)
-        return describe(key, stored, draft)
 
     # Reading
 

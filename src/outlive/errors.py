@@ -496,7 +496,7 @@ class SeveralFailed(StoreError, ExceptionGroup[Exception]):
         return super().__new__(cls, f"{len(errors)} errors: {told}", errors)
 
     def __init__(self, errors: Sequence[Exception]) -> None:
-        super().__init__(errors)
+        super().__init__(self.message, errors)
         found = (getattr(error, "thread", None) for error in errors)
         self.threads = tuple(dict.fromkeys(thread for thread in found if isinstance(thread, str)))
 

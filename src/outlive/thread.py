@@ -136,8 +136,9 @@ class AsyncThread:
         return Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            parent=optional_id("parent", parent) or expect or None,
-            follows=parent is None and expect is None,
+            # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
+            parent=optional_id("parent", parent) or (None if replace else expect or None),
+            follows=parent is None and (expect is None or replace),
             expect=None
             if expect is None
             else (self.namespace, check_id("expect", expect) if expect else None),

@@ -66,13 +66,8 @@ def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view:
 
 def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
     head = view.head(namespace)
-    if head == expected:
-        return
-    if commit.replace and any(
-        (draft.namespace, draft.id) == (namespace, head) for draft in commit.checkpoints
-    ):
-        return  # a retry: the head is what this commit put there
-    raise HeadMoved(commit.thread.id, namespace, expected, head)
+    if head != expected:
+        raise HeadMoved(commit.thread.id, namespace, expected, head)
 
 
 def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) -> None:

@@ -193,8 +193,7 @@ class DelayedContract(Contract):
             assert {type(error) for error in failed.value.exceptions} == {DelayedSaveFailed}
 
     async def test_closing_stores_what_is_delayed_beside_a_run_that_cannot_end(self, trial: Trial) -> None:
-        backend, store = await trial.interposed()
-        other = await trial.store()
+        store, other = await trial.store(), await trial.store()
         await store.run("busy").start()
         held = store._heart.close
 

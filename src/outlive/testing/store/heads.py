@@ -197,3 +197,37 @@ class HeadContract(Contract):
         assert await two.thread("t").load() == await two.thread("t").load("head") == {"n": 2}
         await two.thread("t").save({"n": 3})
         assert await one.thread("t").load("head") == {"n": 2}
+
+    async def test_a_replacement_expects_the_head_as_any_save_does(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        first = await thread.save({"n": 1}, id="one")
+        second = await thread.save({"n": 2}, id="two")
+        for id in ("one", "two", "three"):
+            with pytest.raises(HeadMoved):
+                await thread.save({"n": 9}, id=id, replace=True, expect="one")
+        assert [item.id async for item in thread.history()] == ["two", "one"]
+        assert (await thread.load("one"), await thread.load()) == ({"n": 1}, {"n": 2})
+        replaced = await thread.save({"n": 9}, id="one", replace=True, expect="two")
+        assert (replaced.seq, replaced.parent) == (first.seq, None)
+        new = await thread.save({"n": 3}, id="three", replace=True, expect="two")
+        assert new.parent == second.id
+        await other.thread("t").save({"n": 4})
+
+    @pytest.mark.parametrize("id", ["one", "two", "new"])
+    async def test_the_retry_of_a_replacement_does_not_fail_its_own_expectation(
+        self, trial: Trial, id: str
+    ) -> None:
+        store, other = await trial.store(), await trial.store()
+        text = [f"{n}" * 300 for n in range(20)]  # laid out in another way by a process that has no base
+        for name in ("one", "two"):
+            await store.thread("t").save({"name": name, "text": text}, id=name)
+        said: dict[str, Any] = {"state": {"n": 9, "text": text}, "id": id, "replace": True, "expect": "two"}
+        stored = await store.thread("t").save(**said)
+        await other.thread("t").save({"n": 10})
+        for one in (store, other, await trial.store()):
+            again = await one.thread("t").save(**said)
+            assert (again.id, again.seq, again.parent) == (stored.id, stored.seq, stored.parent)
+        with pytest.raises(HeadMoved):
+            await store.thread("t").save(**{**said, "state": {"n": 8}})
+        assert await other.thread("t").load() == {"n": 10}

@@ -194,11 +194,21 @@ class ExpectationContract(Contract):
 
     async def test_a_repeated_replacement_does_not_fail_its_own_compare_and_set(self, waist: Waist) -> None:
         await waist.save("a")
-        for _ in range(2):
-            receipt = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
-            assert [record.seq for record in receipt.checkpoints] == [2]
-        with pytest.raises(HeadMoved):
-            await waist.commit(draft("c"), replace=True, expect_head=("", "a"))
+        first = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
+        await waist.save("c")
+        again = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
+        assert again.existing == first.checkpoints[0]
+
+    async def test_a_replacement_is_refused_when_the_head_is_another(self, waist: Waist) -> None:
+        await waist.save("a")
+        await waist.save("b", body=b"old")
+        before = await waist.dump()
+        for id in ("a", "b", "c"):
+            with expected(HeadMoved, id):
+                await waist.commit(draft(id, body=b"new"), replace=True, expect_head=("", "a"))
+        assert await waist.dump() == before
+        receipt = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "b"))
+        assert [(record.seq, record.version) for record in receipt.checkpoints] == [(2, 1)]
 
     # Many at once
 
