@@ -249,7 +249,9 @@ class Commit:
     generation: int | None = None
     revision: int | None = None  # nothing at all was committed to the thread since
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
-    expect_empty: bool = False
+    expect_empty: bool = (
+        False  # no checkpoints (else ThreadNotEmpty), nor writes on what this one brings (else StaleBase)
+    )
     fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running
     epoch: int | None = None  # the epoch that the writer believes in; None: whichever it is
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq

@@ -23,7 +23,8 @@ from .backend import (
 )
 from .engine import Engine, Located
 from .entry_kind import COPIED
-from .errors import Corrupt, StaleBase, ThreadNotEmpty, refuse_unopened
+from .errors import Corrupt, MetadataMoved, StaleBase, refuse_unopened
+from .info import check_vacant, drop_stray_writes
 
 _BATCH = 32
 _BATCH_BYTES = 8 << 20
@@ -42,32 +43,30 @@ async def into_thread(
 ) -> None:
     """Copy records into an empty thread of the same store; the chunks are copied by the store itself."""
     names = _names(records, writes)
-    if await _has_checkpoints(engine, target):  # look before anything is copied into it
-        raise ThreadNotEmpty(target.id)
-    generation = await engine.backend.share(source, target, names)
-    held = await engine.backend.inventory(target)
-    if missing := [name for name in names if name not in held.chunks]:
-        raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
-    commit = Commit(
-        target,
-        checkpoints=tuple(records),
-        writes=tuple(writes),
-        info=info[0],
-        info_projection=info[1],
-        expect_empty=True,
-        generation=generation,  # a sweep in between would have taken the chunks away
-    )
-    try:
-        await engine.commit(commit)
-    except StaleBase:
-        if await _has_checkpoints(engine, target):
-            raise ThreadNotEmpty(target.id) from None
-        raise
-
-
-async def _has_checkpoints(engine: Engine, key: ThreadKey) -> bool:
-    rows = await engine.backend.threads(key.tenant, only=key.id)
-    return bool(rows and rows[0].checkpoints)
+    pairs = {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
+    for attempt in range(_TRIES):
+        version = await check_vacant(engine, target)  # before anything is copied into it
+        await drop_stray_writes(engine, target, pairs)
+        generation = await engine.backend.share(source, target, names)
+        held = await engine.backend.inventory(target)
+        if missing := [name for name in names if name not in held.chunks]:
+            raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
+        commit = Commit(
+            target,
+            checkpoints=tuple(records),
+            writes=tuple(writes),
+            info=info[0],
+            info_projection=info[1],
+            info_version=version,
+            expect_empty=True,
+            generation=generation,  # a sweep in between would have taken the chunks away
+        )
+        try:
+            await engine.commit(commit)
+            return
+        except (StaleBase, MetadataMoved):  # somebody else wrote to the target
+            if attempt + 1 == _TRIES:
+                raise
 
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:

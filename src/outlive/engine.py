@@ -175,9 +175,9 @@ class Engine:
             if receipt.existing is None:
                 return self.remember(key, prepared, receipt), receipt
             draft.timeout_s = deadline.remaining_s()
-            stored = await self.compare(key, prepared, receipt.existing)
-            if stored is not None:  # else it was deleted meanwhile
-                return stored, receipt
+            repeated = await self.compare(key, prepared, receipt.existing)
+            if repeated is not None:  # else it was deleted meanwhile
+                return repeated, receipt
         raise StaleBase(key.id)
 
     async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:

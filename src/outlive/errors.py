@@ -107,19 +107,20 @@ class CheckpointExists(CallerError):
 class CheckpointMissing(CallerError, LookupError):
     """A checkpoint that the call builds on is not there."""
 
-    def __init__(self, thread: str, checkpoint: str | None) -> None:
+    def __init__(self, thread: str, checkpoint: str | None, advice: str = "") -> None:
         which = "no checkpoint at all" if checkpoint is None else f"no checkpoint {checkpoint!r}"
-        super().__init__(f"thread {thread!r} has {which}; thread.history() lists what it has")
+        super().__init__(f"thread {thread!r} has {which}; {advice or 'thread.history() lists what it has'}")
         self.thread = thread
         self.checkpoint = checkpoint
 
 
 class ThreadNotEmpty(CallerError):
-    """A fork or copy may not write into a thread that has checkpoints."""
+    """A fork, copy or import may not write into a thread that has checkpoints or metadata. `what` is which of the two."""
 
-    def __init__(self, thread: str) -> None:
-        super().__init__(f"thread {thread!r} has checkpoints already; choose another id or delete it first")
+    def __init__(self, thread: str, what: str = "checkpoints") -> None:
+        super().__init__(f"thread {thread!r} has {what} already; choose another id or delete it first")
         self.thread = thread
+        self.what = what
 
 
 class HeadMoved(CallerError):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,8 @@ from .arguments import check_id, check_namespace, check_source, check_step, chec
 from .backend import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
 from .checkpoint import micros, moment
 from .engine import Draft, Engine, Located
-from .errors import BadArgument, CallerError, Corrupt, NewerFormat, StaleBase
-from .info import open_info, pack_info
+from .errors import BadArgument, CallerError, Corrupt, MetadataMoved, NewerFormat, StaleBase
+from .info import check_vacant, drop_stray_writes, open_info, pack_info
 from .piece import Pieces, split
 from .readable import Json, changed, changes, packed, readable, readable_text, text_of
 
@@ -178,17 +179,29 @@ async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, A
         raise BadArgument("the metadata of this thread is no mapping, or forked_from no pair of ids")
     pair = (text_of(origin[0]), text_of(origin[1])) if origin else None
     info, projection = pack_info(engine, metadata, pair)
-    await importing.flush()
-    await engine.commit(
-        Commit(
-            key,
-            checkpoints=tuple(records),
-            writes=tuple(importing.writes),
-            info=info if metadata or pair else None,
-            info_projection=projection,
-            expect_empty=True,
-        )
+    commit = Commit(
+        key,
+        checkpoints=tuple(records),
+        writes=tuple(importing.writes),
+        info=info if metadata or pair else None,
+        info_projection=projection,
+        expect_empty=True,
     )
+    await check_vacant(engine, key)  # before anything is stored
+    await importing.flush()
+    for attempt in range(_TRIES):
+        version = await check_vacant(engine, key)
+        await drop_stray_writes(engine, key, _pairs(records, importing.writes))
+        try:
+            await engine.commit(replace(commit, info_version=version, token=os.urandom(8)))
+            return
+        except (StaleBase, MetadataMoved):  # somebody wrote to it in between
+            if attempt + 1 == _TRIES:
+                raise
+
+
+def _pairs(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[tuple[str, str]]:
+    return {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
 
 
 def _list(told: Mapping[str, Any], name: str) -> list[Any]:

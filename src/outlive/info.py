@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from . import manifest
-from .backend import ThreadKey, ThreadRow
+from .backend import Commit, Removal, ThreadKey, ThreadRow
 from .checkpoint import ThreadInfo, moment
 from .engine import Engine, Located
-from .errors import Corrupt, refuse_unopened
+from .errors import Corrupt, ThreadNotEmpty, refuse_unopened
 
 
 def pack_info(
@@ -47,3 +47,23 @@ def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInf
         forked_from=forked_from,
         head=None if row.head is None else engine.checkpoint(key, row.head),
     )
+
+
+async def check_vacant(engine: Engine, key: ThreadKey) -> int:
+    """Return the version of the metadata of a thread that a copy may go into; raise ThreadNotEmpty for any other."""
+    rows = await engine.backend.threads(key.tenant, only=key.id, heads=False)
+    if not rows:
+        return 0
+    if rows[0].checkpoints:
+        raise ThreadNotEmpty(key.id)
+    if open_info(engine, rows[0])[0]:
+        raise ThreadNotEmpty(key.id, "metadata")
+    return rows[0].info_version
+
+
+async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:
+    """Remove pending writes that somebody left under (namespace, id) that a copy brings: they are not part of it."""
+    found = {write.key[:2] for write in await engine.backend.writes(key, None)}
+    strays = tuple(sorted(pair for pair in found if pair in brought))
+    if strays:
+        await engine.commit(Commit(key, removal=Removal(checkpoints=strays), expect_empty=True))

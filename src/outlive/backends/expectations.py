@@ -15,7 +15,7 @@ from ..errors import (
     StaleBase,
     ThreadNotEmpty,
 )
-from .view import Clock, Effect, Row, View
+from .view import Clock, Effect, Pair, Row, View
 
 
 def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
@@ -32,8 +32,8 @@ def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
         raise StaleBase(thread)
     if commit.revision is not None and (row is None or row.revision != commit.revision):
         raise StaleBase(thread)
-    if commit.expect_empty and view.count():
-        raise ThreadNotEmpty(thread)
+    if commit.expect_empty:
+        _check_empty(commit, view)
     if commit.expect_head is not None:
         _check_head(commit, *commit.expect_head, view)
     version = row.info_version if row else 0
@@ -42,6 +42,20 @@ def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     for entry in commit.entries:
         if not commit.merge:
             _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_empty(commit: Commit, view: View) -> None:
+    """A thread that a copy goes into has no checkpoints, and no pending writes that would be taken for those of the copy."""
+    if view.count():
+        raise ThreadNotEmpty(commit.thread.id)
+    if any(view.has(pair) for pair in brought(commit)):
+        raise StaleBase(commit.thread.id)
+
+
+def brought(commit: Commit) -> set[Pair]:
+    """Return the (namespace, id) of all checkpoints that a commit brings, and of those that its writes belong to."""
+    pairs = {(draft.namespace, draft.id) for draft in commit.checkpoints}
+    return pairs | {write.key[:2] for write in commit.writes}
 
 
 def _check_turn(commit: Commit, view: View, row: Row | None) -> None:

@@ -83,7 +83,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         info=resealed.info if info is None else info,
         info_projection=commit.info_projection,
     )
-    gone = (view.count() or int(view.is_listed)) if removal.everything else len(removed)
+    gone = (view.count() or int(view.is_listed)) if removal.everything else _count_checkpoints(removed, view)
     receipt = Receipt(
         new.generation, new.revision, effect.checkpoints, None, effect.entries, effect.writes, gone, freed
     )
@@ -141,7 +141,7 @@ class _Placing:
         self._heads: dict[str, CheckpointRecord] = {}
         self.seq = row.seq
         self.epoch = max(row.epoch, commit.epoch or 0)
-        self._behind = _behind(commit, view)
+        self._behind = _behind(commit, view, row)
         self.stored: list[CheckpointRecord] = []
         self.replaced: list[CheckpointRecord] = []
         for draft in commit.checkpoints:
@@ -218,10 +218,10 @@ def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, Check
 
 
 def _writes(commit: Commit, view: View, row: Row) -> tuple[WriteRecord, ...]:
-    """The first write of an index wins; a control write gets a rank, and the last one wins."""
+    """The first write of an index wins, unless its checkpoint is replaced. A control write gets a rank, and the last one wins."""
     accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
     for write in commit.writes:
-        stored = accepted.get(write.key) or view.write(write.key)
+        stored = accepted.get(write.key) or (None if commit.replace else view.write(write.key))
         if write.index < 0 and write.rank == ABSENT:
             accepted[write.key] = replace(write, rank=(row.epoch, 0, row.revision))
         elif stored is None or _outranks(commit, write, stored):
@@ -327,15 +327,24 @@ def _is_buried(draft: CheckpointRecord, view: View) -> bool:
     return bool(_graves(draft, view))
 
 
-def _behind(commit: Commit, view: View) -> tuple[int, int]:
+def _behind(commit: Commit, view: View, row: Row) -> tuple[int, int]:
     """Return the (epoch, seq) behind which the records of a fork or an import go, with places of their own, into a deleted thread.
 
-    Where a tombstone holds, the other store of a pair would take them for what was deleted.
+    No seq is used again. And where a tombstone holds, the other store of a pair would take them for what was deleted.
     """
-    if commit.merge:
+    drafts = [draft for draft in commit.checkpoints if draft.seq]
+    if commit.merge or not drafts:
         return 0, 0
-    graves = [grave for draft in commit.checkpoints if draft.seq for grave in _graves(draft, view)]
-    return max(((grave.epoch, grave.until) for grave in graves), default=(0, 0))
+    graves = [grave for draft in drafts for grave in _graves(draft, view)]
+    places = [(grave.epoch, grave.until) for grave in graves]
+    if commit.expect_empty and any(draft.seq <= row.seq for draft in drafts):
+        places.append((row.epoch, row.seq))
+    return max(places, default=(0, 0))
+
+
+def _count_checkpoints(pairs: Iterable[Pair], view: View) -> int:
+    """Return how many of the removed are checkpoints; the others are pending writes on ids that were never saved."""
+    return sum(view.find(*pair) is not None for pair in pairs)
 
 
 def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:

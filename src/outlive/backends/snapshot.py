@@ -22,7 +22,7 @@ from ..backend import (
     WriteRecord,
     tombstone_key,
 )
-from .expectations import named
+from .expectations import brought, named
 from .view import Pair, Row
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Wanted:
             checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
             namespaces=_once(namespaces),
             writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reseal.writes))),
-            pairs=_once(pairs),
+            pairs=_once([*pairs, *(brought(commit) if commit.expect_empty else ())]),
             entries=_once(entries),
             chunks=list(chunks),
         )

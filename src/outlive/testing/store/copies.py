@@ -128,6 +128,66 @@ class CopyContract(Contract):
         assert (await taken.metadata(), await taken.size()) == ({"title": "mine"}, size)
         assert (await store.verify()).ok
 
+    async def test_nothing_is_copied_over_a_thread_that_has_metadata(self, store: AsyncStore) -> None:
+        thread, taken = store.thread("t"), store.thread("taken")
+        await thread.save(_state(1))
+        await thread.update({"title": "theirs"})
+        await taken.update({"title": "mine"})
+        exported = await thread.export()
+        for attempt in (
+            thread.fork("taken"),
+            thread.copy("taken"),
+            store.import_thread(exported, id="taken"),
+        ):
+            with pytest.raises(ThreadNotEmpty, match="metadata"):
+                await attempt
+        assert (await taken.metadata(), await taken.load()) == ({"title": "mine"}, None)
+        await taken.update({"title": None})
+        assert await (await thread.copy("taken")).metadata() == {"title": "theirs"}
+        assert (await store.verify()).ok
+
+    async def test_a_copy_into_a_deleted_thread_uses_no_place_again(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        for n in range(3):
+            await thread.save(_state(n), id=f"{n}")
+        exported = await thread.export()
+        for kind in ("fork", "copy", "import"):
+            target, used = store.thread(kind), 0
+            for _ in range(2):
+                for n in range(2):
+                    used = (await target.save({"n": n})).seq or 0
+                await target.delete()
+                if kind == "fork":
+                    await thread.fork(kind, at="1")
+                elif kind == "copy":
+                    await thread.copy(kind)
+                else:
+                    await store.import_thread(exported, id=kind)
+                line = [item async for item in target.history()]
+                assert [item.id for item in line] == (["1"] if kind == "fork" else ["2", "1", "0"])
+                assert min(item.seq or 0 for item in line) > used, kind
+                assert await target.load(line[-1].id) == await thread.load(line[-1].id)
+                used = line[0].seq or 0
+                assert (await target.save("next")).seq == used + 1
+                await target.delete()
+        assert (await store.verify()).ok
+
+    async def test_a_copy_has_no_pending_writes_but_its_own(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save(_state(1), id="one")
+        await thread.write("task", [("c", "own")], checkpoint="one")
+        exported = await thread.export()
+        for kind in ("fork", "copy", "import"):
+            target = store.thread(kind)
+            await target.write("task", [("c", "stray"), ("d", "stray")], checkpoint="one")
+            await target.write("other", [("c", "x" * 3000)], checkpoint="one")
+            if kind == "import":
+                await store.import_thread(exported, id=kind)
+            else:
+                await (thread.fork(kind) if kind == "fork" else thread.copy(kind))
+            assert [(held.task, held.value) for held in await target.writes("one")] == [("task", "own")]
+        assert (await store.verify()).ok
+
     async def test_what_is_not_there_cannot_be_copied(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         with pytest.raises(CheckpointMissing):
