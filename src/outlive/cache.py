@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass, field
 
 from . import planning
-from .backend import CheckpointRecord, Known
+from .backend import CheckpointRecord, Cursor, Known
 from .codec import Codec
 from .manifest import layout_of
 from .piece import Pieces, split
@@ -64,6 +64,29 @@ class Base:
         return pieces
 
 
+class Places:
+    """Where checkpoints were that this process listed or deleted: a listing continues there when they are gone."""
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._places: dict[tuple[bytes, str | None, str], Cursor] = {}
+        self._lock = threading.Lock()
+
+    def note(self, digest: bytes, record: CheckpointRecord) -> None:
+        with self._lock:
+            for namespace in (record.namespace, None):
+                key = (digest, namespace, record.id)
+                self._places.pop(key, None)
+                self._places[key] = record.order
+            while len(self._places) > 2 * self._limit:
+                del self._places[next(iter(self._places))]
+
+    def find(self, digest: bytes, namespace: str | None, id: str) -> Cursor | None:
+        """Return the last known place of a checkpoint; with None, in any namespace."""
+        with self._lock:
+            return self._places.get((digest, namespace, id))
+
+
 class Cache:
     """Bases by thread and namespace."""
 
@@ -72,6 +95,7 @@ class Cache:
         self._bases: dict[Key, tuple[Base, int]] = {}
         self._total = 0
         self._lock = threading.Lock()
+        self.places = Places()
         _caches.add(self)
 
     def get(self, key: Key) -> Base | None:
@@ -115,6 +139,7 @@ _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 def _new_locks() -> None:
     for cache in list(_caches):
         cache._lock = threading.Lock()
+        cache.places = Places()
 
 
 os.register_at_fork(after_in_child=_new_locks)

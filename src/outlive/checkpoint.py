@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,16 @@ class Checkpoint:
         resumed = self.resume_values
         return tuple(interrupt for interrupt in self.interrupts if interrupt.id not in resumed)
 
+    @property
+    def cursor(self) -> str:
+        """The place of this checkpoint as text, for `thread.history(before=...)`. It stays valid when the checkpoint is deleted."""
+        if self.seq is None:
+            raise BadArgument(
+                f'checkpoint {self.id!r} has no place yet: it was saved with durability="async"; call thread.flush() '
+                "and read it again"
+            )
+        return format_cursor(self.epoch, self.seq, self.id)
+
     def __repr__(self) -> str:
         place = f"#{self.seq}" if self.seq is not None else "on its way"
         step = "" if self.step is None else f" step={self.step}"
@@ -161,6 +172,25 @@ class Sizes:
     checkpoints: int
     stored_bytes: int
     state_bytes: int
+
+
+def format_cursor(epoch: int, seq: int, id: str) -> str:
+    """Return a place in a thread's history as text."""
+    return f"cursor:{epoch}.{seq}:{id}"
+
+
+def parse_cursor(text: str) -> tuple[int, int, str] | None:
+    """Return (epoch, seq, id) of a cursor; None when the text is none."""
+    found = _CURSOR.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2]), found[3])
+
+
+_CURSOR = re.compile(r"cursor:([0-9]{1,15})\.([0-9]{1,15}):(.+)", re.DOTALL)
+
+
+def matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
+    """Tell whether metadata has every key of a filter with an equal value. What lacks a key does not match, not even None."""
+    return all(key in metadata and metadata[key] == value for key, value in filter.items())
 
 
 def moment(micros: int) -> dt.datetime:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from .backend import CheckpointRecord, Cursor, ThreadKey
-from .checkpoint import Checkpoint
+from .backend import CheckpointRecord, Cursor, ThreadKey, escape
+from .checkpoint import Checkpoint, matches, parse_cursor
 from .engine import Engine
 from .errors import CheckpointMissing
 
@@ -24,7 +24,7 @@ class History:
         *,
         settle: Callable[[ThreadKey], Awaitable[None]],
         limit: int | None,
-        before: str | None,
+        before: str | Checkpoint | None,
         filter: dict[str, Any],
         run: str | None,
         all_namespaces: bool,
@@ -49,8 +49,10 @@ class History:
         while self._left is None or self._left > 0:
             if not self._page and not await self._turn():
                 break
-            checkpoint = self._engine.checkpoint(self._key, self._page.pop(0))
-            if all(checkpoint.metadata.get(key) == value for key, value in self._filter.items()):
+            record = self._page.pop(0)
+            checkpoint = self._engine.checkpoint(self._key, record)
+            if matches(checkpoint.metadata, self._filter):
+                self._engine.cache.places.note(self._key.digest, record)
                 self._left = None if self._left is None else self._left - 1
                 return checkpoint
         raise StopAsyncIteration
@@ -73,8 +75,28 @@ class History:
     async def _start(self) -> None:
         self._started = True
         await self._settle(self._key)
-        if self._before is not None:
-            reading = await self._engine.backend.read(self._key, self._namespace, self._before, chunks=False)
-            if reading.record is None:
-                raise CheckpointMissing(self._key.id, self._before)
-            self._cursor = reading.record.order
+        before = self._before
+        if isinstance(before, Checkpoint) and before.seq is not None:
+            self._cursor = (before.epoch, before.seq, escape(before.id))
+        elif before is not None:
+            self._cursor = await self._find(before.id if isinstance(before, Checkpoint) else before)
+
+    async def _find(self, id: str) -> Cursor:
+        """Return the place of a checkpoint: as it is stored, as this process saw it last, or as a cursor says."""
+        reading = await self._engine.backend.read(self._key, self._namespace, id, chunks=False)
+        record = reading.record
+        if record is None and self._all:  # newest first: the newest of this id, in whichever namespace
+            found = await self._engine.records(self._key)
+            record = next((other for other in found if other.id == id), None)
+        if record is not None:
+            return record.order
+        namespace = None if self._all else self._namespace
+        if (place := self._engine.cache.places.find(self._key.digest, namespace, id)) is not None:
+            return place
+        if (said := parse_cursor(id)) is not None:
+            return (said[0], said[1], escape(said[2]))
+        raise CheckpointMissing(
+            self._key.id,
+            id,
+            "if it was deleted, pass the checkpoint itself or its .cursor as before=, which outlast it",
+        )

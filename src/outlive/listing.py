@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from .backend import ThreadKey, ThreadRow, escape
-from .checkpoint import ThreadInfo
+from .checkpoint import ThreadInfo, matches
 from .engine import Engine
 from .errors import Corrupt
 from .info import describe_thread
@@ -50,7 +50,7 @@ class Threads:
             if row is None:
                 break
             info = describe_thread(self._engine, ThreadKey.of(self._tenant, row.id), row)
-            if all(info.metadata.get(key) == value for key, value in self._filter.items()):
+            if matches(info.metadata, self._filter):
                 self._left = None if self._left is None else self._left - 1
                 return info
         raise StopAsyncIteration

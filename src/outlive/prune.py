@@ -13,7 +13,7 @@ commit; with `erase=True` any chunk that holds a byte nobody reads.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import chunk, manifest
@@ -50,14 +50,22 @@ async def prune(
 
 
 async def remove(
-    engine: Engine, key: ThreadKey, *, ids: Sequence[Pair] = (), run: str | None = None, erase: bool = False
+    engine: Engine,
+    key: ThreadKey,
+    *,
+    pairs: Collection[Pair] = (),
+    ids: Collection[str] = (),
+    run: str | None = None,
+    erase: bool = False,
 ) -> Pruned:
-    """Remove checkpoints by id, or all of one run."""
+    """Remove checkpoints by (namespace, id), by id in whichever namespace, or all of one run."""
 
     async def choose(records: list[CheckpointRecord]) -> set[Pair]:
-        return {
-            (record.namespace, record.id) for record in records if run is not None and record.run == run
-        } | set(ids)
+        known = {(one.namespace, one.id) for one in records}
+        if ids:  # pending writes may be on an id that was never saved
+            known |= {write.key[:2] for write in await engine.backend.writes(key, None)}
+        of_run = {(one.namespace, one.id) for one in records if run is not None and one.run == run}
+        return {*pairs, *of_run, *(pair for pair in known if pair[1] in ids)}
 
     return await remove_chosen(engine, key, choose, erase=erase)
 
@@ -129,11 +137,14 @@ async def _once(
     dry_run: bool,
     at_once: bool,
 ) -> Pruned:
-    doomed: set[Pair] = await choose(look.records)
+    known = {(record.namespace, record.id) for record in look.records} | {
+        write.key[:2] for write in look.writes
+    }
+    doomed: set[Pair] = await choose(look.records) & known
     kept = [record for record in look.records if (record.namespace, record.id) not in doomed]
     live = _Live(engine, key, look.inventory.generation, look.writes, doomed)
     if dry_run:
-        return live.estimate(look.inventory.chunks, look.records, kept, len(doomed))
+        return live.estimate(look.inventory.chunks, look.records, kept)
     rewriting = await live.rewrite(look.records, kept, erase)
     commit = Commit(
         key,
@@ -144,6 +155,9 @@ async def _once(
     )
     dead = live.dead(look.inventory, kept, rewriting)
     removed, chunks, freed, is_swept = await _commit(engine, commit, look.inventory, dead, at_once)
+    for record in look.records:
+        if (record.namespace, record.id) in doomed:
+            engine.cache.places.note(key.digest, record)
     whole = erase and is_swept and await _is_erased(engine, key)
     freed -= sum(map(len, rewriting.chunks.values()))
     return Pruned(removed, chunks, len(rewriting.chunks), max(0, freed), whole)
@@ -312,12 +326,13 @@ class _Live:
         return [name for name in stored.chunks if name not in live]
 
     def estimate(
-        self, stored: Stored, records: list[CheckpointRecord], kept: list[CheckpointRecord], doomed: int
+        self, stored: Stored, records: list[CheckpointRecord], kept: list[CheckpointRecord]
     ) -> Pruned:
         live = self.names(kept)
         dead = [size for name, (size, _) in stored.items() if name not in live]
         wasted = self.wasted(stored, records, kept)
-        return Pruned(doomed, len(dead) + len(wasted), len(wasted), sum(dead) + sum(wasted.values()))
+        gone = len(records) - len(kept)
+        return Pruned(gone, len(dead) + len(wasted), len(wasted), sum(dead) + sum(wasted.values()))
 
     def wasted(
         self, stored: Stored, records: Sequence[CheckpointRecord], kept: Sequence[CheckpointRecord]

@@ -100,7 +100,7 @@ class AsyncStore:
     ) -> AsyncIterator[ThreadInfo]:
         """Iterate over threads by id; `after` is an id to go on behind, whether it still exists or not.
 
-        `filter` compares the threads' own metadata by equality, and `limit` counts what passes it.
+        `filter` has keys that the threads' own metadata must have with equal values; `limit` counts what passes.
         """
         return Threads(
             self._engine,

@@ -109,7 +109,7 @@ class Thread:
         self,
         *,
         limit: int | None = None,
-        before: str | None = None,
+        before: str | Checkpoint | None = None,
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
@@ -170,8 +170,15 @@ class Thread:
     def delete(self, *, erase: bool = False) -> bool:
         return run_now(self._thread.delete(erase=erase))
 
-    def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
-        return run_now(self._thread.remove(ids, run=run, erase=erase))
+    def remove(
+        self,
+        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        *,
+        run: str | None = None,
+        erase: bool = False,
+        all_namespaces: bool = False,
+    ) -> Pruned:
+        return run_now(self._thread.remove(ids, run=run, erase=erase, all_namespaces=all_namespaces))
 
     def prune(
         self,

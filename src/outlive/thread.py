@@ -18,6 +18,7 @@ from .arguments import (
     check_limit,
     check_metadata,
     check_names,
+    check_namespace,
     check_pairs,
     check_source,
     check_step,
@@ -36,6 +37,7 @@ from .checkpoint import (
     ThreadInfo,
     Verified,
     micros,
+    parse_cursor,
 )
 from .delayed import Delayed
 from .diff import diff
@@ -207,15 +209,15 @@ class AsyncThread:
         self,
         *,
         limit: int | None = None,
-        before: str | None = None,
+        before: str | Checkpoint | None = None,
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
     ) -> AsyncIterator[Checkpoint]:
         """Iterate over checkpoints, newest first; no state is read.
 
-        `before` is the id of a checkpoint to start behind, `filter` compares metadata by equality, and `limit`
-        counts what passes it.
+        `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
+        if this process listed or deleted it. `filter` has keys that the metadata must have with equal values; `limit` counts what passes.
         """
         return History(
             self._engine,
@@ -223,11 +225,23 @@ class AsyncThread:
             self.namespace,
             settle=self._home._settle,
             limit=check_limit(limit),
-            before=optional_id("before", before),
+            before=self._start(before),
             filter=check_filter(filter),
             run=optional_id("run", run),
             all_namespaces=all_namespaces,
         )
+
+    def _start(self, before: str | Checkpoint | None) -> str | Checkpoint | None:
+        if not isinstance(before, Checkpoint):
+            is_cursor = (
+                isinstance(before, str) and parse_cursor(before) is not None
+            )  # longer than an id may be
+            return before if is_cursor else optional_id("before", before)
+        if before.thread != self.id:
+            raise BadArgument(
+                f"before= is a checkpoint of thread {before.thread!r}; this is the history of {self.id!r}"
+            )
+        return before
 
     async def lineage(self, id: str | None = None) -> list[Checkpoint]:
         """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
@@ -439,15 +453,45 @@ class AsyncThread:
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 
-    async def remove(self, ids: Sequence[str] = (), *, run: str | None = None, erase: bool = False) -> Pruned:
-        """Delete checkpoints by id, or all of a run; what others still use stays."""
+    async def remove(
+        self,
+        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        *,
+        run: str | None = None,
+        erase: bool = False,
+        all_namespaces: bool = False,
+    ) -> Pruned:
+        """Delete checkpoints with their pending writes, or all of a run; what others still use stays.
+
+        An id means this namespace, or with `all_namespaces` every one. A checkpoint, or a pair of (namespace, id), brings its own.
+        What is not there is not counted.
+        """
+        pairs, anywhere = self._chosen(ids, all_namespaces)
         await self._settled()
-        if not isinstance(ids, str | Iterable):
-            raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
-        pairs = [(self.namespace, check_id("id", id)) for id in ([ids] if isinstance(ids, str) else ids)]
         return await prune.remove(
-            self._engine, self._key, ids=pairs, run=optional_id("run", run), erase=erase
+            self._engine, self._key, pairs=pairs, ids=anywhere, run=optional_id("run", run), erase=erase
         )
+
+    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
+        """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
+        if not isinstance(ids, str | Checkpoint | Iterable):
+            raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
+        pairs: set[tuple[str, str]] = set()
+        anywhere: set[str] = set()
+        for one in [ids] if isinstance(ids, str | Checkpoint) else ids:
+            if isinstance(one, Checkpoint):
+                if one.thread != self.id:
+                    raise BadArgument(
+                        f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"
+                    )
+                pairs.add((one.namespace, one.id))
+            elif isinstance(one, tuple) and len(one) == 2:
+                pairs.add((check_namespace(one[0]), check_id("id", one[1])))
+            elif all_namespaces:
+                anywhere.add(check_id("id", one))
+            else:
+                pairs.add((self.namespace, check_id("id", one)))
+        return pairs, anywhere
 
     async def prune(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..checkpoint import format_cursor, parse_cursor
 from ..errors import BadArgument
 from .call import Call
 from .command import (
@@ -86,7 +87,11 @@ def show(
     flag("--all-namespaces", help="All namespaces of the thread."),
     option("--run", metavar="RUN", help="Only checkpoints of this run."),
     filter_option(),
-    option("--before", metavar="CHECKPOINT", help="Start behind this one: the next page."),
+    option(
+        "--before",
+        metavar="CHECKPOINT",
+        help="Start after this one: the next page. An id, a place or a cursor.",
+    ),
     limit_option(50, "checkpoints"),
 )
 def history(
@@ -104,15 +109,17 @@ def history(
         from .find import find_checkpoint, find_run, find_thread
 
         place, start = store.thread(find_thread(store, thread), namespace=namespace), None
-        if before is not None:
+        if before is not None and parse_cursor(before) is not None:
+            start = before
+        elif before is not None:
             last = find_checkpoint(store, place, before, is_anywhere=all_namespaces)
-            place, start = store.thread(place.id, namespace=last.namespace), last.id
+            start = format_cursor(last.epoch, last.seq, last.id)
         run_id = None if run is None else find_run(store, run).id
         found = place.history(
             limit=limit + 1, before=start, filter=read_filters(filters), run=run_id, all_namespaces=all_namespaces
         )  # fmt: skip
         page = list(found)
-        _list_checkpoints(call, page[:limit], next=page[limit - 1].id if len(page) > limit else None)
+        _list_checkpoints(call, page[:limit], next=page[limit - 1].cursor if len(page) > limit else None)
 
 
 @command("heads", "List the tips of a thread.", thread_argument(), namespace_option())

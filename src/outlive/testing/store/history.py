@@ -72,6 +72,40 @@ class HistoryContract(Contract):
                 await thread.remove(["3"])
         assert seen == ["4", "3", "2", "1", "0"]
 
+    async def test_a_cursor_survives_the_deletion_of_its_checkpoint(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        await _line(thread, 8)
+        page = [item async for item in thread.history(limit=3)]
+        await other.thread("t").remove(["5", "4"])
+        assert await _ids(thread, before=page[-1].id) == ["3", "2", "1", "0"]  # this process listed it
+        assert await _ids(other.thread("t"), before="5") == ["3", "2", "1", "0"]  # this one deleted it
+        third = (await trial.store()).thread("t")
+        for before in (page[-1], page[-1].cursor):
+            assert await _ids(third, before=before, limit=2) == ["3", "2"]
+        with pytest.raises(CheckpointMissing, match="cursor"):
+            await _ids(third, before="5")
+        await thread.save("again", id="5")
+        assert await _ids(thread, before="5", limit=2) == ["7", "6"]  # what is stored comes first
+        await thread.delete()
+        await thread.save("new", id="new")
+        assert await _ids(thread, before=page[-1]) == []
+
+    async def test_history_of_all_namespaces_continues_from_any_of_them(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        for n in range(3):
+            await root.save(n, id=f"root {n}")
+            await sub.save(n, id=f"sub {n}")
+        assert await _ids(root, all_namespaces=True, before="sub 1") == ["root 1", "sub 0", "root 0"]
+        (checkpoint,) = [item async for item in sub.history(limit=1)]
+        assert await _ids(root, before=checkpoint) == ["root 2", "root 1", "root 0"]
+        await sub.remove(["sub 1"])
+        assert await _ids(root, all_namespaces=True, before="sub 1") == ["root 1", "sub 0", "root 0"]
+        with pytest.raises(CheckpointMissing):
+            await _ids(root, before="sub 1")
+        with pytest.raises(BadArgument, match="thread 't'"):
+            await _ids(store.thread("another"), before=checkpoint)
+
     async def test_history_reads_no_state(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         await _line((await trial.store()).thread("t"), 3)
@@ -134,6 +168,15 @@ class HistoryContract(Contract):
             assert await _ids(thread, filter={"value": value}) == expected
         assert await _ids(thread, filter={"value": 1, "all": True}) == ["c"]
         assert await _ids(thread, filter={"value": 1, "all": False}) == []
+
+    async def test_a_filter_for_none_matches_none_and_not_what_is_absent(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({}, id="without")
+        await thread.save({}, id="none", metadata={"x": None})
+        await thread.save({}, id="false", metadata={"x": False})
+        assert await _ids(thread, filter={"x": None}) == ["none"]
+        await thread.update({"title": "x"})
+        assert [info.id async for info in store.threads(filter={"owner": None})] == []
 
     async def test_a_limit_counts_what_passes_the_filter(self, trial: Trial) -> None:
         thread = (await trial.store()).thread("t")

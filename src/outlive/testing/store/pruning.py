@@ -75,6 +75,35 @@ class PruningContract(Contract):
                 assert await other.thread("t").load(id) == states[id]
             assert (await thread.verify()).ok
 
+    async def test_removing_from_a_thread_that_never_was_removes_nothing(self, store: AsyncStore) -> None:
+        chosen: list[dict[str, Any]] = [{"ids": ["a", "b"]}, {"run": "r"}, {"ids": ["a"], "erase": True}]
+        for options in chosen:
+            assert (await store.thread("never").remove(**options)).checkpoints == 0
+        assert [info async for info in store.threads()] == []
+        await store.thread("t").save(1)
+        assert (await store.thread("t").remove(["never"])).checkpoints == 0
+
+    async def test_checkpoints_of_several_namespaces_are_removed_by_one_call(self, store: AsyncStore) -> None:
+        root, sub = store.thread("t"), store.thread("t", namespace="sub")
+        saved = [await one.save({"n": n}, id=f"{n}") for n in range(5) for one in (root, sub)]
+        assert (await root.remove([saved[0], ("sub", "1"), "2", ("sub", "never")])).checkpoints == 3
+        assert (await _ids(root), await _ids(sub)) == (["4", "3", "1"], ["4", "3", "2", "0"])
+        assert (await sub.remove(["3", "1", "2"], all_namespaces=True)).checkpoints == 4
+        assert (await _ids(root), await _ids(sub)) == (["4"], ["4", "0"])
+        with pytest.raises(BadArgument, match="thread 't'"):
+            await store.thread("another").remove([saved[0]])
+
+    async def test_an_unsaved_id_with_pending_writes_is_no_checkpoint(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({"n": 1}, id="one")
+        await thread.write("task", [("c", noise(1, 3000))], checkpoint="unsaved")
+        assert (await thread.remove(["unsaved", "one"])).checkpoints == 1
+        assert await thread.writes("unsaved") == ()
+        await thread.write("task", [("c", 1)], checkpoint="unsaved")
+        assert (await thread.remove(["unsaved"], all_namespaces=True)).checkpoints == 0
+        assert await thread.writes("unsaved") == ()
+        assert (await store.verify()).ok
+
     async def test_every_namespace_keeps_its_newest(self, store: AsyncStore) -> None:
         root, sub = store.thread("t"), store.thread("t", namespace="sub")
         for n in range(3):
