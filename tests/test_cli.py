@@ -219,8 +219,8 @@ def test_history_is_a_tree(anywhere):
 
 def test_a_history_of_all_namespaces_is_paged(anywhere):
     first = json.loads(anywhere("history", "trip-42", "--all-namespaces", "--limit", 1, "--json").out)
-    assert ([item["namespace"] for item in first["items"]], first["next"]) == (["sub"], "s1")
-    for before in ("s1", "@5"):
+    assert ([item["namespace"] for item in first["items"]], first["next"]) == (["sub"], "cursor:0.5:s1")
+    for before in ("s1", "@5", first["next"]):
         rest = anywhere("history", "trip-42", "--all-namespaces", "--before", before, "-q")
         assert rest.out.split() == ["branch", "c3", "c2", "c1"]
 

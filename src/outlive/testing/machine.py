@@ -221,20 +221,25 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.run(handle.copy(into) if whole else handle.fork(into, at=id))
         except ThreadNotEmpty:
-            assert target.saved
+            assert target.saved or target.metadata
             return
-        assert not target.saved
+        assert not target.saved and not target.metadata
         pairs = [*source.saved, *source.writes] if whole else [(call.namespace, id)]
         self.take(source, target, pairs, None if whole else "fork")
 
     def take(self, source: ModelThread, target: ModelThread, pairs: list[Pair], how: str | None) -> None:
+        used = (
+            target.seq
+            if any(source.saved[pair].seq <= target.seq for pair in pairs if pair in source.saved)
+            else 0
+        )
         for pair in pairs:
             if (saved := source.saved.get(pair)) is not None:
-                target.saved[pair] = Saved(saved.parent, saved.seq, saved.state, how or saved.source)
-                target.seq = max(target.seq, saved.seq)
-            if (writes := source.writes.get(pair)) is not None:
-                control = {key: value for key, value in writes.items() if key[1] < 0}
-                target.writes[pair] = {**writes, **target.writes.get(pair, {}), **control}
+                target.saved[pair] = Saved(saved.parent, saved.seq + used, saved.state, how or saved.source)
+                target.seq = max(target.seq, saved.seq + used)
+            target.writes.pop(pair, None)
+            if pair in source.writes:
+                target.writes[pair] = dict(source.writes[pair])
         target.metadata, target.is_described = dict(source.metadata), True
 
     # Deleting
