@@ -7,6 +7,19 @@ import threading
 import time
 
 import outlive
+from outlive.backend import unknown
+from outlive.backends.local import Inline
+from outlive.backends.memory import MemoryBackend
+from outlive.cache import Cache
+from outlive.chunk import Namer
+from outlive.codec import Codec
+from outlive.engine import Engine
+from outlive.layers.replicate import Replicate
+from outlive.layers.status import Replication
+from outlive.runtime import SyncRuntime, run_now
+from outlive.store import AsyncStore, Settings
+from outlive.sync import Store
+from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.trial import COLOURS, _Awaited
@@ -68,6 +81,72 @@ class Disk:
 
 
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.1, "failback_delay_s": 0}
+class Link:
+    """The way of one client to one store, which can be cut: `mode` is pass, refuse, or deaf (it is done, and no answer comes)."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.name = inner.name
+        self.mode = "pass"
+
+    def __getattr__(self, name):
+        method = getattr(self.inner, name)
+
+        async def call(*args, **options):
+            if self.mode == "pass" or name == "close":
+                return await method(*args, **options)
+            error = outlive.StoreUnavailable(f"the link is {self.mode}")
+            if name != "commit_all":
+                raise error
+            if self.mode == "refuse":
+                return [error for _ in args[0]]
+            results = await method(*args, **options)
+            return [
+                unknown(one, "no answer") if isinstance(result, outlive.backend.Receipt) else error
+                for one, result in zip(*args, results, strict=True)
+            ]
+
+        return call
+
+
+class Client:
+    """A client of a pair in memory, in which nothing happens by itself: its store, and its links to both backends."""
+
+    def __init__(self, backends, runtime=None, **options):
+        self.links = [Link(Interposed(backend)) for backend in backends]
+        chosen = Replication.of({"health_check_interval_s": 1000, "auto_failover": False, **options})
+        runtime = runtime or SyncRuntime()
+        self.pair = Replicate(
+            *self.links, chosen, runtime=runtime, naming=lambda key: lambda *chunk: True, timeout_s=5.0
+        )
+        self.pair._keep_beating = lambda: None
+        key = run_now(self.pair.identity(b"k" * 32))
+        engine = Engine(self.pair, Codec(), Namer(key), Cache(1 << 20), runtime)
+        self.store = Store(AsyncStore(engine, Settings("testing:"), pair=self.pair))
+
+    def heal(self):
+        for link in self.links:
+            link.mode = "pass"
+
+    def at_call(self, number, act):
+        """Let something happen before one of the next calls to either store; return a function that tells whether it did."""
+        calls, happened = itertools.count(), []
+
+        async def hook(*_):
+            if next(calls) == number:
+                happened.append(True)
+                act()
+
+        for link in self.links:
+            link.inner.on_call = hook
+        return lambda: bool(happened)
+
+
+def memories():
+    return [Inline(MemoryBackend()), Inline(MemoryBackend())]
+
+
+QUICK = {"timeout_s": 20, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 _number = itertools.count(1)
 
 
@@ -173,4 +252,4 @@ async def drained(rig, store):
     await until(rig, is_empty)
 
 
-__all__ = ["COLOURS", "Disk", "Rig", "drained", "hasty", "ids", "run", "until"]
+__all__ = ["COLOURS", "Client", "Disk", "Rig", "drained", "hasty", "ids", "memories", "run", "until"]

@@ -31,6 +31,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
    new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
    removed is not merged in again, and what comes back by a commit that is no merge, with places of its own, is placed behind them. A merge
    raises the revision to the greatest fence that it brings: whoever takes a run that came from elsewhere outranks what came with it.
+   A merge that `overrules` replaces what is here by what it brings, whatever the versions, ranks and tombstones: it withdraws what
+   this store alone has.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
@@ -258,6 +260,7 @@ class Commit:
     merge: bool = False  # these are records of another store
     strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
     in_turn: bool = False  # of a merge: refuse it when its records are not the next ones
+    overrules: bool = False  # of a merge: what it brings replaces what is here, whatever its version or rank
     timeout_s: float | None = None
     token: bytes = field(
         default_factory=lambda: os.urandom(8)

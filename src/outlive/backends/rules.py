@@ -153,7 +153,8 @@ class _Placing:
         old = self._view.find(draft.namespace, draft.id) if may_be_here else None
         if old is not None and draft.seq and not self._wins(draft, old):
             return
-        if self._commit.merge and draft.seq and _is_buried(draft, self._view):
+        is_judged = self._commit.merge and not self._commit.overrules
+        if is_judged and draft.seq and _is_buried(draft, self._view):
             return
         epoch, seq = self._order(draft, old)
         self.seq, self.epoch = max(self.seq, seq), max(self.epoch, epoch)
@@ -185,6 +186,8 @@ class _Placing:
 
         Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
         """
+        if self._commit.overrules:
+            return True
         if draft.version == old.version:
             mine, theirs = ((one.order, one.body, one.size, one.chunks) for one in (draft, old))
             return self._commit.merge and mine > theirs
@@ -251,7 +254,8 @@ _UNSEALED = _Resealed(Reseal(), cast(View, None))
 
 def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
     accepted = []
-    grave = view.entry(TOMBSTONE, "") if commit.merge else None
+    is_judged = commit.merge and not commit.overrules
+    grave = view.entry(TOMBSTONE, "") if is_judged else None
     for entry in commit.entries:
         if (
             grave is not None
@@ -261,7 +265,7 @@ def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry,
         ):
             continue  # it was taken before the thread was deleted
         stored = view.entry(entry.kind, entry.key)
-        if commit.merge and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
+        if is_judged and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
             continue
         accepted.append(_settled_entry(entry, stored, row, clock))
     return tuple(accepted)
@@ -359,7 +363,7 @@ def _doomed_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int
 
 def _info(commit: Commit, view: View, row: Row) -> bytes | None:
     """Return the thread's metadata when it changes."""
-    if commit.info is None or not commit.merge:
+    if commit.info is None or not commit.merge or commit.overrules:
         return commit.info
     here, there = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info)
     return commit.info if there > here else None
@@ -369,5 +373,5 @@ def _info_version(commit: Commit, row: Row, changes: bool) -> int:
     if commit.removal is not None and commit.removal.everything:
         return 0
     if commit.merge and changes:
-        return max(row.info_version, commit.info_version or 0)
+        return max(0 if commit.overrules else row.info_version, commit.info_version or 0)
     return row.info_version + changes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Sequence
 
 from ..backend import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey
 from ..entry_kind import REPLICATED
-from ..errors import CallerError, Corrupt, OutliveError
+from ..errors import CallerError, Corrupt, EpochPassed, OutliveError
 from ..runtime import Runtime
 from .carrying import Carrier, all_entries
 from .naming import KEYS, NAMING
@@ -18,16 +18,24 @@ _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
 Noted = tuple[ThreadKey, Entry]
+Settle = Callable[[ThreadKey, Items], Awaitable[None]]
 
 
 class Backlog:
     """The notes in one store, and how they are worked off."""
 
     def __init__(
-        self, source: Backend, carrier: Carrier, tenant: str, runtime: Runtime, timeout_s: float
+        self,
+        source: Backend,
+        carrier: Carrier,
+        tenant: str,
+        runtime: Runtime,
+        timeout_s: float,
+        settle: Settle | None = None,
     ) -> None:
         self._source = source
         self._carrier = carrier
+        self._settle = settle  # does what is to be done when a thread of the other store has moved on
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
@@ -54,11 +62,8 @@ class Backlog:
 
     async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> Items:
         """Return all that is queued of one thread, but for what is done."""
-        items = Items()
-        for entry in await all_entries(self._source, thread, NOTE, self._timeout_s):
-            if entry.key not in done:
-                items.add(items_in(entry))
-        return items
+        held = await all_entries(self._source, thread, NOTE, self._timeout_s)
+        return _together([entry for entry in held if entry.key not in done])
 
     async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
         """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
@@ -93,25 +98,35 @@ class Backlog:
         return mine in (None, key[16:24]) or int(key[:16], 16) < recent
 
     async def _carry(self, found: Sequence[Noted]) -> tuple[int, OutliveError | None]:
-        threads: dict[ThreadKey, tuple[Items, list[str]]] = {}
-        for key, entry in found:
-            items, keys = threads.setdefault(key, (Items(), []))
-            items.add(items_in(entry))
-            keys.append(entry.key)
-        count, failure, rows = 0, None, list(threads.items())
+        groups: dict[tuple[ThreadKey, int | None], list[Entry]] = {}
+        for key, entry in found:  # apart by epoch: a thread may refuse those of one and take those of another
+            groups.setdefault((key, items_in(entry).epoch), []).append(entry)
+        rows = [(key, _together(notes), [note.key for note in notes]) for (key, _), notes in groups.items()]
+        count, failure = 0, None
         for at in range(0, len(rows), _TOGETHER):
             batch = rows[at : at + _TOGETHER]
-            results = await self._carrier.carry_all([(key, items) for key, (items, _) in batch])
-            outcomes = list(zip(batch, results, strict=True))
-            done = [(key, keys) for (key, (_, keys)), error in outcomes if error is None]
-            await self.take_off(done)
-            for key, _ in done:
-                self.carried.setdefault(key, set()).update(threads[key][0].pairs)
-            count += sum(len(keys) for _, keys in done)
+            results = await self._carry_batch([(key, items) for key, items, _ in batch])
+            done = [row for row, error in zip(batch, results, strict=True) if error is None]
+            await self.take_off([(key, keys) for key, _, keys in done])
+            for key, items, keys in done:
+                self.carried.setdefault(key, set()).update(items.pairs)
+                count += len(keys)
             failure = failure or next((error for error in results if error is not None), None)
             if failure is not None and not isinstance(failure, Corrupt | CallerError):
                 raise failure  # it is the store's, not the thread's: the others would fail too
         return count, failure
+
+    async def _carry_batch(self, batch: Sequence[tuple[ThreadKey, Items]]) -> list[OutliveError | None]:
+        results = await self._carrier.carry_all(batch)
+        for at, (key, items) in enumerate(batch):
+            if isinstance(results[at], EpochPassed) and self._settle is not None:
+                try:
+                    await self._settle(key, items)
+                except OutliveError as error:
+                    results[at] = error
+                else:
+                    results[at] = None
+        return results
 
     async def take_off(self, done: Iterable[tuple[ThreadKey, list[str]]]) -> None:
         """Take notes off the queue. One that stays is carried once more, which changes nothing."""
@@ -157,3 +172,13 @@ class Backlog:
                         found.setdefault(key, set()).add((kind, entry.key))
                 for key, entries in found.items():
                     await self._carrier.carry(key, Items(entries=entries))
+
+
+def _together(notes: Sequence[Entry]) -> Items:
+    """Return what several notes name. They have an epoch when each of them has one: the greatest."""
+    items, told = Items(), [items_in(entry) for entry in notes]
+    for one in told:
+        items.add(one)
+    epochs = [one.epoch for one in told if one.epoch is not None]
+    items.epoch = max(epochs) if epochs and len(epochs) == len(told) else None
+    return items

@@ -89,14 +89,17 @@ class Carrier:
         raise Corrupt("chunks that its records refer to are missing", thread=key.id)
 
     async def carry_all(self, threads: Sequence[tuple[ThreadKey, Items]]) -> list[OutliveError | None]:
-        """Bring items of many threads over, by one call to the target; say for each what was in the way."""
+        """Bring items of many threads over, by one call to the target; say for each what was in the way.
+
+        Items with an epoch are refused by a thread that is in a later one.
+        """
         results: list[OutliveError | None] = [None] * len(threads)
         ready: dict[int, Commit] = {}
         for at, (key, items) in enumerate(threads):
             try:
                 if items.buried or items.rewritten or items.everything:
-                    await self.carry(key, items)
-                elif (merging := await self._prepare(key, items, None)) is not None:
+                    await self.carry(key, items, items.epoch)
+                elif (merging := await self._prepare(key, items, items.epoch)) is not None:
                     ready[at] = merging
             except OutliveError as error:
                 results[at] = error
@@ -108,7 +111,7 @@ class Carrier:
 
     async def _again(self, key: ThreadKey, items: Items) -> OutliveError | None:
         try:
-            await self.carry(key, items)
+            await self.carry(key, items, items.epoch)
         except OutliveError as error:
             return error
         return None
@@ -116,7 +119,7 @@ class Carrier:
     async def _prepare(self, key: ThreadKey, items: Items, epoch: int | None) -> Commit | None:
         """Send deletions and chunks; return the commit of all that refers to these, if there is any."""
         if items.buried or items.everything:
-            await self._bury(key, items.erased)
+            await self._bury(key, items.erased, epoch)
         records = await self._records(key, items)
         writes = await self._writes(key, items)
         merging = Commit(
@@ -136,7 +139,7 @@ class Carrier:
                 merging.info_version = rows[0].info_version
         if not (records or writes or merging.entries or merging.info is not None):
             return None
-        merging.chunks = await self._send_chunks(key, records, writes)
+        merging.chunks = await self.send_chunks(key, records, writes)
         return merging
 
     async def _finish(self, key: ThreadKey, items: Items) -> None:
@@ -169,13 +172,13 @@ class Carrier:
 
     async def _entries(self, key: ThreadKey, items: Items) -> list[Entry]:
         if items.everything:
-            return [_leased(one) for kind in REPLICATED for one in await self._held(key, kind)]
+            return [leased(one) for kind in REPLICATED for one in await self._held(key, kind)]
         found: list[Entry] = []
         for kind in sorted({kind for kind, _ in items.entries}):
             names = {name for other, name in items.entries if other == kind}
             prefix = next(iter(names)) if len(names) == 1 else ""
             held = await self._held(key, kind, prefix)
-            found += [_leased(one) for one in held if one.key in names]
+            found += [leased(one) for one in held if one.key in names]
         return found
 
     async def _held(self, key: ThreadKey, kind: str, prefix: str = "") -> list[Entry]:
@@ -183,7 +186,7 @@ class Carrier:
 
     # Chunks
 
-    async def _send_chunks(
+    async def send_chunks(
         self, key: ThreadKey, records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]
     ) -> tuple[tuple[bytes, bytes], ...]:
         """Send what the target lacks; return the last of it, which goes with the records."""
@@ -216,7 +219,7 @@ class Carrier:
 
     # Deletions
 
-    async def _bury(self, key: ThreadKey, erase: bool) -> None:
+    async def _bury(self, key: ThreadKey, erase: bool, epoch: int | None) -> None:
         """Remove what the source's tombstones name, and keep these."""
         graves = await self._held(key, TOMBSTONE)
         if not graves:
@@ -245,6 +248,7 @@ class Carrier:
         if new:
             expected = generation or None  # 0: there is no such thread
             burying = Commit(key, entries=entries, removal=removal, merge=True, generation=expected)
+            burying.strict, burying.epoch = epoch is not None, epoch
             burying.timeout_s = self._timeout_s
             await commit(self._target, burying)
         await self._forget_graves(key, graves)
@@ -316,7 +320,7 @@ class Carrier:
                 await commit(self._target, again)
 
 
-def _leased(entry: Entry) -> Entry:
+def leased(entry: Entry) -> Entry:
     """A lease is timed by the clock of its store: elsewhere it begins anew."""
     lease_s = _LEASE_S if entry.until and entry.status == "running" else None
     return replace(entry, until=0, clock="", lease_s=lease_s)

@@ -1,20 +1,31 @@
-"""A commit to two stores: decided in the active one with a note of what it changes, then brought to where it has to be."""
+"""A commit to two stores: decided in the active one with a note of what it changes, then brought to where it has to be.
+
+Every answer says one of three things, and the caller relies on each: it is done (a receipt); it may be done (`OutcomeUnknown`,
+`StoredElsewhere`); this attempt did nothing (any other error). Once the active store has answered with a receipt, nothing that goes wrong
+afterwards is of the third kind.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey
+from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey, unknown
+from ..backend import commit as commit_one
 from ..errors import (
     Corrupt,
+    EntryHeld,
     EpochPassed,
     HeadMoved,
+    LeaseLost,
+    MetadataMoved,
     NotReplicated,
     OutliveError,
     OutOfTurn,
     StaleBase,
     StoreError,
+    ThreadNotEmpty,
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
@@ -28,6 +39,12 @@ from .switching import Switching
 
 Result = Receipt | OutliveError
 _DIRECT_S = 2.0  # for the secondary, when a commit can be queued instead
+_MOST_SEALED = 10_000  # threads that are remembered to be in the epoch of the pair
+_REFUSALS = (HeadMoved, LeaseLost, EntryHeld, MetadataMoved, ThreadNotEmpty)  # by what a thread is like now
+
+
+class StoredElsewhere(EpochPassed):
+    """It was stored, in a store that was being left: whether it counts is not known."""
 
 
 @dataclass(slots=True)
@@ -49,28 +66,44 @@ class Committing:
         self._switching = switching
         self._queue = queue
         self._options = options
+        self._sealed: tuple[int, set[bytes]] = (0, set())  # an epoch, and threads that are in it
 
     async def commit(
-        self, commits: Sequence[Commit], epoch: int, share_s: float | None, deadline: Deadline
+        self,
+        commits: Sequence[Commit],
+        epoch: int,
+        share_s: float | None,
+        deadline: Deadline,
+        repeated: Sequence[bool],
     ) -> list[Result]:
-        """Do each commit in the store that is active in an epoch, and as the mode says in the other one."""
+        """Do each commit in the store that is active in an epoch, and as the mode says in the other one.
+
+        `repeated` says of each whether an attempt in another epoch may have stored it.
+        """
         active = self._stores.both[epoch % 2]
         if not self._options.is_enabled:
             return await active.commit_all([buried(replace(one, timeout_s=share_s)) for one in commits])
         if any(map(_claims, commits)) and (refusal := await self._refusal(epoch, deadline)) is not None:
             rest = [one for one in commits if not _claims(one)]
-            done = iter(await self.commit(rest, epoch, share_s, deadline) if rest else ())
+            again = [is_again for one, is_again in zip(commits, repeated, strict=True) if not _claims(one)]
+            done = iter(await self.commit(rest, epoch, share_s, deadline, again) if rest else ())
             return [refusal if _claims(one) else next(done) for one in commits]
         sent = [self._noted(one, epoch, share_s) for one in commits]
+        results: list[Result] = []
         try:
             results = await active.commit_all([one.commit for one in sent])
             await self._delete_damaged(sent, results, epoch)
-            await self._check_existing(sent, results, epoch)
+            await self._seal(sent, results, epoch, deadline)
+            await self._check_repeated(sent, results, epoch, repeated)
             await self._settle(sent, results, epoch, deadline)
         except BaseException as error:  # whether something is queued is not known
             self._queue.is_dirty = True
             if isinstance(error, OutliveError):
-                return [error for _ in commits]
+                results = results or [error for _ in commits]
+                return [
+                    _after(one, error) if isinstance(result, Receipt) else result
+                    for one, result in zip(commits, results, strict=True)
+                ]
             raise
         finally:
             self._queue.land(one.key for one in sent)
@@ -107,16 +140,19 @@ class Committing:
         key = self._queue.new_key()
         commit = buried(replace(given, timeout_s=share_s))
         if _may_be_overtaken(given):  # with an epoch it could not, nor when it takes notes off
-            commit.entries = (note(key, items),)
+            commit.entries = (self._note(key, items, epoch),)
             return _Sent(given, commit, items, key)
         done = self._queue.take_done(given.thread) if epoch % 2 == PRIMARY else ()
         commit.entries = (
             *(_in_epoch(entry, epoch) for entry in given.entries),
-            note(key, items),
+            self._note(key, items, epoch),
             *(Entry(NOTE, name, gone=True) for name in done),
         )
         commit.epoch = epoch if given.epoch is None else given.epoch
         return _Sent(given, commit, items, key, done=done)
+
+    def _note(self, key: str, items: Items, epoch: int) -> Entry:
+        return note(key, items, epoch if self._options.is_strict else None)
 
     async def _delete_damaged(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
         """A thread that is damaged can be deleted too, in both stores at once: it cannot tell until where it went."""
@@ -128,25 +164,62 @@ class Committing:
                     (answer,) = await self._stores.both[role].commit_all([deletion])
                     results[at] = answer if role == epoch % 2 else results[at]
 
-    async def _check_existing(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
-        """That a checkpoint is there proves that it was saved, in the epoch in which it was made.
+    # What is said of a thread after the stores have changed places
 
-        If that was another one, it may be what somebody stored in a store that was left: a branch. Then what the commit expects is
-        looked at now.
+    async def _seal(self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline) -> None:
+        """In strict mode move a thread to this epoch before anything definite is said of it, and look again.
+
+        Afterwards it refuses what was stored and never acknowledged in an earlier epoch (`withdrawal.py`). An ordinary commit does that
+        by itself. A refusal does not, nor does a checkpoint that is there already.
+        """
+        if not self._options.is_strict or epoch == 0:
+            return
+        for at, one in enumerate(sent):
+            if not _is_said(results[at], epoch) or self._is_sealed(one.given.thread, epoch):
+                continue
+            try:
+                await self._move(one.given.thread, epoch, deadline)
+                (results[at],) = await self._stores.both[epoch % 2].commit_all([one.commit])
+            except OutliveError as error:
+                result = results[at]
+                results[at] = _after(one.given, error) if isinstance(result, Receipt) else error
+
+    def _is_sealed(self, thread: ThreadKey, epoch: int) -> bool:
+        return self._sealed[0] == epoch and thread.digest in self._sealed[1]
+
+    async def _move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
+        backend, left = self._stores.both[epoch % 2], 1 - epoch % 2
+        moved = Commit(thread, epoch=epoch, timeout_s=deadline.remaining_s())
+        if _begins(await commit_one(backend, moved)):
+            side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
+            if side is None or side.epoch != epoch:
+                raise EpochPassed(thread.id, epoch, side.epoch if side is not None else epoch + 1)
+        if left == SECONDARY:  # it may be promoted again, with whatever it has then
+            with contextlib.suppress(StoreError):
+                await self._stores.settle_left(left, thread, epoch)
+        known, threads = self._sealed
+        if known != epoch or len(threads) >= _MOST_SEALED:
+            self._sealed = (epoch, {thread.digest})
+        else:
+            threads.add(thread.digest)
+
+    async def _check_repeated(
+        self, sent: list[_Sent], results: list[Result], epoch: int, repeated: Sequence[bool]
+    ) -> None:
+        """A checkpoint that is there is proof that it was saved: idempotency comes first, in every epoch.
+
+        But for a commit of which nobody was told yet: what an earlier attempt stored may be a branch, because both stores went on. With an
+        expected head that must not be acknowledged; a repetition of the call finds out.
         """
         for at, one in enumerate(sent):
-            found = results[at]
-            if not isinstance(found, Receipt) or found.existing is None or found.existing.epoch == epoch:
+            found, expected = results[at], one.given.expect_head
+            if not (repeated[at] and expected is not None and isinstance(found, Receipt)):
                 continue
-            active = self._stores.both[epoch % 2]
-            if one.given.fence is not None:
-                (answer,) = await active.commit_all([Commit(one.given.thread, fence=one.given.fence)])
-                results[at] = found if isinstance(answer, Receipt) else answer
-            if one.given.expect_head is not None and isinstance(results[at], Receipt):
-                namespace, expected = one.given.expect_head
-                line = await lineage(active, one.given.thread, namespace, self._stores.patience_s)
+            if found.existing is not None and found.existing.epoch != epoch:
+                backend, patience_s = self._stores.both[epoch % 2], self._stores.patience_s
+                line = await lineage(backend, one.given.thread, expected[0], patience_s)
                 if found.existing.id not in line:
-                    results[at] = HeadMoved(one.given.thread.id, namespace, expected, next(iter(line), None))
+                    results[at] = unknown(one.given, "it is stored, in a branch: both stores went on")
 
     # Where it has to be before it is acknowledged
 
@@ -155,7 +228,7 @@ class Committing:
         if any(isinstance(result, StoreError) for result in results):
             self._queue.is_dirty = True
         if epoch % 2 == SECONDARY or any(_begins(results[at]) for at in stored):
-            await self._check_epoch(stored, results, epoch, deadline)
+            await self._check_epoch(sent, stored, results, epoch, deadline)
         stored = [at for at in stored if sent[at].items and isinstance(results[at], Receipt)]
         if not stored:
             return
@@ -166,7 +239,7 @@ class Committing:
             self._queue.leave(epoch % 2, (sent[at].key for at in stored if not _is_there(results[at])))
 
     async def _check_epoch(
-        self, stored: list[int], results: list[Result], epoch: int, deadline: Deadline
+        self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
     ) -> None:
         """Make sure that the store was active when it did it, and is still the one that it was.
 
@@ -183,7 +256,7 @@ class Committing:
                 return
             failure = EpochPassed("", epoch, side.epoch if side is not None else epoch + 1)
         for at in stored:
-            results[at] = failure
+            results[at] = _after(sent[at].given, failure)
 
     async def _replicate(
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -205,7 +278,7 @@ class Committing:
         for at in stored:
             answer: Result | None = found.get(at)
             if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
-                answer = EpochPassed("", epoch, epoch)
+                answer = StoredElsewhere("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
                 answer = await self._carry(
                     sent[at], epoch, whole=answer is not None or _may_repeat(sent[at].given, results[at])
@@ -229,6 +302,8 @@ class Committing:
         """Read from the primary what the secondary is to get; the whole backlog of the thread, when something is missing."""
         try:
             await self._stores.meet(SECONDARY)
+            if whole and epoch > 0 and self._options.is_strict:  # what it has alone was never acknowledged
+                await self._stores.settle_left(SECONDARY, sent.given.thread, epoch)
             if whole:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
             carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
@@ -263,7 +338,7 @@ class Committing:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
         self._queue.leave(PRIMARY, (sent.key,))
         if isinstance(error, EpochPassed):
-            return error
+            return StoredElsewhere(error.thread, error.epoch, error.current)
         self._stores.note_health(SECONDARY, error)
         if not self._options.is_strict:
             self._queue.in_step = False
@@ -276,6 +351,24 @@ def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
     failure = NotReplicated(thread, id, 0, 1)
     failure.__cause__ = error
     return failure
+
+
+def _after(commit: Commit, error: OutliveError) -> OutliveError:
+    """Return what to say of a commit that the active store has done, when something went wrong after that."""
+    if isinstance(error, EpochPassed):
+        return StoredElsewhere(error.thread, error.epoch, error.current)
+    if isinstance(error, NotReplicated):
+        return error
+    failure = unknown(commit, str(error))
+    failure.__cause__ = error
+    return failure
+
+
+def _is_said(result: Result, epoch: int) -> bool:
+    """Tell whether a result says something definite of a thread, and leaves it in an earlier epoch."""
+    if isinstance(result, Receipt):
+        return result.existing is not None and result.existing.epoch != epoch
+    return isinstance(result, _REFUSALS)
 
 
 def _may_be_overtaken(commit: Commit) -> bool:

@@ -3,6 +3,9 @@
 A note is an entry of kind "queue" in the very commit that it tells of, so there is no moment at which one is stored
 without the other. It names what changed; how that looks is read when it is carried over, so that
 notes can be carried in any order, together, and more than once.
+
+A note of the strict mode also says in which epoch its commit was decided. Such a commit is acknowledged only when the other store has
+it. So if the other store does not have it and its thread is in a later epoch there, the commit was never acknowledged (`withdrawal.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Items:
     erased: bool = False  # and no byte of it may stay
     everything: bool = False  # whatever the thread has
     size: int = 0  # bytes, about
+    epoch: int | None = None  # of a note in strict mode: its commit is acknowledged when both stores have it
 
     def add(self, other: Items) -> None:
         self.pairs |= other.pairs
@@ -72,25 +76,25 @@ def items_of(commit: Commit) -> Items:
     )
 
 
-def note(key: str, items: Items) -> Entry:
-    """Return the entry that tells of items."""
+def note(key: str, items: Items, epoch: int | None) -> Entry:
+    """Return the entry that tells of items; with an epoch in strict mode."""
     flags = (items.info, items.buried, items.erased, items.everything)
     sets = (items.pairs, items.written, items.entries, items.rewritten)
     said = [[[escape(one), escape(two)] for one, two in sorted(pairs)] for pairs in sets]
-    return Entry(NOTE, key, ormsgpack.packb([items.size, list(flags), said]))
+    return Entry(NOTE, key, ormsgpack.packb([items.size, list(flags), said, epoch]))
 
 
 def items_in(entry: Entry) -> Items:
     """Return the items that an entry tells of: all of its thread, when it cannot be read (another version wrote it)."""
     try:
-        size, flags, said = ormsgpack.unpackb(entry.body or b"")
+        size, flags, said, epoch = ormsgpack.unpackb(entry.body or b"")
         info, buried, erased, everything = flags
         pairs, written, entries, rewritten = (
             {(unescape(one), unescape(two)) for one, two in part} for part in said
         )
     except (ValueError, TypeError, Corrupt):
         return Items(buried=True, everything=True)
-    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, size)
+    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, size, epoch)
 
 
 def buried(commit: Commit) -> Commit:

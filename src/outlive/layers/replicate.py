@@ -42,7 +42,8 @@ from ..errors import BadArgument, EpochPassed, OutliveError, StoreClosed, StoreE
 from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
-from .committing import Committing
+from .committing import Committing, Result
+from .doubt import CHANGING, Doubt, Doubts, is_in_doubt
 from .health import is_unreachable
 from .joining import Joining
 from .pair import PRIMARY, ROLES, SECONDARY, Gone, read_side
@@ -59,7 +60,6 @@ _POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the t
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is to be carried over
 _SWITCHES = 4  # that one call may live through
-_CHANGING = "the two stores are just changing places"
 _LEAST_S = 0.05  # in which a call can be tried again
 _LAST_S = 5.0  # for what is still queued when the store is closed
 
@@ -98,6 +98,7 @@ class Replicate:
         self._switching = Switching(self.stores, self._queue)
         self._upkeep = Upkeep(self.stores, self._switching, self._queue, options, runtime)
         self._committing = Committing(self.stores, self._switching, self._queue, options)
+        self._doubts = Doubts(is_strict=options.is_strict)
 
     def __repr__(self) -> str:
         return f"<Replicate {self.name} active={ROLES[self.stores.epoch % 2]} epoch={self.stores.epoch}>"
@@ -117,6 +118,7 @@ class Replicate:
         if self._queue.has_forked():
             self._switching.after_fork()
             self._upkeep.after_fork()
+            self._doubts.after_fork()
             self._ticker = None  # its thread stayed with the parent
         if self._ticker is None and not self._is_closed:
             interval_s = min(_BEAT_S, self._options.health_check_interval_s)
@@ -193,13 +195,13 @@ class Replicate:
                 if await self._has_switched(error, epoch, deadline):
                     continue
                 if isinstance(error, EpochPassed):
-                    raise StoreUnavailable(_CHANGING) from None
+                    raise StoreUnavailable(CHANGING) from None
                 if is_last or not self._has_time(error, deadline):
                     raise
                 is_last = True  # it is slow, and there: it gets the other half
             else:
                 return found
-        raise StoreUnavailable(_CHANGING)
+        raise StoreUnavailable(CHANGING)
 
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """That something is not there counts only in a store that has not lost all it had."""
@@ -235,30 +237,50 @@ class Replicate:
         self._keep_beating()
         times = [one.timeout_s for one in commits if one.timeout_s is not None]
         deadline = self._deadline(min(times, default=None))
-        waiting = list(range(len(commits)))
-        results: list[Receipt | OutliveError] = [StoreClosed()] * len(commits)
-        is_last = False
+        doubts = [self._doubts.of(one) for one in commits]
+        results: list[Result] = [StoreClosed()] * len(commits)
+        epoch = await self._attempt(commits, results, doubts, deadline)
+        return [
+            self._doubts.settle(one, result, doubt, epoch)
+            for one, result, doubt in zip(commits, results, doubts, strict=True)
+        ]
+
+    async def _attempt(
+        self, commits: Sequence[Commit], results: list[Result], doubts: list[Doubt], deadline: Deadline
+    ) -> int:
+        """Do commits where the pair is now, and again when it changes places; return the epoch of the last attempt.
+
+        `results` gets the last answer to each commit, `doubts` every epoch in which it may have been stored.
+        """
+        waiting, is_last, epoch = list(range(len(commits))), False, self.stores.epoch
         for _ in range(_SWITCHES):
             epoch = self.stores.epoch
             share_s = deadline.remaining_s() if is_last else self._share(deadline)
-            answers = await self._committing.commit([commits[at] for at in waiting], epoch, share_s, deadline)
+            answers = await self._committing.commit(
+                [commits[at] for at in waiting],
+                epoch,
+                share_s,
+                deadline,
+                [doubts[at].has_others(epoch) for at in waiting],
+            )
             for at, answer in zip(waiting, answers, strict=True):
                 results[at] = answer
+                if is_in_doubt(answer):
+                    doubts[at].epochs.add(epoch)
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting:
                 break
             try:
                 has_switched = await self._has_switched(results[waiting[0]], epoch, deadline)
             except Gone as error:
-                return [error if at in waiting else result for at, result in enumerate(results)]
+                for at in waiting:
+                    results[at] = error
+                break
             if not has_switched:
                 if is_last or not self._has_time(results[waiting[0]], deadline):
                     break
                 is_last = True
-        for at in waiting:
-            if isinstance(results[at], EpochPassed):  # it may be in the store that was active before
-                results[at] = unknown(commits[at], _CHANGING)
-        return results
+        return epoch
 
     async def confirm(self, thread: ThreadKey | None) -> None:
         """Make sure that what was removed from a thread, or from any, is where it has to be; raise NotReplicated."""
@@ -267,7 +289,7 @@ class Replicate:
                 await self._committing.confirm(key, self.stores.epoch)
         except EpochPassed:
             await self._switching.refresh()
-            raise StoreUnavailable(_CHANGING) from None
+            raise unknown(Commit(thread), CHANGING) from None
 
     async def _queued_threads(self) -> list[ThreadKey]:
         """Return the threads of which the secondary has yet to get something, where that delays an acknowledgement."""

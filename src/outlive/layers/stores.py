@@ -12,9 +12,10 @@ from ..runtime import Runtime
 from .backlog import Backlog
 from .carrying import Carrier, IsNamed, lineage
 from .health import Health, is_unreachable
-from .note import Pair
-from .pair import PRIMARY, ROLES, SECONDARY, Side, read_side, write_side
+from .note import Items, Pair
+from .pair import PRIMARY, ROLES, SECONDARY, Gone, Side, check_match, read_side, write_side
 from .queue import Queue
+from .withdrawal import Withdrawal
 
 PATIENCE_S = 5.0  # for one call that nobody asked for
 
@@ -164,8 +165,45 @@ class Stores:
 
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
+
+        async def settle(key: ThreadKey, items: Items) -> None:
+            await self.settle(role, key, items)
+
         carrier = self.carrier(role, self.carry_s)
-        return Backlog(self.both[role], carrier, self.tenant, self.runtime, self.patience_s)
+        return Backlog(self.both[role], carrier, self.tenant, self.runtime, self.patience_s, settle)
+
+    # What was never acknowledged
+
+    async def line(self) -> tuple[int, int]:
+        """Return which store has the line that counts, and the epoch of the pair; both stores are asked.
+
+        While a failback is announced and the primary is not opened, that is still the secondary.
+        """
+        primary, secondary = await self.side(PRIMARY), await self.side(SECONDARY)
+        if primary is None or secondary is None:
+            raise Gone(PRIMARY if primary is None else SECONDARY)
+        check_match(primary, secondary)
+        epoch = max(primary.epoch, secondary.epoch)
+        if epoch % 2 == SECONDARY and secondary.epoch < epoch:
+            raise Gone(SECONDARY)
+        return (PRIMARY if epoch % 2 == PRIMARY and primary.epoch == epoch else SECONDARY), epoch
+
+    async def settle(self, source: int, key: ThreadKey, items: Items) -> None:
+        """Decide what becomes of what a store has queued of a thread that is in a later epoch in the other store."""
+        line, epoch = await self.line()
+        carrier = self.carrier(source, self.carry_s)
+        if line == source or items.everything:
+            await carrier.carry(key, items)
+            return
+        back = self.carrier(line, self.carry_s)
+        await Withdrawal(self.both[source], self.both[line], back, epoch, self.carry_s).withdraw(key, items)
+        await carrier.carry(key, Items(written=items.written, buried=items.buried, erased=items.erased))
+
+    async def settle_left(self, source: int, key: ThreadKey, epoch: int) -> None:
+        """Withdraw what a store that was left has queued of a thread, after that was moved to this epoch in the other one."""
+        items = await self.backlog(source).items_of(key)
+        if items.epoch is not None and items.epoch < epoch:
+            await self.settle(source, key, items)
 
 
 def other_key() -> BadURL:

@@ -226,6 +226,9 @@ class Switching:
 
     async def _finish_failback(self, primary: Side, epoch: int) -> int:
         carried = await self._stores.drain(SECONDARY, None)
+        # A process that missed the promotion may have stored something in the primary until just now. Threads that went on in the
+        # secondary have come over, so they refuse it from here on; what is there is withdrawn or merged before anybody reads it.
+        carried += await self._stores.drain(PRIMARY, None)
         with contextlib.suppress(EntryHeld):  # somebody else has finished it
             await self._stores.write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried

@@ -21,6 +21,7 @@ class Interposed:
         self._before: dict[str, list[Hook]] = defaultdict(list)
         self._after: dict[str, list[Hook]] = defaultdict(list)
         self._at_call: tuple[int, Hook] | None = None
+        self.on_call: Hook | None = None  # acts before every call, with the name of its method
 
     def before(self, method: str, hook: Hook) -> None:
         """Let `hook(*args)` act before the next call of a method."""
@@ -49,6 +50,8 @@ class Interposed:
         async def call(*args: Any, **options: Any) -> Any:
             if self._at_call is not None and self._at_call[0] == len(self.calls):
                 await self.act_now()
+            if self.on_call is not None:
+                await self.on_call(name)
             self.calls.append((name, args, options))
             if self._before[name]:
                 await self._before[name].pop(0)(*args)
