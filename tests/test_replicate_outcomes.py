@@ -166,3 +166,133 @@ def test_acknowledged_is_on_the_line_and_refused_is_nowhere(mode, expected, epoc
             assert is_definite
             world.settle()
         world.check(mode, is_line=bool(expected))
+
+
+def over_with_a_run(world):
+    world.other.store.promote()
+    world.claim(world.other, "other")
+
+
+def over_and_back_with_a_run(world):
+    over_with_a_run(world)
+    world.other.store.failback()
+
+
+def back_with_a_run(world):
+    world.other.store.failback()
+    world.claim(world.other, "other")
+
+
+class Claims(World):
+    """Two clients that want the same place."""
+
+    def __init__(self, mode, epoch):
+        super().__init__(mode, epoch)
+        self.runs = {}
+
+    def claim(self, client, id):
+        self.refused.discard(id)
+        try:
+            run = client.store.run("t", run_id=id)
+            run.start()
+        except (outlive.ThreadBusy, outlive.RunBusy):
+            self.refused.add(id)
+        except outlive.StoreError:
+            return False
+        else:
+            self.runs[id] = run
+        return True
+
+    def check_claims(self):
+        assert len(self.runs) == 1, f"{len(self.runs)} owners of one place"
+        (run,) = self.runs.values()
+        run.save({"by": "owner"})  # it was not outranked by what nobody has
+        self.settle()
+        held = [run_now(backend.entries("", "run")) for backend in self.backends]
+        found = [{(entry.key, entry.status) for _, entry in runs} for runs in held]
+        assert found[0] == found[1]
+        assert not self.refused & {id for id, _ in found[0]}
+        run.complete()
+
+
+@pytest.mark.parametrize("mode", ["strict"])
+@pytest.mark.parametrize(
+    "epoch, event",
+    [(0, over_with_a_run), (0, over_and_back_with_a_run), (1, back_with_a_run)],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_a_place_that_was_claimed_while_the_stores_changed_has_one_owner(mode, epoch, event):
+    for number in itertools.count():
+        world = Claims(mode, epoch)
+        has_happened = world.client.at_call(number, lambda world=world: event(world))
+        is_definite = world.claim(world.client, "mine")
+        if not has_happened():
+            assert number > 1
+            return
+        for _ in range(6):
+            is_definite = is_definite or world.claim(world.client, "mine")
+        assert is_definite
+        world.settle()
+        world.check_claims()
+        world.settle()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_back", [False, True], ids=["failed over", "after the failback"])
+def test_the_retry_of_a_stored_save_is_answered_in_every_epoch_also_after_a_branch(mode, is_back):
+    """Idempotency comes first, whatever the retry expects."""
+    world = World(mode, 0)
+    first = world.client.store.thread("t").save(2, id="b", expect="a")
+    world.client.store.promote()
+    world.client.store.thread("t").save(3, id="c", parent="a")  # the head, on another branch
+    if is_back:
+        world.client.store.failback()
+    for client in (world.client, world.other):
+        again = client.store.thread("t").save(2, id="b", expect="a")
+        assert (again.id, again.seq, again.epoch) == (first.id, first.seq, first.epoch)
+    assert world.client.store.thread("t").load() == 3
+    with pytest.raises(outlive.CheckpointExists):
+        world.client.store.thread("t").save("other", id="b", expect="a")
+
+
+@pytest.mark.parametrize("mode", ["queue", "async"])
+def test_what_came_back_as_a_branch_is_stored_for_whoever_asks_again(mode):
+    """Acknowledged and queued in the primary alone; the secondary went on without it."""
+    world = World(mode, 0)
+    world.settle()
+    world.client.links[1].mode = "refuse"
+    world.client.store.thread("t").save(2, id="b", expect="a")
+    world.other.links[0].mode = "refuse"
+    over(world)
+    world.acknowledged.add("b")
+    world.settle()
+    assert world.client.store.thread("t").save(2, id="b", expect="a").id == "b"
+    world.check(mode, is_line=False)
+
+
+DEEDS = {
+    "metadata": (
+        lambda store: store.thread("t").update({"by": "orphan"}),
+        lambda store: store.thread("t").info().metadata,
+    ),
+    "replacement": (
+        lambda store: store.thread("t").save("orphan", id="a", replace=True),
+        lambda store: store.thread("t").load("a"),
+    ),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_else_was_not_acknowledged_is_withdrawn_too(deed):
+    act, look = DEEDS[deed]
+    world = World("strict", 0)
+    world.client.store.thread("t").update({"by": "first"})
+    before = look(world.other.store)
+    world.client.links[1].mode = "refuse"
+    with pytest.raises(outlive.OutcomeUnknown):
+        act(world.client.store)
+    world.other.links[0].mode = "refuse"  # a promotion by hand would bring it along
+    over(world)
+    world.settle()
+    assert look(world.other.store) == before
+    world.check("strict", is_line=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -179,13 +179,24 @@ class AsyncRun:
                 entries.append(lease.take_lock(codec, self.id, info.namespace, info.lease_s, held))
         try:
             receipt = await self._begin(tuple(entries), is_new=stored is None)
+            held_now = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         except EntryHeld as error:
             raise lease.busy(codec, info.namespace, error) from None
         self._has_place = len(entries) > 1
-        if receipt.entries:  # a store that keeps nothing gives no fence
-            taken = receipt.entries[0]
+        if held_now:  # a store that keeps nothing gives no fence
+            taken = held_now[0]
             self._fence, self._epoch, self._revision = taken.fence, taken.epoch, taken.revision
-            self._lock_epoch = receipt.entries[-1].epoch
+            self._lock_epoch = held_now[-1].epoch
+
+    async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
+        found: list[Entry] = []
+        for entry in entries:
+            stored = await self._stored(entry.kind, entry.key)
+            if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
+                raise EntryHeld(self.thread.id, entry.kind, entry.key, stored)
+            found.append(stored)
+        return found
 
     async def _begin(self, entries: tuple[Entry, ...], *, is_new: bool) -> Receipt:
         """Take the run; a new one with a checkpoint, so that a crash in its first step leaves something to go on from."""

@@ -137,7 +137,7 @@ class Carrier:
             if rows and rows[0].info is not None:
                 merging.info, merging.info_projection = rows[0].info, rows[0].info_projection
                 merging.info_version = rows[0].info_version
-        if not (records or writes or merging.entries or merging.info is not None):
+        if not (records or writes or merging.entries or merging.info is not None or items.moved):
             return None
         merging.chunks = await self.send_chunks(key, records, writes)
         return merging

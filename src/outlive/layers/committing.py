@@ -7,25 +7,18 @@ afterwards is of the third kind.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..backend import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey, unknown
-from ..backend import commit as commit_one
 from ..errors import (
     Corrupt,
-    EntryHeld,
     EpochPassed,
-    HeadMoved,
-    LeaseLost,
-    MetadataMoved,
     NotReplicated,
     OutliveError,
     OutOfTurn,
     StaleBase,
     StoreError,
-    ThreadNotEmpty,
 )
 from ..runtime import Deadline
 from .carrying import lineage, replica_of
@@ -33,18 +26,21 @@ from .loss import has_gap
 from .note import Items, buried, items_of, note, without_notes
 from .pair import PRIMARY, SECONDARY, read_side
 from .queue import Queue
+from .sealing import Sealing
 from .status import Replication
 from .stores import Stores
 from .switching import Switching
 
 Result = Receipt | OutliveError
 _DIRECT_S = 2.0  # for the secondary, when a commit can be queued instead
-_MOST_SEALED = 10_000  # threads that are remembered to be in the epoch of the pair
-_REFUSALS = (HeadMoved, LeaseLost, EntryHeld, MetadataMoved, ThreadNotEmpty)  # by what a thread is like now
 
 
 class StoredElsewhere(EpochPassed):
-    """It was stored, in a store that was being left: whether it counts is not known."""
+    """It is stored, in a store that was being left: whether it counts is not known."""
+
+    def __init__(self, passed: EpochPassed, receipt: Receipt | None = None) -> None:
+        super().__init__(passed.thread, passed.epoch, passed.current)
+        self.was_there = receipt is not None and receipt.existing is not None  # before this attempt
 
 
 @dataclass(slots=True)
@@ -66,7 +62,7 @@ class Committing:
         self._switching = switching
         self._queue = queue
         self._options = options
-        self._sealed: tuple[int, set[bytes]] = (0, set())  # an epoch, and threads that are in it
+        self._sealing = Sealing(stores, queue)
 
     async def commit(
         self,
@@ -101,7 +97,7 @@ class Committing:
             if isinstance(error, OutliveError):
                 results = results or [error for _ in commits]
                 return [
-                    _after(one, error) if isinstance(result, Receipt) else result
+                    _after(one, result, error) if isinstance(result, Receipt) else result
                     for one, result in zip(commits, results, strict=True)
                 ]
             raise
@@ -167,41 +163,18 @@ class Committing:
     # What is said of a thread after the stores have changed places
 
     async def _seal(self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline) -> None:
-        """In strict mode move a thread to this epoch before anything definite is said of it, and look again.
-
-        Afterwards it refuses what was stored and never acknowledged in an earlier epoch (`withdrawal.py`). An ordinary commit does that
-        by itself. A refusal does not, nor does a checkpoint that is there already.
-        """
+        """In strict mode move a thread to this epoch before anything definite is said of it, and look again."""
         if not self._options.is_strict or epoch == 0:
             return
         for at, one in enumerate(sent):
-            if not _is_said(results[at], epoch) or self._is_sealed(one.given.thread, epoch):
+            if not self._sealing.is_needed(one.given.thread, results[at], epoch):
                 continue
             try:
-                await self._move(one.given.thread, epoch, deadline)
+                await self._sealing.seal(one.given.thread, epoch, deadline)
                 (results[at],) = await self._stores.both[epoch % 2].commit_all([one.commit])
             except OutliveError as error:
-                result = results[at]
-                results[at] = _after(one.given, error) if isinstance(result, Receipt) else error
-
-    def _is_sealed(self, thread: ThreadKey, epoch: int) -> bool:
-        return self._sealed[0] == epoch and thread.digest in self._sealed[1]
-
-    async def _move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
-        backend, left = self._stores.both[epoch % 2], 1 - epoch % 2
-        moved = Commit(thread, epoch=epoch, timeout_s=deadline.remaining_s())
-        if _begins(await commit_one(backend, moved)):
-            side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
-            if side is None or side.epoch != epoch:
-                raise EpochPassed(thread.id, epoch, side.epoch if side is not None else epoch + 1)
-        if left == SECONDARY:  # it may be promoted again, with whatever it has then
-            with contextlib.suppress(StoreError):
-                await self._stores.settle_left(left, thread, epoch)
-        known, threads = self._sealed
-        if known != epoch or len(threads) >= _MOST_SEALED:
-            self._sealed = (epoch, {thread.digest})
-        else:
-            threads.add(thread.digest)
+                found = results[at]
+                results[at] = _after(one.given, found, error) if isinstance(found, Receipt) else error
 
     async def _check_repeated(
         self, sent: list[_Sent], results: list[Result], epoch: int, repeated: Sequence[bool]
@@ -256,7 +229,8 @@ class Committing:
                 return
             failure = EpochPassed("", epoch, side.epoch if side is not None else epoch + 1)
         for at in stored:
-            results[at] = _after(sent[at].given, failure)
+            if isinstance(receipt := results[at], Receipt):
+                results[at] = _after(sent[at].given, receipt, failure)
 
     async def _replicate(
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -278,13 +252,13 @@ class Committing:
         for at in stored:
             answer: Result | None = found.get(at)
             if isinstance(answer, OutOfTurn) and await self._switching.has_lost(sent[at].given.thread):
-                answer = StoredElsewhere("", epoch, epoch)
+                answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
                 answer = await self._carry(
                     sent[at], epoch, whole=answer is not None or _may_repeat(sent[at].given, results[at])
                 )
             if isinstance(answer, OutliveError):
-                results[at] = self._refused(sent[at], answer) or results[at]
+                results[at] = self._refused(sent[at], results[at], answer) or results[at]
             else:
                 self._stores.note_health(SECONDARY, None)
                 self._queue.finish(sent[at].given.thread, (sent[at].key,))
@@ -334,11 +308,11 @@ class Committing:
             self._stores.note_health(SECONDARY, error)
             raise _not_replicated(thread.id, "", error) from error
 
-    def _refused(self, sent: _Sent, error: OutliveError) -> OutliveError | None:
+    def _refused(self, sent: _Sent, result: Result, error: OutliveError) -> OutliveError | None:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
         self._queue.leave(PRIMARY, (sent.key,))
         if isinstance(error, EpochPassed):
-            return StoredElsewhere(error.thread, error.epoch, error.current)
+            return StoredElsewhere(error, result if isinstance(result, Receipt) else None)
         self._stores.note_health(SECONDARY, error)
         if not self._options.is_strict:
             self._queue.in_step = False
@@ -353,22 +327,15 @@ def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
     return failure
 
 
-def _after(commit: Commit, error: OutliveError) -> OutliveError:
+def _after(commit: Commit, receipt: Receipt, error: OutliveError) -> OutliveError:
     """Return what to say of a commit that the active store has done, when something went wrong after that."""
     if isinstance(error, EpochPassed):
-        return StoredElsewhere(error.thread, error.epoch, error.current)
+        return StoredElsewhere(error, receipt)
     if isinstance(error, NotReplicated):
         return error
     failure = unknown(commit, str(error))
     failure.__cause__ = error
     return failure
-
-
-def _is_said(result: Result, epoch: int) -> bool:
-    """Tell whether a result says something definite of a thread, and leaves it in an earlier epoch."""
-    if isinstance(result, Receipt):
-        return result.existing is not None and result.existing.epoch != epoch
-    return isinstance(result, _REFUSALS)
 
 
 def _may_be_overtaken(commit: Commit) -> bool:

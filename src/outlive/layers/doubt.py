@@ -2,12 +2,13 @@
 
 A commit may be sent more than once: again to a store that did not answer, and to the other one when the stores change places. Every attempt
 bears the same ids, so a store that has it says so. But a refusal speaks of the store that gave it: what an earlier attempt left in
-the other store may still come back. So once an attempt may have been stored, the answer is success, if it is found, or OutcomeUnknown.
+the other store may still come back. So once an attempt may have been stored, the answer is success, if it is found, or OutcomeUnknown;
+and a refusal only where it is certain that the attempt is undone.
 
 A save whose base is stale (always so after a change of places: generations belong to one store) is made again by the core, as another
-commit with the same ids. Therefore doubt is kept by id, beyond one call. In strict mode it ends with the call: a repetition of the call gets a
-definite answer, since what was not acknowledged is withdrawn (`withdrawal.py`). In the queueing modes it stays until that store is asked again
-or it is found: a branch that was left behind comes back. A caller that was told so, asks again, and finds it gets what idempotency
+commit with the same ids. Therefore doubt is kept by id, beyond one call. In strict mode a refusal ends it: the thread moved to the epoch of
+the pair before it refused (`sealing.py`), and what was not acknowledged is withdrawn (`withdrawal.py`). In the queueing modes doubt stays
+until that store is asked again or the checkpoint is found: a branch that was left behind comes back. A caller that was told so, asks again, and finds it gets what idempotency
 says: it is stored.
 """
 
@@ -18,8 +19,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..backend import Commit, Receipt, unknown
-from ..errors import CallerError, EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
+from ..errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
 from .committing import Result, StoredElsewhere
+from .sealing import REFUSALS
 
 _MOST = 10_000
 CHANGING = "the two stores are just changing places"
@@ -32,7 +34,13 @@ class Doubt:
     """What is not known of one commit."""
 
     epochs: set[int] = field(default_factory=set)  # in which it may have been stored
-    is_told: bool = False  # its caller knows that
+    is_told: bool = False  # its caller knows that, or repeats what an earlier call has stored
+
+    def note(self, result: Result, epoch: int) -> None:
+        """Take note of an answer that leaves open whether the commit was stored in an epoch."""
+        if isinstance(result, OutcomeUnknown | StoredElsewhere):
+            self.epochs.add(epoch)
+            self.is_told |= isinstance(result, StoredElsewhere) and result.was_there
 
     def has_others(self, epoch: int) -> bool:
         """Tell whether it may have been stored in another epoch, of which nobody was told."""
@@ -69,7 +77,7 @@ class Doubts:
         if isinstance(result, StaleBase):  # the core makes it again, with the same ids
             self._keep(commit, doubt)
             return result
-        answer = _answer(commit, result, doubt, epoch)
+        answer = _answer(commit, result, doubt, epoch, self._is_strict)
         if isinstance(answer, OutcomeUnknown) and not self._is_strict:
             doubt.is_told = True
             self._keep(commit, doubt)
@@ -94,17 +102,12 @@ class Doubts:
                     self._by_id.pop(id, None)
 
 
-def is_in_doubt(result: Result) -> bool:
-    """Tell whether a result leaves open whether a commit was stored."""
-    return isinstance(result, OutcomeUnknown | StoredElsewhere)
-
-
-def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int) -> OutliveError:
+def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_strict: bool) -> OutliveError:
     if isinstance(result, OutcomeUnknown):
         return result
     if isinstance(result, EpochPassed) and commit.epoch is None and not doubt.epochs:
         return StoreUnavailable(CHANGING)
-    if not doubt.epochs or _is_definite(commit, result, doubt, epoch):
+    if not doubt.epochs or _is_definite(commit, result, doubt, epoch, is_strict):
         return result
     reason = CHANGING if isinstance(result, EpochPassed) else f"{result}, after an attempt without an answer"
     answer = unknown(commit, reason)
@@ -112,10 +115,16 @@ def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int) -> O
     return answer
 
 
-def _is_definite(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int) -> bool:
-    """Tell whether the store that may have it refused it: what it has under this id it would have found."""
-    is_refused = isinstance(result, CallerError) and not isinstance(result, EpochPassed)
-    return is_refused and doubt.epochs == {epoch} and bool(commit.checkpoints) and not commit.replace
+def _is_definite(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_strict: bool) -> bool:
+    """Tell whether a refusal holds although an earlier attempt may have been stored.
+
+    The store that may have it would have found it under its id. In strict mode a thread that refuses has moved on to this epoch: what
+    was stored in an earlier one is withdrawn.
+    """
+    if not isinstance(result, REFUSALS):
+        return False
+    has_ids = bool(commit.checkpoints) and not commit.replace
+    return (epoch not in doubt.epochs or has_ids) and (is_strict or doubt.epochs == {epoch})
 
 
 def _ids(commit: Commit) -> list[_Id]:

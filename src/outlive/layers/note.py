@@ -34,6 +34,7 @@ class Items:
     buried: bool = False  # something was deleted
     erased: bool = False  # and no byte of it may stay
     everything: bool = False  # whatever the thread has
+    moved: bool = False  # the thread went on to another epoch
     size: int = 0  # bytes, about
     epoch: int | None = None  # of a note in strict mode: its commit is acknowledged when both stores have it
 
@@ -46,6 +47,7 @@ class Items:
         self.buried |= other.buried
         self.erased |= other.erased
         self.everything |= other.everything
+        self.moved |= other.moved
         self.size += other.size
 
     def __bool__(self) -> bool:
@@ -78,7 +80,7 @@ def items_of(commit: Commit) -> Items:
 
 def note(key: str, items: Items, epoch: int | None) -> Entry:
     """Return the entry that tells of items; with an epoch in strict mode."""
-    flags = (items.info, items.buried, items.erased, items.everything)
+    flags = (items.info, items.buried, items.erased, items.everything, items.moved)
     sets = (items.pairs, items.written, items.entries, items.rewritten)
     said = [[[escape(one), escape(two)] for one, two in sorted(pairs)] for pairs in sets]
     return Entry(NOTE, key, ormsgpack.packb([items.size, list(flags), said, epoch]))
@@ -88,13 +90,13 @@ def items_in(entry: Entry) -> Items:
     """Return the items that an entry tells of: all of its thread, when it cannot be read (another version wrote it)."""
     try:
         size, flags, said, epoch = ormsgpack.unpackb(entry.body or b"")
-        info, buried, erased, everything = flags
+        info, buried, erased, everything, moved = flags
         pairs, written, entries, rewritten = (
             {(unescape(one), unescape(two)) for one, two in part} for part in said
         )
     except (ValueError, TypeError, Corrupt):
         return Items(buried=True, everything=True)
-    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, size, epoch)
+    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, moved, size, epoch)
 
 
 def buried(commit: Commit) -> Commit:

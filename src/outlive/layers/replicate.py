@@ -43,7 +43,7 @@ from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
 from .committing import Committing, Result
-from .doubt import CHANGING, Doubt, Doubts, is_in_doubt
+from .doubt import CHANGING, Doubt, Doubts
 from .health import is_unreachable
 from .joining import Joining
 from .pair import PRIMARY, ROLES, SECONDARY, Gone, read_side
@@ -265,8 +265,7 @@ class Replicate:
             )
             for at, answer in zip(waiting, answers, strict=True):
                 results[at] = answer
-                if is_in_doubt(answer):
-                    doubts[at].epochs.add(epoch)
+                doubts[at].note(answer, epoch)
             waiting = [at for at in waiting if _asks_for_switch(commits[at], results[at])]
             if not waiting:
                 break

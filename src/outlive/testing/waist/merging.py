@@ -11,7 +11,7 @@ import pytest
 
 from ...backend import NEXT, TOMBSTONE, Commit, Entry, Removal
 from ...backend import commit as commit_one
-from ...errors import EpochPassed, OutOfTurn
+from ...errors import EpochPassed, OutOfTurn, StaleBase
 from ..contract import Contract
 from ..records import Waist, chunk, copied, draft, write
 
@@ -135,6 +135,50 @@ class MergeContract(Contract):
             await waist.commit(_foreign("c", 9), merge=True, strict=True, epoch=3)
         await waist.commit(_foreign("d", 9), merge=True, strict=True, epoch=4)
         assert {record.id for record in await waist.records()} == {"a", "b", "d"}
+
+    async def test_a_commit_of_nothing_moves_a_thread_to_its_epoch(self, waist: Waist) -> None:
+        for thread in (waist, waist.of("another")):
+            if thread is waist:
+                await thread.save("a")
+            await thread.commit(epoch=5)
+            with pytest.raises(EpochPassed):
+                await thread.commit(_foreign("late", 9), merge=True, strict=True, epoch=4)
+            with pytest.raises(EpochPassed):
+                await thread.commit(draft("late"), epoch=4)
+        assert await waist.ids() == ["a"]
+        assert [row.id for row in await waist.backend.threads(waist.thread.tenant)] == [waist.thread.id]
+
+    async def test_a_merge_that_overrules_replaces_what_is_here(self, waist: Waist) -> None:
+        for n in (0, 1):
+            await waist.commit(draft("a", body=b"%d" % n), replace=True, info=b"%d" % n)
+        await waist.commit(
+            draft("orphan", ONE[0]), chunks=(ONE,), writes=(write("orphan", "task"),),
+            entries=(Entry("run", "r", b"here", "running", fence=9), Entry("run", "alone", b"x", fence=1)),
+        )  # fmt: skip
+        seen = await waist.backend.inventory(waist.thread)
+        line = Commit(
+            waist.thread,
+            checkpoints=(_foreign("a", 1, body=b"line", chunks=(TWO[0],)),),
+            chunks=(TWO,),
+            entries=(Entry("run", "r", b"line", "running", fence=2), Entry("run", "alone", gone=True)),
+            info=b"line",
+            info_version=1,
+            removal=Removal(checkpoints=(("", "orphan"),)),
+            merge=True,
+            overrules=True,
+            strict=True,
+            epoch=3,
+            revision=seen.revision,
+        )
+        await commit_one(waist.backend, line)
+        dump = await waist.dump()
+        assert [(record.id, record.body) for record in dump["records"]] == [("a", b"line")]
+        assert [(held.key, held.body, held.fence) for held in dump["entries"]["run"]] == [("r", b"line", 2)]
+        assert (dump["row"].info, dump["row"].info_version, dump["row"].epoch) == (b"line", 1, 3)
+        assert dump["writes"] == []
+        assert await waist.backend.audit(waist.thread) == []
+        with pytest.raises(StaleBase):  # somebody has written to it since it was read
+            await commit_one(waist.backend, replace(line, token=b"another!"))
 
     async def test_what_was_removed_and_buried_is_not_merged_in_again(self, waist: Waist) -> None:
         await waist.save("a")
