@@ -80,7 +80,6 @@ class Disk:
         self.mode = "pass"
 
 
-QUICK = {"timeout_s": 30, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 class Link:
     """The way of one client to one store, which can be cut: `mode` is pass, refuse, or deaf (it is done, and no answer comes)."""
 
@@ -146,7 +145,7 @@ def memories():
     return [Inline(MemoryBackend()), Inline(MemoryBackend())]
 
 
-QUICK = {"timeout_s": 20, "health_check_interval_s": 0.1, "failback_delay_s": 0}
+QUICK = {"timeout_s": 30, "health_check_interval_s": 0.1, "failback_delay_s": 0}
 _number = itertools.count(1)
 
 

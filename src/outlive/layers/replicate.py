@@ -37,8 +37,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ..backend import Backend, Commit, Reading, Receipt, ThreadKey, unknown
-from ..errors import BadArgument, EpochPassed, OutliveError, StoreClosed, StoreError, StoreUnavailable
+from ..backend import Backend, Commit, Reading, Receipt, ThreadKey
+from ..errors import (
+    BadArgument,
+    EpochPassed,
+    OutcomeUnknown,
+    OutliveError,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+)
 from ..event import Watched
 from ..runtime import Deadline, Runtime, Ticker
 from .carrying import IsNamed
@@ -288,7 +296,7 @@ class Replicate:
                 await self._committing.confirm(key, self.stores.epoch)
         except EpochPassed:
             await self._switching.refresh()
-            raise unknown(Commit(thread), CHANGING) from None
+            raise OutcomeUnknown("" if thread is None else thread.id, "", None, CHANGING) from None
 
     async def _queued_threads(self) -> list[ThreadKey]:
         """Return the threads of which the secondary has yet to get something, where that delays an acknowledgement."""
