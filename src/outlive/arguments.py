@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .checkpoint import SOURCES, Interrupt
+from .checkpoint import CONTROL, SOURCES, Interrupt, PendingWrite
 from .errors import BadArgument
 
 MAX_ID = 1000
@@ -41,6 +41,40 @@ def check_pairs(writes: object) -> list[tuple[str, Any]]:
     if pairs is None or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         raise BadArgument(f"writes must be pairs of (channel, value), not {writes!r:.100}")
     return [(pair[0], pair[1]) for pair in pairs]
+
+
+def check_writes(writes: object) -> tuple[PendingWrite, ...]:
+    """Return the pending writes of a save: those of (task, channel, value) get the position that they have among the task's."""
+    items = (
+        list(writes) if isinstance(writes, Iterable) and not isinstance(writes, str | Mapping) else [writes]
+    )
+    found: list[PendingWrite] = []
+    counts: dict[str, int] = {}
+    for item in items:
+        if isinstance(item, PendingWrite):
+            found.append(_check_write(item))
+        elif isinstance(item, tuple | list) and len(item) == 3:
+            task, channel = check_id("task", item[0]), check_text("channel", item[1])
+            position = counts.get(task, 0)
+            counts[task] = position + 1
+            found.append(PendingWrite(task, CONTROL.get(channel, position), channel, item[2]))
+        else:
+            raise BadArgument(
+                f"writes must be (task, channel, value) or outlive.PendingWrite, not {item!r:.100}"
+            )
+    return tuple(found)
+
+
+def _check_write(write: PendingWrite) -> PendingWrite:
+    check_id("task", write.task)
+    check_text("path", write.path)
+    expected, index = CONTROL.get(check_text("channel", write.channel)), write.index
+    is_number = isinstance(index, int) and not isinstance(index, bool)
+    if not is_number or (index != expected if expected is not None else not 0 <= index < 1 << 31):
+        raise BadArgument(
+            f"the index of a write to {write.channel!r} must be {expected or '0 or more'}, not {index!r}"
+        )
+    return write
 
 
 def check_filter(value: object) -> dict[str, Any]:

@@ -143,10 +143,9 @@ class Delayed:
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
         plan = planning.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
-        record = engine.record(prepared.draft, plan)
-        return replace(
-            prepared.commit, checkpoints=(record,), chunks=tuple(plan.chunks.items()), generation=None
-        )
+        record = engine.record(prepared.draft, plan, prepared.written.digest)
+        chunks = plan.chunks | prepared.written.chunks
+        return replace(prepared.commit, checkpoints=(record,), chunks=tuple(chunks.items()), generation=None)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

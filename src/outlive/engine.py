@@ -42,6 +42,7 @@ from .errors import (
 from .event import LOAD, SAVE, Event, Watched
 from .piece import split
 from .runtime import Deadline, Runtime
+from .written import NOTHING, Written, describe_writes, write_record
 
 _MOST_LOOSE = 100
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
@@ -62,6 +63,7 @@ class Draft:
     fence: tuple[str, str, int, int] | None = None
     entries: tuple[Entry, ...] = ()
     replace: bool = False
+    writes: tuple[PendingWrite, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ class Prepared:
     commit: Commit
     plan: planning.Plan
     base: Base | None = None
+    written: Written = NOTHING
 
 
 Confirm = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
@@ -204,10 +207,12 @@ class Engine:
             await draft.before_plan()
         plan = planning.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
         shares = len(plan.names) > len(plan.chunks)
+        written = self._written(draft) if draft.writes else NOTHING
         commit = Commit(
             thread=key,
-            checkpoints=(self.record(draft, plan),),
-            chunks=tuple(plan.chunks.items()),
+            checkpoints=(self.record(draft, plan, written.digest),),
+            chunks=tuple((plan.chunks | written.chunks if written.chunks else plan.chunks).items()),
+            writes=written.records,
             generation=base.generation if base is not None and shares else None,
             expect_head=draft.expect,
             fence=draft.fence,
@@ -215,7 +220,10 @@ class Engine:
             replace=draft.replace,
             timeout_s=draft.timeout_s,
         )
-        return Prepared(draft, commit, plan, base)
+        return Prepared(draft, commit, plan, base, written)
+
+    def _written(self, draft: Draft) -> Written:
+        return describe_writes(self.codec, self.namer, draft.namespace, draft.id, draft.writes)
 
     async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
         """Split what this process has at hand, or read the head.
@@ -234,7 +242,7 @@ class Engine:
             return None
         return base
 
-    def record(self, draft: Draft, plan: planning.Plan) -> CheckpointRecord:
+    def record(self, draft: Draft, plan: planning.Plan, written: bytes = b"") -> CheckpointRecord:
         """Describe a planned save for the backend."""
         said = manifest.Manifest(
             plan.layout,
@@ -243,6 +251,7 @@ class Engine:
             draft.completed_tasks,
             draft.interrupts,
             draft.leans,
+            written,
         )
         return CheckpointRecord(
             namespace=draft.namespace,
@@ -400,10 +409,8 @@ class Engine:
         self, namespace: str, checkpoint: str, task: str, index: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
         """Describe a write; a value that is not short goes into chunks like a state."""
-        plan = planning.plan(self.codec, self.namer, split(self.codec, value), None)
-        body = manifest.encode(self.codec, manifest.Manifest(plan.layout))
-        record = WriteRecord(namespace, checkpoint, task, index, channel, path, body, tuple(plan.names))
-        return record, plan.chunks
+        write = PendingWrite(task, index, channel, value, path)
+        return write_record(self.codec, self.namer, namespace, checkpoint, write)
 
     def loose(
         self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]

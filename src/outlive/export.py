@@ -31,6 +31,7 @@ _TRIES = 8
 _BATCH_BYTES = 8 << 20
 _SAID = {
     "metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts", "leans": "leans",
+    "written": "written",
 }  # fmt: skip
 
 

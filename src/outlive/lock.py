@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from . import lease
 from .backend import Commit, Entry, ThreadKey
 from .engine import Engine
-from .errors import EntryHeld, LeaseLost
+from .errors import BadArgument, EntryHeld, LeaseLost
 from .lease import LOCK, RUNNING
 from .runtime import Deadline
 
@@ -44,12 +44,33 @@ class AsyncLock:
         self._heart = heart
         self._timeout_s = timeout_s
         self._held: Entry | None = None
+        self._taken: Entry | None = None  # the last one held, also when it was lost or given back
         self.thread_ident = engine.runtime.thread_ident()
 
     @property
     def is_held(self) -> bool:
         """Tell whether the lock is ours, as far as this process knows."""
         return self._held is not None
+
+    @property
+    def fence(self) -> int | None:
+        """The number of this holder, greater than that of every holder before; None before the lock was first held.
+
+        Pass the lock itself to what it protects: `thread.save(state, fence=lock)`.
+        """
+        return None if self._taken is None else self._taken.fence
+
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
+        """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
+        if thread.digest != self._key.digest:
+            raise BadArgument(
+                f"this lock is on thread {self._key.id!r}: it protects nothing of {thread.id!r}"
+            )
+        if self._taken is None:
+            raise BadArgument(
+                f"the lock on thread {self._key.id!r} was never held: use it inside its `with` block"
+            )
+        return self._token(self._taken)
 
     async def acquire(self) -> Self:
         """Wait for the lock. Raises ThreadBusy when others hold it for the whole time."""
@@ -67,7 +88,7 @@ class AsyncLock:
         stored = await lease.find(self._engine, self._key, LOCK, self._namespace)
         entry = lease.take_lock(self._engine.codec, None, self._namespace, self.lease_s, stored)
         receipt = await self._engine.commit(Commit(self._key, entries=(entry,)))
-        self._held = receipt.entries[0] if receipt.entries else entry
+        self._held = self._taken = receipt.entries[0] if receipt.entries else entry
         self._heart.add(self)
 
     async def release(self) -> None:

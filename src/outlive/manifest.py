@@ -32,6 +32,7 @@ class Manifest:
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Interrupt, ...] = ()
     leans: bool = False  # a framework needs the parent to make use of it
+    written: bytes = b""  # digest of the pending writes that were saved with it
 
 
 def encode(codec: Codec, manifest: Manifest) -> bytes:
@@ -48,6 +49,8 @@ def encode(codec: Codec, manifest: Manifest) -> bytes:
         said["interrupts"] = codec.pack(rows, "interrupts")
     if manifest.leans:
         said["leans"] = codec.pack(True)
+    if manifest.written:
+        said["written"] = codec.pack(manifest.written)
     return ormsgpack.packb(
         [FORMAT, _flat(manifest.layout), said] if said else [FORMAT, _flat(manifest.layout)]
     )
@@ -71,6 +74,7 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
             tuple(part("done", list, [])),
             tuple(Interrupt(*row) for row in part("interrupts", list, [])),
             "leans" in said,
+            part("written", bytes, b""),
         )
     except TypeError as error:
         raise Corrupt(f"the manifest cannot be read ({error})") from error

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from .backend import ThreadKey
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
 from .lease import RunInfo
 from .lock import AsyncLock
 from .runtime import run_now
 from .store import AsyncStore, Progress
-from .thread import AsyncThread
+from .thread import AsyncThread, Fencing
 
 if TYPE_CHECKING:
     from .layers.rotation import Rotated
@@ -69,7 +70,9 @@ class Thread:
         completed_tasks: Sequence[str] = (),
         interrupts: Sequence[Interrupt] = (),
         run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
         replace: bool = False,
+        fence: Fencing | None = None,
         durability: str | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
@@ -86,7 +89,9 @@ class Thread:
                 completed_tasks=completed_tasks,
                 interrupts=interrupts,
                 run=run,
+                writes=writes,
                 replace=replace,
+                fence=fence,
                 durability=durability,
                 timeout_s=timeout_s,
             )
@@ -136,9 +141,14 @@ class Thread:
         *,
         checkpoint: str | None = None,
         path: str = "",
+        fence: Fencing | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        run_now(self._thread.write(task, writes, checkpoint=checkpoint, path=path, timeout_s=timeout_s))
+        run_now(
+            self._thread.write(
+                task, writes, checkpoint=checkpoint, path=path, fence=fence, timeout_s=timeout_s
+            )
+        )
 
     def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
         return run_now(self._thread.writes(checkpoint))
@@ -146,8 +156,10 @@ class Thread:
     def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
         return run_now(self._thread.interrupts(checkpoint))
 
-    def resume(self, interrupt: str, value: Any, *, checkpoint: str | None = None) -> None:
-        run_now(self._thread.resume(interrupt, value, checkpoint=checkpoint))
+    def resume(
+        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+    ) -> None:
+        run_now(self._thread.resume(interrupt, value, checkpoint=checkpoint, fence=fence))
 
     def fork(self, id: str, *, at: str | None = None) -> Thread:
         return Thread(run_now(self._thread.fork(id, at=at)))
@@ -164,8 +176,10 @@ class Thread:
     def metadata(self) -> dict[str, Any]:
         return run_now(self._thread.metadata())
 
-    def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
-        return run_now(self._thread.update(metadata, replace=replace))
+    def update(
+        self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
+    ) -> dict[str, Any]:
+        return run_now(self._thread.update(metadata, replace=replace, fence=fence))
 
     def delete(self, *, erase: bool = False) -> bool:
         return run_now(self._thread.delete(erase=erase))
@@ -314,6 +328,13 @@ class Lock:
     @property
     def is_held(self) -> bool:
         return self._lock.is_held
+
+    @property
+    def fence(self) -> int | None:
+        return self._lock.fence
+
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
+        return self._lock._fence_of(thread)
 
     def acquire(self) -> Self:
         run_now(self._lock.acquire())

@@ -23,6 +23,7 @@ from .arguments import (
     check_source,
     check_step,
     check_text,
+    check_writes,
     optional_id,
 )
 from .backend import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
@@ -63,6 +64,14 @@ class Home(Protocol):
     async def _touch(self, key: ThreadKey) -> None: ...
 
 
+class Fencing(Protocol):
+    """A lock that is held: what is written under it is refused once another holder has taken it."""
+
+    @property
+    def fence(self) -> int | None: ...
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]: ...
+
+
 class AsyncThread:
     """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
 
@@ -95,21 +104,25 @@ class AsyncThread:
         completed_tasks: Sequence[str] = (),
         interrupts: Sequence[Interrupt] = (),
         run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
         replace: bool = False,
+        fence: Fencing | None = None,
         durability: str | None = None,
         timeout_s: float | None = None,
     ) -> Checkpoint:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. Saving the same content under
-        the same `id` again is safe and stores nothing. Raises Unencodable, HeadMoved, CheckpointExists,
-        and StoreError when the store is in the way.
+        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
+        has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
+        HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
         """
         draft = self._draft(
             id=id, parent=parent, expect=expect, step=step, source=source, metadata=metadata, next_nodes=next_nodes,
-            completed_tasks=completed_tasks, interrupts=interrupts, run=run, replace=replace, timeout_s=timeout_s,
+            completed_tasks=completed_tasks, interrupts=interrupts, run=run, writes=writes, replace=replace, timeout_s=timeout_s,
         )  # fmt: skip
+        draft.fence = self._fence(fence)
         if self._home._is_delayed(durability):
             if expect is not None:
                 raise BadArgument(
@@ -131,6 +144,7 @@ class AsyncThread:
         completed_tasks: Sequence[str] = (),
         interrupts: Sequence[Interrupt] = (),
         run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
         replace: bool = False,
         timeout_s: float | None = None,
     ) -> Draft:
@@ -148,12 +162,21 @@ class AsyncThread:
             source=check_source(source),
             run=optional_id("run", run),
             replace=replace,
+            writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
             next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
             completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
             interrupts=check_interrupts(interrupts) if interrupts else (),
             timeout_s=self._home._timeout(timeout_s),
         )
+
+    def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
+        """Return what a commit must find in the store for a lock to be held still."""
+        if fence is None:
+            return None
+        if not hasattr(fence, "_fence_of"):
+            raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
+        return fence._fence_of(self._key)
 
     async def _save(self, state: Any, draft: Draft) -> Checkpoint:
         if self._home._queues:
@@ -280,14 +303,15 @@ class AsyncThread:
         *,
         checkpoint: str | None = None,
         path: str = "",
+        fence: Fencing | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Keep what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
         The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
-        `__interrupt__`, `__resume__`) keep the last.
+        `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
         """
-        pairs = check_pairs(writes)
+        pairs, token = check_pairs(writes), self._fence(fence)
         deadline = Deadline(self._home._timeout(timeout_s))
         await self._settled()
         target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.remaining_s())
@@ -310,6 +334,7 @@ class AsyncThread:
                 self._key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
+                fence=token,
                 timeout_s=deadline.remaining_s(),
             )
         )
@@ -335,14 +360,16 @@ class AsyncThread:
         found = await self.checkpoint(checkpoint)
         return found.open_interrupts if found is not None else ()
 
-    async def resume(self, interrupt: str, value: Any, *, checkpoint: str | None = None) -> None:
-        """Give an interrupt its value; the last one given counts."""
+    async def resume(
+        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+    ) -> None:
+        """Give an interrupt its value; the last one given counts. `fence` is a lock on this thread that must still be held."""
         found = await self.checkpoint(checkpoint)
         if found is None or interrupt not in {asked.id for asked in found.interrupts}:
             raise BadArgument(
                 f"there is no interrupt {interrupt!r} here; thread.interrupts() lists those that are open"
             )
-        await self.write(interrupt, [("__resume__", value)], checkpoint=found.id)
+        await self.write(interrupt, [("__resume__", value)], checkpoint=found.id, fence=fence)
 
     async def _head_id(self, timeout_s: float | None = None) -> str:
         reading = await self._engine.backend.read(
@@ -420,9 +447,14 @@ class AsyncThread:
         """Return the thread's own metadata (title, user, tags, ...)."""
         return open_info(self._engine, await self._row())[0]
 
-    async def update(self, metadata: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any]:
-        """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result."""
-        new = check_metadata(metadata)
+    async def update(
+        self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
+    ) -> dict[str, Any]:
+        """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result.
+
+        `fence` is a lock on this thread that must still be held.
+        """
+        new, token = check_metadata(metadata), self._fence(fence)
         for _ in range(100):
             row = await self._row()
             old, forked_from = open_info(self._engine, row)
@@ -432,7 +464,7 @@ class AsyncThread:
             version = row.info_version if row else 0
             try:
                 await self._engine.commit(
-                    Commit(self._key, info=body, info_projection=text, info_version=version)
+                    Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
                 )
             except MetadataMoved:  # somebody else changed it: merge into theirs
                 continue

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from ...checkpoint import PendingWrite
 from ...errors import BadArgument
 from ...store import AsyncStore
 from ..contract import Contract
@@ -35,6 +36,13 @@ SAVES: dict[str, dict[str, Any]] = {
     "completed_tasks as text": {"completed_tasks": "abc"},
     "interrupts of dicts": {"interrupts": [{"id": "i"}]},
     "interrupts no sequence": {"interrupts": 5},
+    "writes as text": {"writes": "abc"},
+    "writes of pairs": {"writes": [("c", 1)]},
+    "writes of no task": {"writes": [("", "c", 1)]},
+    "writes to no channel": {"writes": [("a", 5, 1)]},
+    "writes with a negative index": {"writes": [PendingWrite("a", -1, "c", 1)]},
+    "writes to a control channel by another index": {"writes": [PendingWrite("a", 0, "__error__", 1)]},
+    "fence of a number": {"fence": 3},
     "durability": {"durability": "exit"},
     "timeout zero": {"timeout_s": 0},
     "timeout negative": {"timeout_s": -1},

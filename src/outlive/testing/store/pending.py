@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from ...checkpoint import Interrupt, PendingWrite
-from ...errors import BadArgument, CheckpointMissing, StoreUnavailable, Unencodable
+from ...errors import (
+    BadArgument,
+    CheckpointExists,
+    CheckpointMissing,
+    HeadMoved,
+    StoreUnavailable,
+    Unencodable,
+)
 from ...store import AsyncStore
 from ..contract import Contract
 from ..trial import Trial
@@ -26,6 +33,68 @@ class PendingContract(Contract):
         found = await other.thread("t").checkpoint()
         assert found is not None and found.pending_writes == expected
         assert await other.thread("t").writes() == await thread.writes("a") == expected
+
+    async def test_writes_that_are_saved_with_their_checkpoint_are_those_of_write(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        writes = [("a", "c", "x" * 5000), ("b", "__resume__", 1), ("a", "__error__", "no"), ("a", "d", (2,))]
+        saved = await store.thread("t").save({"n": 1}, id="one", writes=writes)
+        await store.thread("u").save({"n": 1}, id="one")
+        for task in ("a", "b"):
+            pairs = [(channel, value) for who, channel, value in writes if who == task]
+            await store.thread("u").write(task, pairs)
+        found = await other.thread("t").checkpoint()
+        assert found is not None and (found.id, found.seq) == (saved.id, saved.seq)
+        assert found.pending_writes == await other.thread("u").writes()
+        copied = await store.thread("v").save({"n": 1}, id="two", writes=found.pending_writes)
+        assert await other.thread("v").writes(copied.id) == found.pending_writes
+        text = await other.thread("t").export()
+        imported = await other.import_thread(text, id="imported")
+        assert await imported.writes() == found.pending_writes
+        assert (await imported.save({"n": 1}, id="one", writes=writes)).seq == saved.seq
+        assert (await other.verify()).problems == ()
+
+    @pytest.mark.parametrize("durability", ["sync", "async"])
+    async def test_the_retry_of_a_save_with_writes_stores_nothing(
+        self, trial: Trial, durability: str
+    ) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        said: dict[str, Any] = {
+            "state": {"n": 1, "text": "y" * 3000},
+            "id": "one",
+            "writes": [("a", "c", "x" * 5000), ("b", "d", {1})],
+            "durability": durability,
+        }
+        await thread.write(
+            "a", [("c", "earlier")], checkpoint="one"
+        )  # the first one wins, also over the save's
+        for one in (thread, thread, other.thread("t")):
+            await one.save(**said)
+            await one.flush()
+        assert [held.value for held in await thread.writes()] == ["earlier", {1}]
+        assert (await thread.size()).checkpoints == 1
+        for writes in ([("a", "c", "x" * 5000)], [*said["writes"], ("c", "c", 1)], []):
+            with pytest.raises(CheckpointExists):
+                await thread.save(**{**said, "writes": writes, "durability": "sync"})
+        assert (await store.verify()).problems == ()
+
+    async def test_a_save_with_writes_is_stored_whole_or_not_at_all(self, store: AsyncStore) -> None:
+        thread = store.thread("t")
+        await thread.save({"n": 1}, id="one")
+        with pytest.raises(HeadMoved):
+            await thread.save({"n": 2}, id="two", expect="other", writes=[("a", "c", "x" * 5000)])
+        with pytest.raises(Unencodable):
+            await thread.save({"n": 2}, id="two", writes=[("a", "c", object())])
+        assert (await thread.writes("two"), (await thread.size()).checkpoints) == ((), 1)
+
+    async def test_a_replacement_brings_its_own_writes(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        await thread.save({"n": 1}, id="one", writes=[("a", "c", "x" * 5000), ("b", "c", 1)])
+        for _ in range(2):
+            await thread.save({"n": 1}, id="one", replace=True, writes=[("a", "c", "y" * 5000)])
+        assert [held.value for held in await other.thread("t").writes("one")] == ["y" * 5000, 1]
+        assert (await store.verify()).problems == ()
 
     async def test_a_task_may_write_before_its_checkpoint_is_saved(self, store: AsyncStore) -> None:
         thread = store.thread("t")

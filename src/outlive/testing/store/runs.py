@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from ...errors import LeaseLost, RunBusy, RunEnded, StepMismatch, ThreadBusy
+from ...checkpoint import Interrupt
+from ...errors import (
+    BadArgument,
+    DelayedSaveFailed,
+    LeaseLost,
+    RunBusy,
+    RunEnded,
+    StepMismatch,
+    ThreadBusy,
+)
 from ...store import AsyncStore
 from ..contract import Contract
 from ..trial import Trial
@@ -116,3 +125,42 @@ class RunContract(Contract):
             await store.lock("t", timeout_s=0.1).acquire()
         await lock.release()
         await (await store.run("t").start()).complete()
+
+    async def test_what_names_a_lock_is_refused_once_another_holds_it(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        thread = store.thread("t")
+        lock = store.lock("t", lease_s=0.2)
+        assert lock.fence is None
+        with pytest.raises(BadArgument, match="never held"):
+            await thread.save({"n": 0}, fence=lock)
+        await lock.acquire()
+        await thread.save({"n": 1}, id="one", fence=lock, interrupts=[Interrupt("i", "node")])
+        await thread.write("task", [("c", 1)], fence=lock)
+        await thread.update({"title": "mine"}, fence=lock)
+        await store.thread("t", namespace="sub").save({"n": 1}, fence=lock)  # the thread is one
+        with pytest.raises(BadArgument, match="another"):
+            await store.thread("another").save({"n": 1}, fence=lock)
+        store._heart._stop()  # as a process that hangs
+        await trial.sleep(0.5)
+        theirs = await other.lock("t", timeout_s=20).acquire()
+        assert lock.fence is not None and theirs.fence is not None and theirs.fence > lock.fence
+        for durability in ("sync", "async"):
+            with pytest.raises(LeaseLost if durability == "sync" else DelayedSaveFailed):
+                await thread.save({"n": 2}, fence=lock, durability=durability)
+                await thread.flush()
+        for late in (
+            lambda: thread.save({"n": 2}, id="one", replace=True, fence=lock),
+            lambda: thread.write("late", [("c", 2)], fence=lock),
+            lambda: thread.resume("i", 2, checkpoint="one", fence=lock),
+            lambda: thread.update({"title": "late"}, fence=lock),
+        ):
+            with pytest.raises(LeaseLost) as lost:
+                await late()
+            assert (lost.value.fence, lost.value.current) == (lock.fence, theirs.fence)
+        assert (await thread.load(), await thread.metadata()) == ({"n": 1}, {"title": "mine"})
+        assert [held.task for held in await thread.writes("one")] == ["task"]
+        await other.thread("t").save({"n": 3}, fence=theirs)
+        await theirs.release()
+        with pytest.raises(LeaseLost, match="given back"):
+            await other.thread("t").save({"n": 4}, fence=theirs)
+        assert await thread.load() == {"n": 3}
