@@ -61,7 +61,7 @@ def postgres_store(_postgres_store, postgres_server):
     with psycopg.connect(_postgres_store, autocommit=True) as connection:
         there = connection.execute("select to_regclass('outlive.store') is not null").fetchone()[0]
         if there:
-            for table in ("thread", "checkpoint", "chunk", "write", "entry", "store"):
+            for table in ("roster", "thread", "checkpoint", "space", "chunk", "write", "entry", "store"):
                 connection.execute(f"delete from outlive.{table}")
     return _postgres_store
 

@@ -493,13 +493,15 @@ def test_a_server_that_lost_commits_is_noticed_before_anything_refers_to_them(po
     with outlive.open(postgres_store) as store:
         thread = store.thread("t")
         thread.save({"messages": messages[:40]})
-        sql(postgres_store, "create table kept as select * from outlive.chunk")
+        tables = ("thread", "checkpoint", "chunk")
+        for table in tables:
+            sql(postgres_store, f"create table kept_{table} as select * from outlive.{table}")
         thread.save({"messages": messages[:50]})
         # As after a failover to a standby that lagged behind: the last commit is gone, the generation is the same.
-        sql(postgres_store, "delete from outlive.checkpoint where seq = 2")
-        sql(postgres_store, "delete from outlive.chunk where name not in (select name from kept)")
-        sql(postgres_store, "update outlive.thread set revision = 1, seq = 1, checkpoints = 1, tokens = ''")
-        sql(postgres_store, "drop table kept")
+        for table in tables:
+            sql(postgres_store, f"delete from outlive.{table}")
+            sql(postgres_store, f"insert into outlive.{table} select * from kept_{table}")
+            sql(postgres_store, f"drop table kept_{table}")
         thread.save({"messages": messages})
     with outlive.open(postgres_store) as store:
         assert store.thread("t").load() == {"messages": messages}

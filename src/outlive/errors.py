@@ -422,8 +422,8 @@ class DamagedEntry(Corrupt):
     `status` is what the row says, which may be part of the damage.
     """
 
-    def __init__(self, thread: str, kind: str, key: str, status: str) -> None:
-        super().__init__(f"{kind} {key!r} does not match its checksum", thread=thread)
+    def __init__(self, thread: str, kind: str, key: str, status: str, what: str = "") -> None:
+        super().__init__(what or f"{kind} {key!r} does not match its checksum", thread=thread)
         self.kind = kind
         self.key = key
         self.status = status

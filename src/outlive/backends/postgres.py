@@ -34,6 +34,7 @@ from ..backend import (
 )
 from ..errors import (
     Corrupt,
+    DamagedEntry,
     EntryHeld,
     EpochPassed,
     HeadMoved,
@@ -44,7 +45,8 @@ from ..errors import (
     StoreError,
 )
 from ..runtime import Deadline
-from .memory import new_token, write_order
+from .memory import new_token
+from .postgres_audit import audit_store, audit_thread
 from .postgres_link import Link, MissingSchema, Parameter
 from .postgres_pool import Pool
 from .postgres_rows import (
@@ -65,10 +67,10 @@ from .postgres_rows import (
     to_number,
     to_text,
     to_thread_row,
-    to_write,
+    to_writes,
 )
 from .postgres_save import check_acceptable, may_be_grouped, parameters, receipt, thread_parameters
-from .postgres_statements import VERSION, quoted, schema_script, statements
+from .postgres_statements import OLD_ENTRIES, PROBLEMS, VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
 from .server import Attempts, GivenUp, lock_ms
 from .snapshot import is_plain
@@ -138,6 +140,8 @@ class PostgresBackend:
         if not found:
             await self._call(self._migrate(offered))
             found = await self._ask(self._sql.identity)
+        if not found:
+            raise Corrupt("the row that holds the store's naming key is gone; put it back from a backup")
         ((version, key),) = found
         if to_number(version) > VERSION:
             raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
@@ -238,6 +242,8 @@ class PostgresBackend:
         verdict = to_text(cells[0])
         if verdict in ("existing", "repeated"):
             return await self._found(commit, cells, deadline)
+        if verdict == "damaged":
+            raise Corrupt(to_text(cells[7]), thread=commit.thread.id)
         if verdict != "done":
             raise await self._refusal(commit, verdict, cells, deadline)
         return receipt(commit, cells)
@@ -301,7 +307,10 @@ class PostgresBackend:
             )
             return to_number(result.get_value(0, 0))
 
-        return await self._call(work)
+        try:
+            return await self._call(work)
+        except Corrupt as error:
+            raise Corrupt(error.what, thread=target.id) from None
 
     # Reading
 
@@ -316,14 +325,21 @@ class PostgresBackend:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> Reading:
-        place = space(namespace) if id is None else digest(namespace, id)
-        statement = self._sql.read_id if id is not None else self._sql.read_head
         at_hand = (text(known.id), b"".join(known.chunks)) if known is not None else (None, None)
+        place = space(namespace) if id is None else digest(namespace, id)
         parameters: list[Parameter] = [thread.digest, place, *at_hand, flag(chunks)]
-        if id is None and at is not None:
+        statement = self._sql.read_head_of if namespace else self._sql.read_head
+        if id is not None:
+            statement = self._sql.read_id
+            parameters += [text(id), text(namespace)]
+        elif at is not None:
             statement = self._sql.read_at
             parameters.append(number(at))
-        return _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
+        reading = _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
+        record = reading.record
+        if record is not None and (record.namespace != namespace or record.id != (id or record.id)):
+            raise Corrupt("its row stands in the place of another", thread=thread.id, checkpoint=record.id)
+        return reading
 
     async def history(
         self,
@@ -342,9 +358,13 @@ class PostgresBackend:
             statement = self._sql.history
             parameters.append(space(namespace))
         found = await self._ask(statement, *parameters, timeout_s=timeout_s)
-        records = [to_checkpoint(cells[1:], thread.id) for cells in found if cells[1] is not None]
+        records = [to_checkpoint(cells[2:], thread) for cells in found if cells[2] is not None]
+        for record in records:
+            if namespace is not None and record.namespace != namespace:
+                raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
+        _check(found, thread.id)  # last: a row that says what is wrong with it is the better answer
         records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
-        return (to_number(found[0][0]) if found else 0), records[:limit]
+        return to_number(found[0][1]), records[:limit]
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -354,7 +374,9 @@ class PostgresBackend:
         else:
             pairs = blobs([digest(*pair) for pair in checkpoints])
             found = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
-        return sorted((to_write(cells, thread.id) for cells in found), key=write_order)
+        writes = to_writes([cells[1:] for cells in found if cells[1] is not None], thread)
+        _check(found, thread.id)
+        return writes
 
     async def entries(
         self,
@@ -370,8 +392,7 @@ class PostgresBackend:
         timeout_s: float | None = None,
     ) -> list[tuple[ThreadKey, Entry]]:
         last, behind = after if after is not None else (None, None)
-        found = await self._ask(
-            self._sql.entries,
+        parameters: list[Parameter] = [
             digest(tenant),
             text(tenant),
             text(kind),
@@ -379,16 +400,27 @@ class PostgresBackend:
             text(prefix),
             text(last),
             behind,
-            None if thread is None else thread.digest,
             None if statuses is None else texts(statuses),
             None if lapsed is None else flag(lapsed),
             number(limit),
-            timeout_s=timeout_s,
-        )
-        return [
-            (ThreadKey(tenant, to_text(id), place or b""), to_entry(cells, to_text(id)))
-            for id, place, *cells in found
         ]
+        statement = self._sql.entries
+        if thread is not None:
+            statement = self._sql.entries_of_thread
+            parameters.append(thread.digest)
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        entries = []
+        for problem, id, place, *cells in found:
+            if cells[0] is None:
+                continue
+            key = ThreadKey(tenant, to_text(id), place or b"")
+            entry = to_entry(cells, key)
+            if thread is None and to_number(problem) == OLD_ENTRIES:
+                raise DamagedEntry(key.id, kind, entry.key, entry.status, PROBLEMS[OLD_ENTRIES])
+            entries.append((key, entry))
+        if thread is not None:
+            _check(found, thread.id)
+        return entries
 
     async def threads(
         self,
@@ -417,16 +449,17 @@ class PostgresBackend:
                 number(limit),
                 timeout_s=timeout_s,
             )
-        return [_thread_row(cells) for cells in found]
+        return [_thread_row(cells, tenant, only) for cells in found]
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         found = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
-        if not found:
-            return Inventory(0, 0, {})
+        _check(found, thread.id)
         chunks = {
-            name: (to_number(size), to_number(stamp)) for _, _, name, size, stamp in found if name is not None
+            name: (to_number(size), to_number(stamp))
+            for _, _, _, name, size, stamp in found
+            if name is not None
         }
-        return Inventory(to_number(found[0][0]), to_number(found[0][1]), chunks)
+        return Inventory(to_number(found[0][1]), to_number(found[0][2]), chunks)
 
     async def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
@@ -435,22 +468,9 @@ class PostgresBackend:
         return {name or b"": data or b"" for name, data in found}
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        """Compare the counts of a thread's row with its rows, and every record with its checksum."""
         if thread is None:
-            return []
-        problems: list[Corrupt] = []
-        for cells in await self._ask(self._sql.counts, thread.digest):
-            said, found = ([to_number(cell) for cell in part] for part in (cells[:3], cells[3:]))
-            if said != found:
-                what = "it should have {} checkpoints, {} writes and {} bytes".format(*said)
-                problems.append(Corrupt(what + ", and has {}, {} and {}".format(*found), thread=thread.id))
-        before: Cursor | None = None
-        try:
-            while page := (await self.history(thread, None, before=before, limit=500))[1]:
-                before = page[-1].order
-        except Corrupt as error:
-            problems.append(error)
-        return problems
+            return await audit_store(self._sql, self._ask)
+        return await audit_thread(self, self._sql, self._ask, thread)
 
 
 async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
@@ -466,6 +486,12 @@ def first_statements(schema: str) -> tuple[str, ...]:
     return sql.save, sql.read_head
 
 
+def _check(found: list[list[bytes | None]], thread: str) -> None:
+    """Raise what a statement found wrong with a thread."""
+    if problem := to_number(found[0][0]):
+        raise Corrupt(PROBLEMS[problem], thread=thread)
+
+
 def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
     reading = Reading(0)
     writes = []
@@ -473,18 +499,24 @@ def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
         match to_number(kind):
             case 0:
                 reading.generation = to_number(generation)
-                reading.record = to_checkpoint(cells, thread.id) if cells[0] is not None else None
+                reading.record = to_checkpoint(cells, thread) if cells[0] is not None else None
             case 1:
                 reading.chunks[cells[14] or b""] = cells[15] or b""
-            case _:
-                writes.append(to_write([*cells[:5], *cells[6:10], *cells[14:]], thread.id))
-    reading.writes = tuple(sorted(writes, key=write_order))
+            case 2:
+                writes.append([*cells[:5], *cells[6:10], *cells[14:]])
+            case problem:
+                raise Corrupt(PROBLEMS[problem], thread=thread.id)
+    reading.writes = tuple(to_writes(writes, thread)) if writes else ()
     return reading
 
 
-def _thread_row(cells: Cells) -> ThreadRow:
-    head = to_checkpoint(cells[13:], to_text(cells[0])) if cells[13] is not None else None
-    return to_thread_row(cells[:13], head)
+def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
+    id = only if only is not None else to_text(cells[1])
+    if problem := to_number(cells[0]):
+        raise Corrupt(PROBLEMS[problem], thread=id)
+    key = ThreadKey.of(tenant, id)
+    head = to_checkpoint(cells[15:], key) if cells[15] is not None else None
+    return to_thread_row(cells[1:15], key, head)
 
 
 async def _is_there(link: Link, name: str, function: str, deadline: Deadline) -> bool:

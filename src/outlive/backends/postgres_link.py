@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
-from ..errors import BadArgument, OutliveError, StoreError, StoreFull, StoreUnavailable
+from ..errors import BadArgument, Corrupt, OutliveError, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
 from .address import hide_secrets
 from .server import Lost, is_address, lock_ms, look_up
@@ -286,7 +286,7 @@ def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
 
 _LATER = {
     "57P01", "57P02", "57P03", "57P05",  # it stops, crashed, starts; we were idle for too long
-    "25P03",  # a transaction took too long between two statements, and was rolled back
+    "25P03", "25P04",  # a transaction took too long between two statements or as a whole, and was rolled back
     "25006",  # it is read-only: a standby, or demoted
     "53300",  # too many connections
     "40001", "40P01",  # serialization, deadlock: nothing was done
@@ -307,10 +307,22 @@ def refusal(result: pq.abc.PGresult) -> Exception:
         )  # it may have stopped before it answered
     if code == "55P03":
         return Lost("others held the thread's lock", sent=False, busy=True)
+    if code == "57014":  # the statement was ended before its transaction could commit: nothing was stored
+        return Lost(_cancelled(text), sent=False, busy=True)
     return _final(code, text)
 
 
+def _cancelled(text: str) -> str:
+    if "timeout" not in text:
+        return f"{text}: somebody ended it on the server, and nothing was stored"
+    return (
+        f"{text}: nothing was stored; raise statement_timeout of the role or database, or save less at once"
+    )
+
+
 def _final(code: str, text: str) -> OutliveError:
+    if code == "OL001":  # raised by our own functions
+        return Corrupt(text)
     if code in ("53100", "53200"):
         return StoreFull(f"PostgreSQL has no room left: {text}")
     if code.startswith("54"):

@@ -11,23 +11,37 @@ from typing import Any
 
 from psycopg import pq
 
-from ..backend import CheckpointRecord, Entry, ThreadRow, WriteRecord, checksum, escape, unescape
+from ..backend import (
+    CheckpointRecord,
+    Entry,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    checksum,
+    escape,
+    unescape,
+)
 from ..entry_kind import check_stored_kind
 from ..errors import BadArgument, Corrupt, DamagedEntry
-from .view import Row
+from .memory import write_order
+from .view import Pair, Row
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
 CHECKPOINT = (
     "c.namespace, c.id, c.parent, c.run, c.source, c.metadata::text, c.epoch, c.seq, c.step, c.created_at, c.size, "
-    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum || c.stamp"
+    "c.added, c.version, c.format::bigint, c.chunks, c.body, c.checksum, c.seal"
 )
-WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum"
-ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum"
+WRITE = "w.namespace, w.checkpoint, w.task, w.channel, w.path, w.idx, w.epoch, w.fence, w.revision, w.chunks, w.body, w.checksum, w.seal"
+ENTRY = "e.kind, e.key, e.status, e.clock, e.epoch, e.fence, e.revision, e.until, e.body, e.checksum, e.seal"
 THREAD = (
     "t.id, t.generation, t.revision, t.epoch, t.seq, t.checkpoints, t.stored, t.created_at, t.updated_at, t.info, "
-    "t.metadata::text, t.info_version, t.info_checksum"
+    "t.metadata::text, t.info_version, t.info_checksum, t.digest"
 )
 _NAME = 16  # bytes of a chunk's name
+_STEPS = (
+    "step",
+    "response",
+)  # entries of which a thread may have many: they are added up apart from the others
 
 Cells = Sequence[bytes | None]
 
@@ -45,6 +59,11 @@ def digest(*texts: str) -> bytes:
 def space(namespace: str) -> bytes:
     """Return what stands for a namespace."""
     return digest(namespace) if namespace else b""
+
+
+def entry_name(kind: str, key: str) -> bytes:
+    """Return what stands for an entry; those of many and those of few are apart in the index."""
+    return (b"\1" if kind in _STEPS else b"\0") + digest(kind, key)
 
 
 def text(value: str | None) -> bytes | None:
@@ -72,12 +91,17 @@ def blobs(values: Sequence[bytes | None]) -> bytes:
     return _array(_BYTEA, values)
 
 
+def numbers(values: Sequence[int]) -> bytes:
+    """Return an array of bigint."""
+    return _array(_BIGINT, [number(value) for value in values])
+
+
 def texts(values: Sequence[str]) -> bytes:
     """Return an array of text."""
     return _array(_TEXT, [text(value) for value in values])
 
 
-_BYTEA, _TEXT, _JSONB = 17, 25, 3802  # as the server numbers types
+_BYTEA, _BIGINT, _TEXT, _JSONB = 17, 20, 25, 3802  # as the server numbers types
 
 
 def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
@@ -111,11 +135,26 @@ def checkpoint_checksum(record: CheckpointRecord) -> bytes:
     )  # fmt: skip
 
 
-def checkpoint_stamp(record: CheckpointRecord) -> bytes:
-    """Cover what the server gave; the function stamp_1 of the schema says the same."""
+def checkpoint_seal(thread: bytes, record: CheckpointRecord, checksum: bytes) -> int:
+    """Cover what the server gave; the function checkpoint_seal_1 says the same."""
     parent = "" if record.parent is None else f" {escape(record.parent)}"
-    said = f"{record.epoch} {record.seq} {record.created_at}{parent}"
-    return hashlib.sha256(said.encode()).digest()[:8]
+    return _seal(thread + checksum, f"{record.epoch} {record.seq} {record.created_at}{parent}")
+
+
+def write_seal(thread: bytes, write: WriteRecord, checksum: bytes) -> int:
+    return _seal(thread + checksum, "{} {} {}".format(*write.rank))
+
+
+def entry_seal(thread: ThreadKey, entry: Entry, checksum: bytes) -> int:
+    names = "\n".join(map(escape, (entry.clock, entry.status, entry.kind, entry.key)))
+    return _seal(
+        thread.digest + entry_name(entry.kind, entry.key) + digest(thread.tenant) + checksum,
+        f"{entry.epoch} {entry.fence} {entry.revision} {entry.until}\n{names}",
+    )
+
+
+def _seal(covered: bytes, text: str) -> int:
+    return int.from_bytes(hashlib.sha256(covered + text.encode()).digest()[:8], "big", signed=True)
 
 
 def write_checksum(write: WriteRecord) -> bytes:
@@ -136,8 +175,9 @@ def documents(values: Sequence[dict[str, Any]]) -> bytes:
     return _array(_JSONB, [document(json.dumps(value)) for value in values])
 
 
-def checkpoint_document(record: CheckpointRecord) -> dict[str, Any]:
+def checkpoint_document(thread: ThreadKey, record: CheckpointRecord) -> dict[str, Any]:
     """Return a record, but for its bytes."""
+    checksum = checkpoint_checksum(record)
     return {
         "name": digest(record.namespace, record.id).hex(),
         "space": space(record.namespace).hex(),
@@ -155,8 +195,8 @@ def checkpoint_document(record: CheckpointRecord) -> dict[str, Any]:
         "run": None if record.run is None else escape(record.run),
         "source": escape(record.source),
         "metadata": record.projection,
-        "checksum": checkpoint_checksum(record).hex(),
-        "stamp": checkpoint_stamp(record).hex(),
+        "checksum": checksum.hex(),
+        "seal": checkpoint_seal(thread.digest, record, checksum),
     }
 
 
@@ -182,11 +222,20 @@ def write_documents(writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
     ]
 
 
+def sealed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict[str, Any]]:
+    """Return writes whose ranks are known, with their seals."""
+    writes = list(writes)
+    return [
+        {**said, "seal": write_seal(thread.digest, write, bytes.fromhex(said["checksum"]))}
+        for write, said in zip(writes, write_documents(writes), strict=True)
+    ]
+
+
 def entry_documents(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Return entries, but for their bodies."""
     return [
         {
-            "name": digest(entry.kind, entry.key).hex(),
+            "name": entry_name(entry.kind, entry.key).hex(),
             "kind": escape(entry.kind),
             "key": escape(entry.key),
             "status": escape(entry.status),
@@ -202,6 +251,15 @@ def entry_documents(entries: Iterable[Entry]) -> list[dict[str, Any]]:
             "checksum": entry_checksum(entry).hex(),
         }
         for entry in entries
+    ]
+
+
+def sealed_entries(thread: ThreadKey, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return entries whose fences and leases are known, with their seals."""
+    entries = list(entries)
+    return [
+        {**said, "seal": entry_seal(thread, entry, bytes.fromhex(said["checksum"]))}
+        for entry, said in zip(entries, entry_documents(entries), strict=True)
     ]
 
 
@@ -254,32 +312,58 @@ def to_names(cell: bytes | None) -> tuple[bytes, ...]:
     return tuple(joined[at : at + _NAME] for at in range(0, len(joined), _NAME))
 
 
-def to_checkpoint(cells: Cells, thread: str, *, check: bool = True) -> CheckpointRecord:
+def to_checkpoint(cells: Cells, thread: ThreadKey, *, check: bool = True) -> CheckpointRecord:
     """Return the record of a row of CHECKPOINT; a damaged one is not handed out, unless it is to be removed."""
-    record = CheckpointRecord(
-        namespace=to_text(cells[0]),
-        id=to_text(cells[1]),
-        parent=to_maybe_text(cells[2]),
-        run=to_maybe_text(cells[3]),
-        source=to_text(cells[4]),
-        projection=None if cells[5] is None else cells[5].decode(),
-        epoch=to_number(cells[6]),
-        seq=to_number(cells[7]),
-        step=None if cells[8] is None else to_number(cells[8]),
-        created_at=to_number(cells[9]),
-        size=to_number(cells[10]),
-        added=to_number(cells[11]),
-        version=to_number(cells[12]),
-        format=to_number(cells[13]),
-        chunks=to_names(cells[14]),
-        body=cells[15] or b"",
-    )
-    if check and checkpoint_checksum(record) + checkpoint_stamp(record) != cells[16]:
-        raise Corrupt("its row does not match its checksum", thread=thread, checkpoint=record.id)
+    try:
+        record = CheckpointRecord(
+            namespace=to_text(cells[0]),
+            id=to_text(cells[1]),
+            parent=to_maybe_text(cells[2]),
+            run=to_maybe_text(cells[3]),
+            source=to_text(cells[4]),
+            projection=None if cells[5] is None else cells[5].decode(),
+            epoch=to_number(cells[6]),
+            seq=to_number(cells[7]),
+            step=None if cells[8] is None else to_number(cells[8]),
+            created_at=to_number(cells[9]),
+            size=to_number(cells[10]),
+            added=to_number(cells[11]),
+            version=to_number(cells[12]),
+            format=to_number(cells[13]),
+            chunks=to_names(cells[14]),
+            body=cells[15] or b"",
+        )
+    except Corrupt as error:  # an id that cannot be read
+        raise Corrupt(error.what, thread=thread.id) from None
+    if check:
+        checksum = checkpoint_checksum(record)
+        if checksum != cells[16] or checkpoint_seal(thread.digest, record, checksum) != to_number(cells[17]):
+            raise Corrupt("its row does not match its checksum", thread=thread.id, checkpoint=record.id)
     return record
 
 
-def to_write(cells: Cells, thread: str) -> WriteRecord:
+def to_writes(found: Iterable[Cells], thread: ThreadKey) -> list[WriteRecord]:
+    """Return the writes of rows of WRITE, in order, when they are all that their checkpoints have."""
+    writes: list[WriteRecord] = []
+    tallies: dict[Pair, tuple[int, int]] = {}
+    sums: dict[Pair, tuple[int, int]] = {}
+    for cells in found:
+        pair = to_text(cells[0]), to_text(cells[1])
+        if not cells[11]:
+            tallies[pair] = to_number(cells[6]), to_number(cells[7])
+            continue
+        writes.append(_to_write(cells, thread))
+        count, total = sums.get(pair, (0, 0))
+        sums[pair] = count + 1, total ^ to_number(cells[12])
+    for pair in {*tallies, *sums}:
+        if tallies.get(pair) != sums.get(pair):
+            raise Corrupt(
+                "its pending writes are not all that were stored", thread=thread.id, checkpoint=pair[1]
+            )
+    return sorted(writes, key=write_order)
+
+
+def _to_write(cells: Cells, thread: ThreadKey) -> WriteRecord:
     write = WriteRecord(
         namespace=to_text(cells[0]),
         checkpoint=to_text(cells[1]),
@@ -291,14 +375,15 @@ def to_write(cells: Cells, thread: str) -> WriteRecord:
         chunks=to_names(cells[9]),
         body=cells[10] or b"",
     )
-    if write_checksum(write) != cells[11]:
+    checksum = write_checksum(write)
+    if checksum != cells[11] or write_seal(thread.digest, write, checksum) != to_number(cells[12]):
         raise Corrupt(
-            "a pending write does not match its checksum", thread=thread, checkpoint=write.checkpoint
+            "a pending write does not match its checksum", thread=thread.id, checkpoint=write.checkpoint
         )
     return write
 
 
-def to_entry(cells: Cells, thread: str) -> Entry:
+def to_entry(cells: Cells, thread: ThreadKey) -> Entry:
     entry = Entry(
         kind=to_text(cells[0]),
         key=to_text(cells[1]),
@@ -310,17 +395,20 @@ def to_entry(cells: Cells, thread: str) -> Entry:
         until=to_number(cells[7]),
         body=cells[8] or b"",
     )
-    if entry_checksum(entry) != cells[9]:
-        raise DamagedEntry(thread, entry.kind, entry.key, entry.status)
-    check_stored_kind(entry.kind, thread)
+    checksum = entry_checksum(entry)
+    if checksum != cells[9] or entry_seal(thread, entry, checksum) != to_number(cells[10]):
+        raise DamagedEntry(thread.id, entry.kind, entry.key, entry.status)
+    check_stored_kind(entry.kind, thread.id)
     return entry
 
 
-def to_thread_row(cells: Cells, head: CheckpointRecord | None) -> ThreadRow:
-    if cells[9] is not None and info_checksum(cells[9]) != cells[12]:
-        raise Corrupt("its metadata does not match its checksum", thread=to_text(cells[0]))
+def to_thread_row(cells: Cells, key: ThreadKey, head: CheckpointRecord | None) -> ThreadRow:
+    if (None if cells[9] is None else info_checksum(cells[9])) != cells[12]:
+        raise Corrupt("its metadata does not match its checksum", thread=key.id)
+    if key.digest != cells[13] or key.id != to_text(cells[0]):
+        raise Corrupt("its row says that it is another thread", thread=key.id)
     return ThreadRow(
-        id=to_text(cells[0]),
+        id=key.id,
         generation=to_number(cells[1]),
         revision=to_number(cells[2]),
         epoch=to_number(cells[3]),

@@ -18,6 +18,7 @@ from .postgres_rows import (
     digest,
     document,
     entry_documents,
+    entry_name,
     flag,
     number,
     space,
@@ -92,7 +93,7 @@ def _expectations(commit: Commit) -> list[Parameter]:
     if commit.fence is None:
         return [*expected, None, None, None]
     kind, key, epoch, fence = commit.fence
-    return [*expected, digest(kind, key), number(epoch), number(fence)]
+    return [*expected, entry_name(kind, key), number(epoch), number(fence)]
 
 
 def _checkpoint_parameters(draft: CheckpointRecord) -> list[Parameter]:

@@ -1,0 +1,598 @@
+-- The functions of outlive in PostgreSQL. {schema} stands for the quoted name of the schema.
+
+create function {schema}.now_us() returns bigint language sql volatile as
+    'select (extract(epoch from clock_timestamp()) * 1000000)::bigint';
+
+create aggregate {schema}.xor_1(bigint) (sfunc = int8xor, stype = bigint, initcond = '0');
+
+-- Seals -------------------------------------------------------------------------------------------------------
+-- Not declared immutable: then the server would not inline them, and a call would cost ten times as much.
+
+create function {schema}.seal_1(p_bytes bytea, p_text text) returns bigint language sql stable as
+    $outlive$select ('x' || encode(substr(sha256(p_bytes || convert_to(p_text, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint$outlive$;
+
+create function {schema}.checkpoint_seal_1(
+    p_digest bytea, p_checksum bytea, p_epoch bigint, p_seq bigint, p_created_at bigint, p_parent text
+) returns bigint language sql stable as $outlive$
+    select {schema}.seal_1(
+        p_digest || p_checksum, p_epoch || ' ' || p_seq || ' ' || p_created_at || coalesce(' ' || p_parent, '')
+    )
+$outlive$;
+
+create function {schema}.write_seal_1(
+    p_digest bytea, p_checksum bytea, p_epoch bigint, p_fence bigint, p_revision bigint
+) returns bigint language sql stable as $outlive$
+    select {schema}.seal_1(p_digest || p_checksum, p_epoch || ' ' || p_fence || ' ' || p_revision)
+$outlive$;
+
+create function {schema}.entry_seal_1(p_digest bytea, e {schema}.entry) returns bigint language sql stable as $outlive$
+    select {schema}.seal_1(
+        p_digest || e.name || e.tenant_digest || e.checksum,
+        e.epoch || ' ' || e.fence || ' ' || e.revision || ' ' || e.until
+            || E'\n' || e.clock || E'\n' || e.status || E'\n' || e.kind || E'\n' || e.key
+    )
+$outlive$;
+
+create function {schema}.thread_seal_1(t {schema}.thread) returns bigint language sql stable as $outlive$
+    select {schema}.seal_1(
+        t.digest || t.tokens || coalesce(t.info_checksum, ''),
+        t.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || t.seq || ' ' || t.checkpoints || ' ' || t.writes || ' '
+            || t.stored || ' ' || t.created_at || ' ' || t.updated_at || ' ' || t.info_version || ' ' || t.root_checkpoints
+            || ' ' || coalesce(t.root_head, 0) || ' ' || t.checkpoint_sum || ' ' || t.run_sum || ' ' || t.step_sum
+    )
+$outlive$;
+
+-- Saving --------------------------------------------------------------------------------------------------------
+
+-- Whether an entry may not take the place of the stored one: it is behind, unexpected, or a lease runs.
+create function {schema}.is_held_1(e {schema}.entry, v jsonb, p_body bytea, p_now bigint) returns boolean
+language plpgsql stable as $outlive$
+declare
+    offered_epoch bigint := v->>'epoch';
+    offered_fence bigint := v->>'fence';
+    offered_revision bigint := v->>'revision';
+    is_there boolean := e.thread is not null;
+begin
+    if is_there and not (v->>'gone')::boolean and e.status = v->>'status' and e.body = p_body
+        and (e.epoch, e.fence, e.revision) = (offered_epoch, offered_fence, offered_revision)
+    then
+        return false;  -- what is offered is there already
+    end if;
+    if is_there and offered_fence <> -1 and not (v->>'gone')::boolean
+        and (offered_epoch, offered_fence, offered_revision) < (e.epoch, e.fence, e.revision)
+    then
+        return true;
+    end if;
+    if v->'expect' <> 'null' and (coalesce(e.epoch, 0), coalesce(e.fence, 0), coalesce(e.revision, 0))
+        <> ((v->'expect'->>0)::bigint, (v->'expect'->>1)::bigint, (v->'expect'->>2)::bigint)
+    then
+        return true;
+    end if;
+    return (v->>'expect_lapsed')::boolean and is_there and e.clock = 'postgresql' and e.until > p_now;
+end
+$outlive$;
+
+create type {schema}.settled as (
+    fence bigint, until bigint, clock text, status text, body bytea,
+    delta bigint                             -- what changes the sum of the seals
+);
+
+-- Put or remove an entry; return it as it is stored then.
+create function {schema}.settle_1(
+    p_thread bigint, p_digest bytea, p_tenant_digest bytea, v jsonb, p_body bytea, p_revision bigint, p_now bigint
+) returns {schema}.settled
+language plpgsql as $outlive$
+declare
+    e {schema}.entry;
+    s {schema}.settled;
+begin
+    select x.* into e from {schema}.entry x where x.thread = p_thread and x.name = decode(v->>'name', 'hex');
+    s.delta := coalesce(e.seal, 0);
+    if p_body is null then
+        e.status := coalesce(nullif(v->>'status', ''), e.status, '');
+        e.checksum := case when e.body is null then decode(v->>'checksum', 'hex') else e.checksum end;
+        e.body := coalesce(e.body, '');
+    else
+        e.status := v->>'status';
+        e.checksum := decode(v->>'checksum', 'hex');
+        e.body := p_body;
+    end if;
+    e.thread := p_thread;
+    e.tenant_digest := p_tenant_digest;
+    e.name := decode(v->>'name', 'hex');
+    e.kind := v->>'kind';
+    e.key := v->>'key';
+    e.epoch := (v->>'epoch')::bigint;
+    e.fence := (v->>'fence')::bigint;
+    e.revision := (v->>'revision')::bigint;
+    if e.fence = -1 then
+        e.fence := p_revision;
+    end if;
+    if v->'lease_us' = 'null' then
+        e.until := (v->>'until')::bigint;
+        e.clock := v->>'clock';
+    else
+        e.until := p_now + (v->>'lease_us')::bigint;
+        e.clock := 'postgresql';
+    end if;
+    s.fence := e.fence;
+    s.until := e.until;
+    s.clock := e.clock;
+    s.status := e.status;
+    s.body := e.body;
+    if (v->>'gone')::boolean then
+        delete from {schema}.entry x where x.thread = e.thread and x.name = e.name;
+        return s;
+    end if;
+    e.seal := {schema}.entry_seal_1(p_digest, e);
+    s.delta := s.delta # e.seal;
+    insert into {schema}.entry select e.*
+        on conflict (thread, name) do update set
+            tenant_digest = excluded.tenant_digest, kind = excluded.kind, key = excluded.key,
+            status = excluded.status, epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
+            until = excluded.until, clock = excluded.clock, checksum = excluded.checksum, seal = excluded.seal,
+            body = excluded.body;
+    return s;
+end
+$outlive$;
+
+-- Put a pending write and count it; return null when the one that is there stays, else whether it is a new row.
+create function {schema}.write_1(
+    p_thread bigint, p_digest bytea, v jsonb, p_body bytea, p_chunks bytea, p_epoch bigint, p_revision bigint
+) returns boolean
+language plpgsql as $outlive$
+declare
+    is_stamped boolean := v->>'stamp';
+    v_pair bytea := decode(v->>'pair', 'hex');
+    v_checksum bytea := decode(v->>'checksum', 'hex');
+    v_epoch bigint := case when is_stamped then p_epoch else (v->>'epoch')::bigint end;
+    v_revision bigint := case when is_stamped then p_revision else (v->>'revision')::bigint end;
+    v_seal bigint := {schema}.write_seal_1(p_digest, v_checksum, v_epoch, (v->>'fence')::bigint, v_revision);
+    v_old bigint := 0;
+    v_fresh boolean;
+begin
+    if (v->>'index')::bigint < 0 then
+        select x.seal into v_old from {schema}.write x
+            where x.thread = p_thread and x.pair = v_pair and x.task_digest = decode(v->>'task_digest', 'hex')
+                and x.idx = (v->>'index')::bigint;
+    end if;
+    insert into {schema}.write as x values (
+        p_thread, v_pair, decode(v->>'task_digest', 'hex'), (v->>'index')::bigint,
+        v_epoch, (v->>'fence')::bigint, v_revision,
+        v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', v_checksum, v_seal,
+        p_chunks, p_body
+    )
+    on conflict (thread, pair, task_digest, idx) do update set
+        epoch = excluded.epoch, fence = excluded.fence, revision = excluded.revision,
+        channel = excluded.channel, path = excluded.path, checksum = excluded.checksum, seal = excluded.seal,
+        chunks = excluded.chunks, body = excluded.body
+        where x.idx < 0 and (is_stamped
+            or (excluded.epoch, excluded.fence, excluded.revision, excluded.body)
+                > (x.epoch, x.fence, x.revision, x.body))
+    returning x.xmax = 0 into v_fresh;
+    if v_fresh is null then
+        return null;
+    end if;
+    insert into {schema}.write as x values (
+        p_thread, v_pair, '', 0, 1, v_seal, 0, v->>'namespace', v->>'checkpoint', '', '', '', '', 0, '', ''
+    )
+    on conflict (thread, pair, task_digest, idx) do update set
+        epoch = x.epoch + v_fresh::int, fence = x.fence # v_seal # coalesce(v_old, 0);
+    return v_fresh;
+end
+$outlive$;
+
+-- Store chunks; stamp those that are there already. Return the bytes that are new.
+create function {schema}.chunks_1(p_thread bigint, p_names bytea, p_data bytea[], p_revision bigint) returns bigint
+language plpgsql as $outlive$
+declare
+    v_bytes bigint;
+begin
+    with put as (
+        insert into {schema}.chunk as x (thread, name, revision, data)
+            select p_thread, substr(p_names, (16 * u.n - 15)::int, 16), p_revision, u.data
+            from unnest(p_data) with ordinality u(data, n)
+            on conflict (thread, name) do update set revision = excluded.revision
+            returning case when x.xmax = 0 then octet_length(x.data) else 0 end as bytes
+    )
+    select coalesce(sum(put.bytes), 0) into v_bytes from put;
+    return v_bytes;
+end
+$outlive$;
+
+-- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement under one lock, that
+-- of the thread's row. All else is decided by the client, in a transaction that holds the same lock.
+-- The verdict is 'done', 'existing' or the name of what did not hold; then nothing was changed.
+create function {schema}.save_1(
+    p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_new bigint,
+    p_token bytea, p_void bytea, p_generation bigint, p_epoch bigint,
+    p_expects boolean, p_expect_space bytea, p_expect_head text,
+    p_fence_name bytea, p_fence_epoch bigint, p_fence bigint,
+    p_name bytea, p_space bytea, p_namespace text, p_id text, p_parent text, p_follows boolean,
+    p_run text, p_step bigint, p_source text, p_size bigint, p_added bigint, p_created_at bigint,
+    p_version bigint, p_format int, p_metadata jsonb, p_checksum bytea, p_chunks bytea, p_body bytea,
+    p_names bytea, p_data bytea[], p_shared bytea,
+    p_writes jsonb, p_write_bodies bytea[], p_write_chunks bytea[],
+    p_entries jsonb, p_entry_bodies bytea[],
+    out verdict text, out generation bigint, out revision bigint, out epoch bigint, out seq bigint,
+    out created_at bigint, out parent text, out head text, out number bigint,
+    out accepted bigint[], out settled jsonb, out settled_bodies bytea[], out chunks bytea
+) language plpgsql as $outlive$
+declare
+    t {schema}.thread;
+    e {schema}.entry;
+    s {schema}.settled;
+    x jsonb;
+    v_now bigint;
+    v_is_new boolean;
+    v_was_made boolean := false;
+    v_newest text;
+    v_seal bigint;
+    v_pointer bigint;
+    v_bytes bigint := 0;
+    v_fresh boolean;
+    v_found bigint;
+    v_settled jsonb[];
+begin
+    perform set_config('lock_timeout', p_wait, true);
+    loop
+        select y.* into t from {schema}.thread y where y.digest = p_digest for update;
+        v_is_new := not found;
+        v_now := {schema}.now_us();
+        generation := t.generation;
+        revision := t.revision;
+        if t.seal <> {schema}.thread_seal_1(t) then
+            verdict := 'damaged';
+            head := 'its row does not match its seal';
+            return;
+        end if;
+        if position(p_token in t.tokens) > 0 then  -- sent again after a lost answer, or late
+            verdict := 'repeated';
+            return;
+        end if;
+        if p_fence_name is not null then
+            select y.* into e from {schema}.entry y where y.thread = t.key and y.name = p_fence_name;
+            if not found or e.epoch <> p_fence_epoch or e.fence <> p_fence or e.status <> 'running' then
+                verdict := 'fence';
+                number := e.fence;
+                exit;
+            end if;
+        end if;
+        if p_epoch < t.epoch then
+            verdict := 'epoch';
+            number := t.epoch;
+            exit;
+        end if;
+        if p_shared is not null then  -- a standby that took over may lack what the client saw
+            select count(*) into v_found from generate_series(1, octet_length(p_shared), 16) n
+                cross join lateral (
+                    select 1 from {schema}.chunk k where k.thread = t.key and k.name = substr(p_shared, n, 16) limit 1
+                ) k;
+        end if;
+        if p_generation is not null and p_generation is distinct from t.generation or 16 * v_found < octet_length(p_shared)
+        then
+            verdict := 'generation';  -- and what the client needs to try again without reading the thread first
+            select c.chunks into chunks from {schema}.checkpoint c
+                where c.thread = t.key and c.space = p_space order by c.epoch desc, c.seq desc limit 1;
+            exit;
+        end if;
+        if p_id is not null and not v_is_new then
+            select c.id, c.seal into v_newest, v_seal from {schema}.checkpoint c
+                where c.thread = t.key and c.space = p_space and (c.epoch, c.seq) = (
+                    select y.epoch, y.seq from {schema}.checkpoint y
+                    where y.thread = t.key and y.space = p_space order by y.epoch desc, y.seq desc limit 1
+                )
+                order by c.id desc limit 1;
+            v_pointer := t.root_head;
+            if p_space <> '' then
+                select y.head into v_pointer from {schema}.space y where y.thread = t.key and y.space = p_space;
+            end if;
+            if v_seal is distinct from v_pointer then
+                verdict := 'damaged';
+                head := 'its newest checkpoint is missing or is not the one that was stored last';
+                return;
+            end if;
+        end if;
+        if p_follows then
+            parent := v_newest;
+        end if;
+        if p_expects then
+            if p_id is not null and p_expect_space = p_space then
+                head := v_newest;
+            else
+                head := {schema}.newest_1(t, p_expect_space);
+            end if;
+            if head is distinct from p_expect_head then
+                verdict := 'head';
+                exit;
+            end if;
+        end if;
+        for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
+            x := p_entries->(i - 1);
+            select y.* into e from {schema}.entry y
+                where y.thread = t.key and y.name = decode(x->>'name', 'hex');
+            if {schema}.is_held_1(e, x, p_entry_bodies[i], v_now) then
+                verdict := 'entry';
+                number := i - 1;
+                exit;
+            end if;
+        end loop;
+        exit when verdict is not null or not v_is_new;
+        insert into {schema}.roster as y (digest, tenant_digest, tenant, id)
+            values (p_digest, p_tenant_digest, p_tenant, p_thread)
+            on conflict (digest) do nothing returning y.key into t.key;
+        if found then
+            insert into {schema}.thread as y (key, digest, tenant_digest, tenant, id, generation, created_at, updated_at)
+                values (t.key, p_digest, p_tenant_digest, p_tenant, p_thread, p_new, v_now, v_now)
+                returning y.* into t;
+            exit;
+        end if;
+        exit when v_was_made;
+        v_was_made := true;  -- by somebody else meanwhile: look again. If there is nothing then, the row is gone
+    end loop;
+    if v_is_new then
+        perform 1 from {schema}.roster y where y.digest = p_digest and y.key is distinct from t.key;
+        if found then
+            verdict := 'damaged';
+            head := 'its row is gone';
+            return;
+        end if;
+    end if;
+    if verdict is not null then  -- a checkpoint that is there already is the answer, whatever else does not hold
+        perform 1 from {schema}.checkpoint c where c.thread = t.key and c.name = p_name;
+        if found then
+            verdict := 'existing';
+        end if;
+        return;
+    end if;
+
+    revision := t.revision + 1;
+    epoch := greatest(t.epoch, p_epoch);
+    seq := t.seq;
+    if p_id is not null then
+        seq := seq + 1;
+        v_bytes := octet_length(p_body);
+        created_at := case when p_created_at > 0 then p_created_at else v_now end;
+        if not p_follows then
+            parent := p_parent;
+        end if;
+        v_seal := {schema}.checkpoint_seal_1(p_digest, p_checksum, epoch, seq, created_at, parent);
+        insert into {schema}.checkpoint values (
+            t.key, p_name, p_space, epoch, seq, created_at, p_size, p_added, p_step, p_version, p_format,
+            p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, v_seal, p_chunks, p_body
+        ) on conflict (thread, name) do nothing;
+        if not found then  -- it is there already; first of all inserts, so that nothing else was changed
+            verdict := 'existing';
+            revision := t.revision;
+            return;
+        end if;
+        t.checkpoints := t.checkpoints + 1;
+        t.checkpoint_sum := t.checkpoint_sum # v_seal;
+        if p_space = '' then
+            t.root_checkpoints := t.root_checkpoints + 1;
+            t.root_head := v_seal;
+        else
+            insert into {schema}.space as y values (t.key, p_space, 1, v_seal)
+                on conflict (thread, space) do update set checkpoints = y.checkpoints + 1, head = excluded.head;
+        end if;
+    end if;
+    verdict := 'done';
+    generation := t.generation;
+    if p_names is not null then
+        v_bytes := v_bytes + {schema}.chunks_1(t.key, p_names, p_data, revision);
+    end if;
+    for i in 1 .. coalesce(jsonb_array_length(p_writes), 0) loop
+        v_fresh := {schema}.write_1(
+            t.key, p_digest, p_writes->(i - 1), p_write_bodies[i], p_write_chunks[i], epoch, revision
+        );
+        if v_fresh is not null then
+            accepted := accepted || (i - 1)::bigint;
+            t.writes := t.writes + v_fresh::int;
+        end if;
+    end loop;
+    for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
+        x := p_entries->(i - 1);
+        s := {schema}.settle_1(t.key, p_digest, p_tenant_digest, x, p_entry_bodies[i], revision, v_now);
+        v_settled := v_settled
+            || jsonb_build_object('fence', s.fence, 'until', s.until, 'clock', s.clock, 'status', s.status);
+        settled_bodies := settled_bodies || s.body;
+        if x->>'name' like '01%' then
+            t.step_sum := t.step_sum # s.delta;
+        else
+            t.run_sum := t.run_sum # s.delta;
+        end if;
+    end loop;
+    settled := to_jsonb(v_settled);
+    t.revision := revision;
+    t.epoch := epoch;
+    t.seq := seq;
+    t.updated_at := v_now;
+    t.stored := t.stored + v_bytes;
+    t.tokens := substr(p_token || p_void || t.tokens, 1, 64);
+    update {schema}.thread y set
+        revision = t.revision, epoch = t.epoch, seq = t.seq, updated_at = t.updated_at, checkpoints = t.checkpoints,
+        writes = t.writes, stored = t.stored, root_checkpoints = t.root_checkpoints, root_head = t.root_head,
+        checkpoint_sum = t.checkpoint_sum, run_sum = t.run_sum, step_sum = t.step_sum, tokens = t.tokens,
+        seal = {schema}.thread_seal_1(t)
+        where y.key = t.key;
+end
+$outlive$;
+
+-- What a client decides -------------------------------------------------------------------------------------------
+
+-- Find or make the row of a thread, and lock it. Return 'made', 'found', or what is wrong with it: 'gone', 'seal'. A row that
+-- is to be deleted is repaired instead: its counters are set to the greatest that the thread's other rows know of.
+create function {schema}.enter_1(
+    p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_repairs boolean
+) returns text language plpgsql as $outlive$
+declare
+    t {schema}.thread;
+    v_made bigint;
+begin
+    select y.* into t from {schema}.thread y where y.digest = p_digest for update;
+    if not found then
+        insert into {schema}.roster as y (digest, tenant_digest, tenant, id)
+            values (p_digest, p_tenant_digest, p_tenant, p_thread)
+            on conflict (digest) do nothing returning y.key into v_made;
+        if found then
+            insert into {schema}.thread (key, digest, tenant_digest, tenant, id, generation, created_at, updated_at)
+                values (v_made, p_digest, p_tenant_digest, p_tenant, p_thread, 0, 0, 0);
+            return 'made';
+        end if;
+        select y.* into t from {schema}.thread y where y.digest = p_digest for update;
+        if not found then
+            if not p_repairs then
+                return 'gone';
+            end if;
+            insert into {schema}.thread as x (key, digest, tenant_digest, tenant, id, generation, created_at, updated_at)
+                select y.key, p_digest, p_tenant_digest, p_tenant, p_thread, 0, {schema}.now_us(), 0
+                from {schema}.roster y where y.digest = p_digest
+                on conflict (key) do update set digest = excluded.digest
+                returning x.* into t;
+        end if;
+    end if;
+    if t.seal = {schema}.thread_seal_1(t) then
+        return 'found';
+    end if;
+    if not p_repairs then
+        return 'seal';
+    end if;
+    update {schema}.thread y set
+        tenant_digest = p_tenant_digest, tenant = p_tenant, id = p_thread,
+        epoch = greatest(0, (select max(c.epoch) from {schema}.checkpoint c where c.thread = t.key)),
+        seq = greatest(
+            case when t.seq < 1::bigint << 53 then t.seq end, 0,
+            (select max(c.seq) from {schema}.checkpoint c where c.thread = t.key)
+        ),
+        revision = greatest(
+            case when t.revision < 1::bigint << 53 then t.revision end, 0,
+            (select max(k.revision) from {schema}.chunk k where k.thread = t.key),
+            (select max(e.fence) from {schema}.entry e where e.thread = t.key)
+        )
+        where y.key = t.key;
+    return 'found';
+end
+$outlive$;
+
+-- Return the id of the newest checkpoint of a namespace.
+create function {schema}.newest_1(t {schema}.thread, p_space bytea) returns text language plpgsql stable as $outlive$
+declare
+    v_id text;
+    v_seal bigint;
+    v_pointer bigint := t.root_head;
+begin
+    select c.id, c.seal into v_id, v_seal from {schema}.checkpoint c
+        where c.thread = t.key and c.space = p_space
+        order by c.epoch desc, c.seq desc, c.id desc limit 1;
+    if p_space <> '' then
+        select y.head into v_pointer from {schema}.space y where y.thread = t.key and y.space = p_space;
+    end if;
+    if v_seal is distinct from v_pointer then
+        raise exception 'its newest checkpoint is missing or is not the one that was stored last' using errcode = 'OL001';
+    end if;
+    return v_id;
+end
+$outlive$;
+
+-- Count and add up the rows that a commit is about: before it and after it. Kinds: 0 checkpoints by namespace, 1 chunks,
+-- 2 entries, 3 steps and responses, 4 writes.
+create function {schema}.portion_1(
+    p_thread bigint, p_names bytea[], p_chunks bytea[], p_entries bytea[], p_pairs bytea[]
+) returns table (kind bigint, space bytea, rows bigint, sum bigint, bytes bigint) language sql stable as $outlive$
+    select 0::bigint, c.space, count(*), {schema}.xor_1(c.seal), sum(octet_length(c.body))
+        from {schema}.checkpoint c where c.thread = p_thread and c.name = any(p_names) group by c.space
+    union all
+    select 1, '', count(*), 0, coalesce(sum(octet_length(k.data)), 0)
+        from {schema}.chunk k where k.thread = p_thread and k.name = any(p_chunks)
+    union all
+    select 2 + get_byte(e.name, 0), '', count(*), {schema}.xor_1(e.seal), 0
+        from {schema}.entry e where e.thread = p_thread and e.name = any(p_entries) group by get_byte(e.name, 0)
+    union all
+    select 4, '', count(*), 0, 0
+        from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) and w.checksum <> ''
+$outlive$;
+
+-- Count the writes of pairs again.
+create function {schema}.tally_1(p_thread bigint, p_pairs bytea[]) returns void language sql as $outlive$
+    delete from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) and w.checksum = '';
+    insert into {schema}.write
+        select p_thread, w.pair, '', 0, count(*), {schema}.xor_1(w.seal), 0, min(w.namespace), min(w.checkpoint),
+            '', '', '', '', 0, '', ''
+        from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) group by w.pair;
+$outlive$;
+
+-- Set the newest checkpoints of namespaces whose numbers of checkpoints have changed, and seal the thread's row. With p_recounts
+-- add up the stored bytes again: what was removed may have been damaged, and have had another size.
+create function {schema}.close_1(p_thread bigint, p_spaces bytea[], p_changes bigint[], p_recounts boolean) returns void
+language plpgsql as $outlive$
+declare
+    v_seal bigint;
+begin
+    for i in 1 .. coalesce(array_length(p_spaces, 1), 0) loop
+        v_seal := null;
+        select c.seal into v_seal from {schema}.checkpoint c
+            where c.thread = p_thread and c.space = p_spaces[i]
+            order by c.epoch desc, c.seq desc, c.id desc limit 1;
+        if p_spaces[i] = '' then
+            update {schema}.thread y set root_head = v_seal, root_checkpoints = y.root_checkpoints + p_changes[i]
+                where y.key = p_thread;
+        elsif v_seal is null then
+            delete from {schema}.space y where y.thread = p_thread and y.space = p_spaces[i];
+        else
+            insert into {schema}.space as y values (p_thread, p_spaces[i], p_changes[i], v_seal)
+                on conflict (thread, space) do update set
+                    checkpoints = y.checkpoints + excluded.checkpoints, head = excluded.head;
+        end if;
+    end loop;
+    if p_recounts then
+        update {schema}.thread y set stored =
+            (select coalesce(sum(octet_length(c.body)), 0) from {schema}.checkpoint c where c.thread = p_thread)
+            + (select coalesce(sum(octet_length(k.data)), 0) from {schema}.chunk k where k.thread = p_thread)
+            where y.key = p_thread;
+    end if;
+    update {schema}.thread y set seal = {schema}.thread_seal_1(y) where y.key = p_thread;
+end
+$outlive$;
+
+-- Copy chunks to another thread; return its generation.
+create function {schema}.share_1(
+    p_wait text, p_source bytea, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text,
+    p_token bigint, p_names bytea
+) returns bigint language plpgsql as $outlive$
+declare
+    t {schema}.thread;
+    v_state text;
+    v_now bigint;
+    v_bytes bigint;
+begin
+    perform set_config('lock_timeout', p_wait, true);
+    v_state := {schema}.enter_1(p_digest, p_tenant_digest, p_tenant, p_thread, false);
+    if v_state not in ('made', 'found') then
+        raise exception 'its row is gone or does not match its seal' using errcode = 'OL001';
+    end if;
+    v_now := {schema}.now_us();
+    select y.* into strict t from {schema}.thread y where y.digest = p_digest;
+    if v_state = 'made' then
+        t.generation := p_token;
+        t.created_at := v_now;
+    end if;
+    with put as (
+        insert into {schema}.chunk as x (thread, name, revision, data)
+            select t.key, c.name, t.revision + 1, c.data
+            from generate_series(1, octet_length(p_names), 16) n
+            join {schema}.thread s on s.digest = p_source
+            join {schema}.chunk c on c.thread = s.key and c.name = substr(p_names, n, 16)
+            on conflict (thread, name) do update set revision = excluded.revision
+            returning case when x.xmax = 0 then octet_length(x.data) else 0 end as bytes
+    )
+    select coalesce(sum(put.bytes), 0) into v_bytes from put;
+    t.revision := t.revision + 1;
+    t.updated_at := v_now;
+    t.stored := t.stored + v_bytes;
+    update {schema}.thread y set
+        generation = t.generation, created_at = t.created_at, revision = t.revision, updated_at = t.updated_at,
+        stored = t.stored, seal = {schema}.thread_seal_1(t)
+        where y.key = t.key;
+    return t.generation;
+end
+$outlive$;
