@@ -136,29 +136,35 @@ begin
 end
 $outlive$;
 
--- Put a pending write and count it; return null when the one that is there stays, else whether it is a new row.
+create type {schema}.put as (
+    is_new boolean,                          -- null when the write that is there stays
+    delta bigint                             -- what changes the sum of the seals
+);
+
+-- Put a pending write.
 create function {schema}.write_1(
     p_thread bigint, p_digest bytea, v jsonb, p_body bytea, p_chunks bytea, p_epoch bigint, p_revision bigint
-) returns boolean
+) returns {schema}.put
 language plpgsql as $outlive$
 declare
     is_stamped boolean := v->>'stamp';
+    v_index bigint := v->>'index';
     v_pair bytea := decode(v->>'pair', 'hex');
+    v_task bytea := decode(v->>'task_digest', 'hex');
     v_checksum bytea := decode(v->>'checksum', 'hex');
     v_epoch bigint := case when is_stamped then p_epoch else (v->>'epoch')::bigint end;
+    v_fence bigint := v->>'fence';
     v_revision bigint := case when is_stamped then p_revision else (v->>'revision')::bigint end;
-    v_seal bigint := {schema}.write_seal_1(p_digest, v_checksum, v_epoch, (v->>'fence')::bigint, v_revision);
-    v_old bigint := 0;
-    v_fresh boolean;
+    v_seal bigint := {schema}.write_seal_1(p_digest, v_checksum, v_epoch, v_fence, v_revision);
+    v_old bigint;
+    v_put {schema}.put;
 begin
-    if (v->>'index')::bigint < 0 then
+    if v_index < 0 then  -- the one kind that is overwritten
         select x.seal into v_old from {schema}.write x
-            where x.thread = p_thread and x.pair = v_pair and x.task_digest = decode(v->>'task_digest', 'hex')
-                and x.idx = (v->>'index')::bigint;
+            where x.thread = p_thread and x.pair = v_pair and x.task_digest = v_task and x.idx = v_index;
     end if;
     insert into {schema}.write as x values (
-        p_thread, v_pair, decode(v->>'task_digest', 'hex'), (v->>'index')::bigint,
-        v_epoch, (v->>'fence')::bigint, v_revision,
+        p_thread, v_pair, v_task, v_index, v_epoch, v_fence, v_revision,
         v->>'namespace', v->>'checkpoint', v->>'task', v->>'channel', v->>'path', v_checksum, v_seal,
         p_chunks, p_body
     )
@@ -169,16 +175,24 @@ begin
         where x.idx < 0 and (is_stamped
             or (excluded.epoch, excluded.fence, excluded.revision, excluded.body)
                 > (x.epoch, x.fence, x.revision, x.body))
-    returning x.xmax = 0 into v_fresh;
-    if v_fresh is null then
-        return null;
+    returning x.xmax = 0 into v_put.is_new;
+    v_put.delta := v_seal # coalesce(v_old, 0);
+    return v_put;
+end
+$outlive$;
+
+-- Count writes of the pair that v is of.
+create function {schema}.count_1(p_thread bigint, v jsonb, p_rows bigint, p_delta bigint) returns void
+language plpgsql as $outlive$
+begin
+    update {schema}.write x set epoch = x.epoch + p_rows, fence = x.fence # p_delta
+        where x.thread = p_thread and x.pair = decode(v->>'pair', 'hex') and x.task_digest = '' and x.idx = 0;
+    if not found then
+        insert into {schema}.write values (
+            p_thread, decode(v->>'pair', 'hex'), '', 0, p_rows, p_delta, 0, v->>'namespace', v->>'checkpoint',
+            '', '', '', '', 0, '', ''
+        );
     end if;
-    insert into {schema}.write as x values (
-        p_thread, v_pair, '', 0, 1, v_seal, 0, v->>'namespace', v->>'checkpoint', '', '', '', '', 0, '', ''
-    )
-    on conflict (thread, pair, task_digest, idx) do update set
-        epoch = x.epoch + v_fresh::int, fence = x.fence # v_seal # coalesce(v_old, 0);
-    return v_fresh;
 end
 $outlive$;
 
@@ -230,7 +244,9 @@ declare
     v_seal bigint;
     v_pointer bigint;
     v_bytes bigint := 0;
-    v_fresh boolean;
+    v_put {schema}.put;
+    v_rows bigint := 0;
+    v_delta bigint := 0;
     v_found bigint;
     v_settled jsonb[];
 begin
@@ -382,12 +398,19 @@ begin
         v_bytes := v_bytes + {schema}.chunks_1(t.key, p_names, p_data, revision);
     end if;
     for i in 1 .. coalesce(jsonb_array_length(p_writes), 0) loop
-        v_fresh := {schema}.write_1(
+        v_put := {schema}.write_1(
             t.key, p_digest, p_writes->(i - 1), p_write_bodies[i], p_write_chunks[i], epoch, revision
         );
-        if v_fresh is not null then
+        if v_put.is_new is not null then
             accepted := accepted || (i - 1)::bigint;
-            t.writes := t.writes + v_fresh::int;
+            v_rows := v_rows + v_put.is_new::int;
+            v_delta := v_delta # v_put.delta;
+        end if;
+        if v_delta <> 0 and p_writes->(i - 1)->'pair' is distinct from p_writes->i->'pair' then
+            perform {schema}.count_1(t.key, p_writes->(i - 1), v_rows, v_delta);
+            t.writes := t.writes + v_rows;
+            v_rows := 0;
+            v_delta := 0;
         end if;
     end loop;
     for i in 1 .. coalesce(jsonb_array_length(p_entries), 0) loop
@@ -495,7 +518,7 @@ end
 $outlive$;
 
 -- Count and add up the rows that a commit is about: before it and after it. Kinds: 0 checkpoints by namespace, 1 chunks,
--- 2 entries, 3 steps and responses, 4 writes.
+-- 2 entries of run_sum, 3 entries of step_sum, 4 writes.
 create function {schema}.portion_1(
     p_thread bigint, p_names bytea[], p_chunks bytea[], p_entries bytea[], p_pairs bytea[]
 ) returns table (kind bigint, space bytea, rows bigint, sum bigint, bytes bigint) language sql stable as $outlive$

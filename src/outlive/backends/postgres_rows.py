@@ -21,7 +21,7 @@ from ..backend import (
     escape,
     unescape,
 )
-from ..entry_kind import check_stored_kind
+from ..entry_kind import NOTE, RESPONSE, STEP, TOMBSTONE, check_stored_kind
 from ..errors import BadArgument, Corrupt, DamagedEntry
 from .memory import write_order
 from .view import Pair, Row
@@ -38,10 +38,8 @@ THREAD = (
     "t.metadata::text, t.info_version, t.info_checksum, t.digest"
 )
 _NAME = 16  # bytes of a chunk's name
-_STEPS = (
-    "step",
-    "response",
-)  # entries of which a thread may have many: they are added up apart from the others
+# Kinds of which a thread may have many: they are added up apart from the others.
+MANY = (STEP, RESPONSE, TOMBSTONE, NOTE)
 
 Cells = Sequence[bytes | None]
 
@@ -63,7 +61,7 @@ def space(namespace: str) -> bytes:
 
 def entry_name(kind: str, key: str) -> bytes:
     """Return what stands for an entry; those of many and those of few are apart in the index."""
-    return (b"\1" if kind in _STEPS else b"\0") + digest(kind, key)
+    return (b"\1" if kind in MANY else b"\0") + digest(kind, key)
 
 
 def text(value: str | None) -> bytes | None:

@@ -43,8 +43,8 @@ create table {schema}.thread (
     root_checkpoints bigint not null default 0,
     root_head bigint,                        -- seal of the newest checkpoint of the root namespace
     checkpoint_sum bigint not null default 0,  -- of the seals of all checkpoints
-    run_sum bigint not null default 0,       -- of those of all entries but steps and responses
-    step_sum bigint not null default 0,      -- of those of steps and responses
+    run_sum bigint not null default 0,       -- of those of runs, locks and other entries that are few
+    step_sum bigint not null default 0,      -- of those of steps, responses, tombstones and notes
     seal bigint not null default 0,          -- over the counters, sums and tokens of this row
     tokens bytea not null default ''         -- of the last commits, 8 bytes each, newest first
 ) with (fillfactor = 70);                    -- room on the page: an update touches no index
@@ -120,7 +120,7 @@ create unique index write_key on {schema}.write (thread, pair, task_digest, idx)
 
 create table {schema}.entry (
     thread bigint not null,
-    name bytea not null,                     -- 1 for a step or a response, else 0; then digest of (kind, key)
+    name bytea not null,                     -- 1 for kinds of step_sum, else 0; then digest of (kind, key)
     tenant_digest bytea not null,
     kind text not null,
     key text collate "C" not null,

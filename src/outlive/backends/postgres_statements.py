@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from importlib.resources import files
 
-from .postgres_rows import CHECKPOINT, ENTRY, THREAD, WRITE
+from .postgres_rows import CHECKPOINT, ENTRY, MANY, THREAD, WRITE
 
 VERSION = 1  # of the tables and functions
 
@@ -46,6 +46,11 @@ _EXPECTED_OF_SPACE = (
     "coalesce((select s.checkpoints from {schema}.space s where s.thread = t.key and s.space = {space}), 0) end"
 )
 
+# In the place of a checkpoint's texts and numbers. With their types: the server then appends the parts of a reading as they are.
+_NOTHING = 'null::text, null::text collate "C", null::text, null::text, null::text, null::text, ' + ", ".join(
+    ["null::bigint"] * 8
+)
+
 # One reading: kind 0 the checkpoint, kind 1 its chunks and those of its writes, kind 2 its writes. Kinds from 10 on are
 # problems. All in one snapshot. $3, $4: what the reader has at hand. $5: whether it wants chunks at all.
 _READ = f"""
@@ -58,7 +63,7 @@ c as materialized (
 w as materialized (select w.* from c join {{schema}}.write w on w.thread = c.thread and w.pair = c.name)
 select {{check}}::bigint, t.generation, {CHECKPOINT} from t left join c on true
 union all
-select 1, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, k.name, k.data, null, null
+select 1::bigint, null::bigint, {_NOTHING}, k.name, k.data, null::bytea, null::bigint
 from c
 cross join generate_series(
     1, case when not $5::boolean or (c.id = $3::text and c.chunks = $4::bytea) then 0 else octet_length(c.chunks) end, 16
@@ -67,17 +72,18 @@ cross join lateral (
     select k.name, k.data from {{schema}}.chunk k where k.thread = c.thread and k.name = substr(c.chunks, n, 16) limit 1
 ) k
 union all
-select 2, null, w.namespace, w.checkpoint, w.task, w.channel, w.path, null,
-    w.idx, w.epoch, w.fence, w.revision, null, null, null, null, w.chunks, w.body, w.checksum, w.seal from w
+select 2::bigint, null::bigint, w.namespace, w.checkpoint collate "C", w.task, w.channel, w.path, null::text,
+    w.idx, w.epoch, w.fence, w.revision, null::bigint, null::bigint, null::bigint, null::bigint,
+    w.chunks, w.body, w.checksum, w.seal from w
 union all
-select 1, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, k.name, k.data, null, null
+select 1::bigint, null::bigint, {_NOTHING}, k.name, k.data, null::bytea, null::bigint
 from w
 cross join generate_series(1, case when $5::boolean then octet_length(w.chunks) else 0 end, 16) n
 cross join lateral (
     select k.name, k.data from {{schema}}.chunk k where k.thread = w.thread and k.name = substr(w.chunks, n, 16) limit 1
 ) k
 union all
-select {GONE}, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null
+select {GONE}::bigint, null::bigint, {_NOTHING}, null::bytea, null::bytea, null::bytea, null::bigint
 from {{schema}}.roster r where r.digest = $1 and not exists (select 1 from t)
 """
 
@@ -155,14 +161,16 @@ gone as materialized (
 )
 """
 
-# All entries of a class (steps and responses, or the others) are added up, and compared with what their thread's row says.
-_ENTRY_SUM = """
-select {schema}.xor_1(e.seal) as sum, bool_or({schema}.entry_seal_1(t.digest, e) <> e.seal) as is_damaged
-from {schema}.entry e where e.thread = t.key
-    and e.name >= case when $3::text in ('step', 'response') then '\\x01'::bytea else '' end
-    and e.name < case when $3::text in ('step', 'response') then '\\x02'::bytea else '\\x01' end
+# All entries of a class (those of kinds that may be many, or the others) are added up, and compared with what their
+# thread's row says.
+_IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
+_ENTRY_SUM = f"""
+select {{schema}}.xor_1(e.seal) as sum, bool_or({{schema}}.entry_seal_1(t.digest, e) <> e.seal) as is_damaged
+from {{schema}}.entry e where e.thread = t.key
+    and e.name >= case when {_IS_MANY} then '\\x01'::bytea else '' end
+    and e.name < case when {_IS_MANY} then '\\x02'::bytea else '\\x01' end
 """
-_IS_OLD = "a.sum <> case when $3::text in ('step', 'response') then t.step_sum else t.run_sum end"
+_IS_OLD = f"a.sum <> case when {_IS_MANY} then t.step_sum else t.run_sum end"
 _ENTRY_FILTER = """
 e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
