@@ -203,6 +203,7 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "runs",
         "interrupted",
         "recover",
+        "find_run",
         "retry",
         "park",
         "cancel",

@@ -125,3 +125,43 @@ def check_limit(value: object) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise BadArgument(f"limit must be None or 0 and more, not {value!r}")
     return value
+
+
+def check_iteration(value: object) -> int:
+    """Return how often a run went round, or raise BadArgument."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise BadArgument(f"iteration must be an int of 0 or more, not {value!r:.100}")
+    return value
+
+
+def check_phase(value: object) -> str:
+    """Return the name of a phase of a run, or raise BadArgument."""
+    return check_text("phase", value)
+
+
+def check_usage(value: object) -> dict[str, Any]:
+    """Return what a run used, or raise BadArgument."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise BadArgument(f"usage must be a mapping with str keys, not {value!r:.100}")
+    return dict(value)
+
+
+def check_attributes(value: object) -> dict[str, Any]:
+    """Return attributes of runs, or raise BadArgument."""
+    if value is not None and (
+        not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value)
+    ):
+        raise BadArgument(f"attributes must be a mapping with str keys, not {value!r:.100}")
+    return dict(value or {})
+
+
+def check_handlers(value: object) -> Mapping[Any, Any]:
+    """Return who goes on with the runs of which agent, or raise BadArgument."""
+    if not isinstance(value, Mapping) or not all(map(callable, value.values())):
+        hint = (
+            f'; for all agents write {{"*": {getattr(value, "__name__", "handler")}}}'
+            if callable(value)
+            else ""
+        )
+        raise BadArgument(f"handlers must be a dict of agent → function of a run, not {value!r:.100}{hint}")
+    return value

@@ -9,7 +9,7 @@ from . import lease
 from .backend import NEXT, Commit, Entry, ThreadKey
 from .engine import Engine
 from .errors import EntryHeld, RunBusy, RunEnded
-from .lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, RunInfo
+from .lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, Lock, RunInfo
 
 _TRIES = 8
 _FINAL = {PARKED: (COMPLETED, CANCELLED, PARKED), CANCELLED: (COMPLETED, CANCELLED)}
@@ -35,14 +35,14 @@ def _ended(engine: Engine, run: RunInfo, stored: Entry, status: str) -> Entry:
     run.status = status
     if status == CANCELLED:
         run.ended_at = dt.datetime.now(dt.UTC)
-    body = lease.pack_run(engine.codec, run)
+    body = lease.pack_run(engine, run)
     return Entry(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
 
 
 async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[Entry]:
     """Return what frees the place of a run, if it is the run's."""
     held = await lease.find(engine, key, LOCK, run.namespace)
-    if held is None or held.status != RUNNING or lease.run_of(engine.codec, held) != run.id:
+    if held is None or held.status != RUNNING or Lock.unpack(engine.codec, held).run != run.id:
         return []
     free = Entry(LOCK, run.namespace, None, "free", epoch=held.epoch, fence=NEXT)
     return [replace(free, expect=held.rank)]

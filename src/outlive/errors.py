@@ -174,11 +174,21 @@ class EntryHeld(CallerError):
 
 
 class ThreadBusy(CallerError):
-    """Another run, or a lock, has this place. `holder` is its run, `until` when its lease ends unless it is renewed."""
+    """Another run, or a lock, has this place.
 
-    def __init__(self, thread: str, namespace: str, holder: str | None, until: dt.datetime | None) -> None:
-        who = "a lock" if holder is None else f"run {holder!r}"
-        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not go on"
+    `holder` is its run (None: a lock), `owner` its process, `until` when its lease ends unless it is renewed.
+    """
+
+    def __init__(
+        self,
+        thread: str,
+        namespace: str,
+        holder: str | None,
+        until: dt.datetime | None,
+        owner: str | None = None,
+    ) -> None:
+        who = ("a lock" if holder is None else f"run {holder!r}") + ("" if owner is None else f" in {owner}")
+        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not renew its lease"
         where = f" namespace {namespace!r}" if namespace else ""
         super().__init__(
             f"thread {thread!r}{where} is held by {who}{when}; wait for it, or use exclusive=False"
@@ -186,6 +196,7 @@ class ThreadBusy(CallerError):
         self.thread = thread
         self.namespace = namespace
         self.holder = holder
+        self.owner = owner
         self.until = until
 
 
@@ -199,13 +210,61 @@ class SweepBusy(ThreadBusy):
 
 
 class RunBusy(CallerError):
-    """The run is alive elsewhere, or was just claimed by another process."""
+    """The run is alive, or was just claimed by another process. `owner` is its process, `until` when its lease ends unless it is renewed."""
 
-    def __init__(self, run: str, until: dt.datetime | None) -> None:
-        when = "" if until is None else f" until {until:%H:%M:%S} UTC"
-        super().__init__(f"run {run!r} is alive in another process, which holds it{when}")
+    def __init__(
+        self, run: str, until: dt.datetime | None, owner: str | None = None, *, is_mine: bool = False
+    ) -> None:
+        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not renew its lease"
+        where = "this process" if is_mine else owner or "another process"
+        advice = "use the Run that started it, or end that one first" if is_mine else "wait for it"
+        super().__init__(f"run {run!r} is alive in {where}, which holds it{when}; {advice}")
         self.run = run
+        self.owner = owner
         self.until = until
+
+
+class RunForked(RunBusy):
+    """The run belongs to the process that this one was forked from."""
+
+    def __init__(self, run: str, owner: str) -> None:
+        super().__init__(run, None, owner)
+        self.args = (
+            f"run {run!r} belongs to {owner}, from which this process was forked; start another run here",
+        )
+
+
+class RunNotStarted(BadArgument):
+    """The run was made and not started."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"run {run!r} has not started: use it in a `with` block, or call its start() first")
+        self.run = run
+
+
+class RunElsewhere(CallerError):
+    """A run of this id is in another thread: an id is used once in a tenant. `threads` are those that have one."""
+
+    def __init__(self, run: str, threads: Iterable[str]) -> None:
+        self.run = run
+        self.threads = tuple(threads)
+        super().__init__(
+            f"run {run!r} is in {_threads(self.threads)} already; use another id, or the thread that it is in"
+        )
+
+
+class AmbiguousRun(CallerError):
+    """Several threads have a run of this id. `threads` are these."""
+
+    def __init__(self, run: str, threads: Iterable[str]) -> None:
+        self.run = run
+        self.threads = tuple(threads)
+        super().__init__(f"{_threads(self.threads)} have a run {run!r} each: say which by thread=")
+
+
+def _threads(ids: tuple[str, ...]) -> str:
+    names = ", ".join(map(repr, ids[:5])) + (", ..." if len(ids) > 5 else "")
+    return f"thread {names}" if len(ids) == 1 else f"threads {names}"
 
 
 class RunEnded(CallerError):

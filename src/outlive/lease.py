@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from .backend import ABSENT, NEXT, Entry, ThreadKey
+from .backend import ABSENT, NEXT, Entry, EntryCursor, ThreadKey
 from .checkpoint import moment
 from .codec import Codec
 from .engine import Engine
 from .entry_kind import LOCK as LOCK
 from .entry_kind import RUN as RUN
 from .entry_kind import STEP as STEP
-from .errors import EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy
+from .errors import Corrupt, EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy
 from .owner import Owner
 
 RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED = (
@@ -42,7 +42,8 @@ class RunInfo:
     namespace: str = ""
     status: str = RUNNING
     attempt: int = 1
-    max_attempts: int = 5
+    failures: int = 0  # attempts whose process died, or that raised; an orderly interruption is none
+    max_attempts: int = 5  # failures until it is parked
     agent: str | None = None
     prompt: Any = None
     parent: str | None = None
@@ -50,13 +51,16 @@ class RunInfo:
     code_version: str | None = None
     iteration: int = 0
     phase: str | None = None
+    completed_phases: list[str] = field(default_factory=list)  # in the order in which they were left
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     result: Any = None
     exclusive: bool = True
+    shares_place: bool = False  # it works in the place of its parent
     lease_s: float = 30.0
     owner: Owner | None = None
     started_at: dt.datetime | None = None
+    updated_at: dt.datetime | None = None  # when this record was written: at the start, by a save, at the end
     ended_at: dt.datetime | None = None
     until: int = 0  # end of the lease, by the store's clock
     is_readable: bool = True  # else only its id, thread and status are known, and `error` says why
@@ -68,16 +72,18 @@ class RunInfo:
 
 
 _FIELDS = (
-    "namespace", "attempt", "max_attempts", "agent", "prompt", "parent", "attributes", "code_version", "iteration", "phase",
-    "usage", "error", "result", "exclusive", "lease_s", "started_at", "ended_at",
+    "namespace", "attempt", "failures", "max_attempts", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
+    "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
+    "ended_at",
 )  # fmt: skip
 
 
-def pack_run(codec: Codec, run: RunInfo) -> bytes:
-    """Return the body of a run's entry."""
+def pack_run(engine: Engine, run: RunInfo) -> bytes:
+    """Return the body of a run's entry, as of now."""
+    run.updated_at = moment(engine.runtime.now())
     said = {name: getattr(run, name) for name in _FIELDS}
     said["owner"] = None if run.owner is None else run.owner.pack()
-    return codec.pack(said, f"run {run.id!r}")
+    return engine.codec.pack(said, f"run {run.id!r}")
 
 
 def unpack_run(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
@@ -113,12 +119,12 @@ def unreadable(error: OutliveError) -> str:
     return f"it cannot be read: {error}"
 
 
-def take_run(codec: Codec, run: RunInfo, stored: Entry | None) -> Entry:
+def take_run(engine: Engine, run: RunInfo, stored: Entry | None) -> Entry:
     """Return the entry that makes this process the owner of a run, new or claimed."""
     return Entry(
         RUN,
         run.id,
-        pack_run(codec, run),
+        pack_run(engine, run),
         RUNNING,
         epoch=stored.epoch if stored is not None else 0,
         fence=NEXT,
@@ -127,47 +133,87 @@ def take_run(codec: Codec, run: RunInfo, stored: Entry | None) -> Entry:
     )
 
 
-def take_lock(
-    codec: Codec, run_id: str | None, namespace: str, lease_s: float, stored: Entry | None
-) -> Entry:
-    """Return the entry that takes a place: one that is free, that has lapsed, or whose holder is gone."""
-    body = codec.pack({"run": run_id, "owner": Owner.me().pack()})
-    entry = Entry(LOCK, namespace, body, RUNNING, fence=NEXT, lease_s=lease_s, expect_lapsed=True)
-    if stored is None:
-        return replace(entry, expect=ABSENT)
-    entry = replace(entry, epoch=stored.epoch, expect=stored.rank)
-    return replace(entry, expect_lapsed=False) if holder_of(codec, stored).is_gone() else entry
-
-
 async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> Entry | None:
     """Return the entry of a thread that has this very name."""
     found = await engine.backend.entries(key.tenant, kind, thread=key, prefix=name, limit=1)
     return next((entry for _, entry in found if entry.key == name), None)
 
 
+async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey, Entry]]:
+    """Return the runs of a tenant that have this very id, by thread; more than one only if they began at the same moment."""
+    found: list[tuple[ThreadKey, Entry]] = []
+    after: EntryCursor | None = None
+    while True:
+        page = await engine.backend.entries(tenant, RUN, prefix=id, after=after, limit=_FEW)
+        found += [(key, entry) for key, entry in page if entry.key == id]
+        if len(page) < _FEW or page[-1][1].key != id:
+            return found
+        after = (id, page[-1][0].digest)
+
+
+_FEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What the entry of a place says: who took it."""
+
+    run: str | None  # None: it is held without a run
+    owner: Owner
+
+    @classmethod
+    def unpack(cls, codec: Codec, entry: Entry) -> Lock:
+        said = codec.unpack(entry.body or b"")
+        if not isinstance(said, dict) or not isinstance(said.get("run"), str | None):
+            raise Corrupt(f"the lock of namespace {entry.key!r} is damaged")
+        return cls(said.get("run"), Owner.unpack(said.get("owner")))
+
+    def pack(self, codec: Codec) -> bytes:
+        return codec.pack({"run": self.run, "owner": self.owner.pack()})
+
+
 def busy(codec: Codec, namespace: str, held: EntryHeld) -> RunBusy | ThreadBusy:
     """Say who was in the way: of a run, or of the place it works in."""
     stored = held.stored
     assert stored is None or isinstance(stored, Entry)
-    until = None if stored is None else lapses_at(stored)
     if held.kind != LOCK:
-        return RunBusy(held.key, until)
-    holder = None if stored is None else run_of(codec, stored)
-    return ThreadBusy(held.thread, namespace, holder, until)
+        return run_busy(codec, held.key, stored)
+    if stored is None:
+        return ThreadBusy(held.thread, namespace, None, None)
+    return thread_busy(codec, held.thread, namespace, stored)
 
 
-def holder_of(codec: Codec, lock: Entry) -> Owner:
-    """Return who holds a lock."""
-    return Owner.unpack(codec.unpack(lock.body or b"")["owner"])
+def run_busy(codec: Codec, id: str, stored: Entry | None) -> RunBusy:
+    """Say who has a run, by its entry."""
+    if stored is None:
+        return RunBusy(id, None)
+    owner = _owner_of(codec, stored)
+    return RunBusy(id, lapses_at(stored), None if owner is None else str(owner), is_mine=owner == Owner.me())
 
 
-def run_of(codec: Codec, lock: Entry) -> str | None:
-    """Return the run that holds a lock; None when it is held without one."""
-    found = codec.unpack(lock.body or b"")["run"]
-    return None if found is None else str(found)
+def thread_busy(codec: Codec, thread: str, namespace: str, lock: Entry) -> ThreadBusy:
+    """Say who holds a place, by its entry."""
+    held = Lock.unpack(codec, lock)
+    return ThreadBusy(thread, namespace, held.run, lapses_at(lock), str(held.owner))
+
+
+def _owner_of(codec: Codec, run: Entry) -> Owner | None:
+    try:
+        return Owner.unpack(codec.unpack(run.body or b"", opaque=True)["owner"])
+    except (OutliveError, TypeError, KeyError):
+        return None  # it cannot be read: that it is held is true all the same
 
 
 def lapses_at(entry: Entry) -> dt.datetime | None:
-    """Return when a lease ends, if the clock that times it tells the time of day."""
-    is_wall_clock = entry.until > 1_000_000_000_000_000  # microseconds since 1970, not since a boot
-    return moment(entry.until) if is_wall_clock else None
+    """Return when a lease ends unless it is renewed, as a time of day; None when it has none, or one of a former boot."""
+    if not entry.until:
+        return None
+    if entry.until > _WALL:
+        return moment(entry.until)
+    from .backends.memory import clock  # of this machine: it tells how much is left
+
+    here = clock()
+    return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
+
+
+_WALL = 1_000_000_000_000_000  # microseconds since 1970, by the clock of a server; less is since a boot

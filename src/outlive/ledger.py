@@ -35,6 +35,7 @@ class Writer(Protocol):
     def engine(self) -> Engine: ...
     @property
     def rank(self) -> tuple[int, int]: ...
+    def check_live(self) -> None: ...
     async def write_entries(self, *entries: Entry) -> Receipt: ...
 
 
@@ -91,8 +92,9 @@ class Ledger:
         """Return the value of a step, from the ledger or by calling the function.
 
         `key` tells steps of one name apart; without it they are counted, in the order in which they begin. It must be given when
-        a step of that name is in flight already.
+        a step of that name is in flight already. A run that this process has lost or ended calls nothing.
         """
+        self._run.check_live()
         kwargs = dict(options)
         key, effect = kwargs.pop("key", None), kwargs.pop("effect", False)
         policy = kwargs.pop("on_unfinished", "retry")
@@ -128,7 +130,7 @@ class Ledger:
             settled, value = await self._settle(known, policy)
             if settled:
                 return await self._finish(place, digest, value)
-        if effect:
+        if effect:  # fenced: when another process has the run, it is refused and nothing is called
             await self._write(Step(*place, _STARTED, digest))
         return await self._call(place, digest, function, args, kwargs)
 

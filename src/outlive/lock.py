@@ -10,8 +10,9 @@ from typing import Protocol, Self
 from . import lease
 from .backend import Commit, Entry, ThreadKey
 from .engine import Engine
-from .errors import BadArgument, EntryHeld, LeaseLost
+from .errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from .lease import LOCK, RUNNING
+from .place import Place
 from .runtime import Deadline
 
 _PAUSE_S = 0.05
@@ -79,16 +80,19 @@ class AsyncLock:
             try:
                 await self._take()
                 return self
-            except EntryHeld as held:
+            except ThreadBusy:
                 if deadline.left_s() <= _PAUSE_S:
-                    raise lease.busy(self._engine.codec, self._namespace, held) from None
+                    raise
             await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
 
     async def _take(self) -> None:
-        stored = await lease.find(self._engine, self._key, LOCK, self._namespace)
-        entry = lease.take_lock(self._engine.codec, None, self._namespace, self.lease_s, stored)
-        receipt = await self._engine.commit(Commit(self._key, entries=(entry,)))
-        self._held = self._taken = receipt.entries[0] if receipt.entries else entry
+        place = Place(self._engine, self._key, self._namespace)
+        claim = await place.claim(None, None, self.lease_s)
+        try:
+            receipt = await self._engine.commit(Commit(self._key, entries=claim.entries))
+        except EntryHeld as held:
+            raise lease.busy(self._engine.codec, self._namespace, held) from None
+        self._held = self._taken = (receipt.entries or claim.entries)[0]
         self._heart.add(self)
 
     async def release(self) -> None:

@@ -2,6 +2,7 @@
 
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import (
+    AmbiguousRun,
     AmbiguousStep,
     BadArgument,
     BadURL,
@@ -24,7 +25,10 @@ from .errors import (
     OutcomeUnknown,
     OutliveError,
     RunBusy,
+    RunElsewhere,
     RunEnded,
+    RunForked,
+    RunNotStarted,
     SealBroken,
     SeveralFailed,
     StaleBase,
@@ -66,6 +70,7 @@ from .thread import AsyncThread
 from .worker import AsyncWorker
 
 __all__ = [
+    "AmbiguousRun",
     "AmbiguousStep",
     "AsyncLock",
     "AsyncResponses",
@@ -114,8 +119,11 @@ __all__ = [
     "Rotated",
     "Run",
     "RunBusy",
+    "RunElsewhere",
     "RunEnded",
+    "RunForked",
     "RunInfo",
+    "RunNotStarted",
     "SealBroken",
     "SeveralFailed",
     "Sizes",

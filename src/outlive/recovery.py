@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .backend import Commit, Entry, EntryCursor, ThreadKey
+from .backend import NEXT, Commit, Entry, EntryCursor, ThreadKey
 from .engine import Engine
 from .errors import BadArgument, Corrupt, DamagedEntry, EntryHeld, RunBusy, ThreadBusy
 from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell, unreadable
@@ -37,7 +37,7 @@ class Recovered:
 
     resumed: list[RunInfo] = field(default_factory=list)
     failed: list[Refused] = field(default_factory=list)  # taken, and its handler raised
-    waiting: list[RunInfo] = field(default_factory=list)  # alive elsewhere
+    waiting: list[RunInfo] = field(default_factory=list)  # alive: a process holds it
     refused: list[Refused] = field(default_factory=list)
 
 
@@ -45,6 +45,7 @@ async def find_runs(
     engine: Engine,
     tenant: str,
     *,
+    thread: ThreadKey | None = None,
     statuses: Sequence[str] | None = None,
     lapsed: bool | None = None,
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
@@ -54,7 +55,7 @@ async def find_runs(
     while True:
         try:
             page = await engine.backend.entries(
-                tenant, RUN, statuses=statuses, lapsed=lapsed, after=after, limit=limit
+                tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
             )
             found = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
             is_over = len(page) < limit
@@ -80,8 +81,10 @@ def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
     return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
 
 
-async def find_interrupted(engine: Engine, tenant: str) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
-    """Iterate over runs that are really dead."""
+async def find_interrupted(
+    engine: Engine, tenant: str, live: list[RunInfo] | None = None
+) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs that are really dead; those that are not are put into `live`."""
     async for found in find_runs(engine, tenant, statuses=[INTERRUPTED]):
         yield found
     async for found in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
@@ -89,6 +92,8 @@ async def find_interrupted(engine: Engine, tenant: str) -> AsyncIterator[tuple[T
     async for key, run in find_runs(engine, tenant, statuses=[RUNNING], lapsed=False):
         if run.owner is not None and run.owner.is_gone():
             yield key, run
+        elif live is not None:
+            live.append(run)
 
 
 class Recovery:
@@ -123,7 +128,7 @@ class Recovery:
             self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))
         elif self._is_other_code(info):
             self.report.refused.append(Refused(info, f"it was started by code version {info.code_version!r}"))
-        elif info.attempt >= info.max_attempts:
+        elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         else:
             await self._go_on(info, handler)
@@ -138,18 +143,19 @@ class Recovery:
     async def _park(self, key: ThreadKey, info: RunInfo) -> None:
         """Set a run aside that keeps killing its process."""
         assert info._entry is not None
+        info.failures = _failures(info)
         info.status = PARKED
-        info.error = info.error or f"its process died {info.attempt} times"
+        info.error = info.error or f"its process died {info.failures} times"
         entry = Entry(
-            RUN, info.id, pack_run(self._engine.codec, info), PARKED,
-            epoch=info._entry.epoch, fence=-1, expect=info._entry.rank,
+            RUN, info.id, pack_run(self._engine, info), PARKED,
+            epoch=info._entry.epoch, fence=NEXT, expect=info._entry.rank,
         )  # fmt: skip
         try:
             await self._engine.commit(Commit(key, entries=(entry,)))
         except EntryHeld:
             self.report.waiting.append(info)  # somebody else was faster
             return
-        self.report.refused.append(Refused(info, f"parked after {info.attempt} attempts"))
+        self.report.refused.append(Refused(info, f"parked after {info.failures} attempts"))
 
     async def _go_on(self, info: RunInfo, handler: Handler) -> None:
         run = self._resume(info)
@@ -169,6 +175,11 @@ class Recovery:
             self.report.resumed.append(run.info)
 
 
+def _failures(dead: RunInfo) -> int:
+    """Return how many attempts failed, with the one that nobody ended."""
+    return dead.failures + (dead.status == RUNNING)
+
+
 async def _call(handler: Handler, run: AsyncRun) -> None:
     result: Any | Awaitable[Any] = handler(run)
     if inspect.isawaitable(result):
@@ -182,21 +193,13 @@ class RunFilter:
     """Which runs a listing shows."""
 
     agent: str | None
-    thread: str | None
-    older_than_s: float | None
-    now: int  # microseconds
+    attributes: Mapping[str, Any]
 
     def takes(self, run: RunInfo) -> bool:
         if self.agent is not None and run.agent != self.agent:
             return False
-        if self.thread is not None and run.thread != self.thread:
-            return False
-        if self.older_than_s is None:
-            return True
-        return (
-            run.started_at is not None
-            and run.started_at.timestamp() * 1e6 <= self.now - self.older_than_s * 1e6
-        )
+        held = run.attributes
+        return all(name in held and held[name] == value for name, value in self.attributes.items())
 
 
 def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:

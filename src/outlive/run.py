@@ -11,36 +11,40 @@ By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recove
 
 from __future__ import annotations
 
-import datetime as dt
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from . import lease
+from .arguments import check_iteration, check_phase, check_usage
 from .backend import Commit, Entry, Receipt, ThreadKey
 from .checkpoint import Checkpoint, moment
-from .engine import Engine
+from .deferred import Deferred, Kept
+from .engine import Draft, Engine
 from .errors import (
     BadArgument,
+    CallerError,
+    CheckpointExists,
+    DelayedSaveFailed,
     EntryHeld,
     LeaseLost,
     OutliveError,
-    RunBusy,
     RunEnded,
-    Unencodable,
+    RunForked,
+    RunNotStarted,
 )
 from .event import CLAIM, END, LOSS, Event
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
-from .owner import Owner
 from .responses import AsyncResponses
-from .runtime import Ticker
+from .runtime import Ticker, new_id
+from .starting import RunOptions, Start
 from .thread import AsyncThread
-from .throttle import Throttle
 
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
 
@@ -56,31 +60,23 @@ class AsyncRun:
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
     def __init__(
-        self,
-        engine: Engine,
-        place: AsyncThread,
-        heart: Live,
-        info: RunInfo,
-        *,
-        throttle_s: float = 0,
-        retries: bool = False,
-        is_bare: bool = False,
+        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: RunOptions
     ) -> None:
         self.info = info
         self.thread = place
         self._engine = engine
         self._heart = heart
-        self._retries = retries  # a run that has ended is begun again
-        self._is_bare = is_bare  # what it works with stores its first checkpoint itself
+        self._options = options
         self._mutex = engine.runtime.mutex()
         self._fence = self._epoch = self._lock_epoch = self._revision = 0
         self._has_place = False
+        self._has_begun = False
         self._is_live = False
         self._is_lost = False
         self.thread_ident = engine.runtime.thread_ident()
         self._ledger = Ledger(self)
         self._responses = AsyncResponses(self)
-        self._throttle = Throttle(throttle_s)
+        self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
 
     def __repr__(self) -> str:
@@ -133,88 +129,25 @@ class AsyncRun:
     # Beginning
 
     async def start(self) -> Self:
-        """Begin the run, or claim it when it was interrupted. Raises ThreadBusy, RunBusy."""
-        stored = await self._stored(RUN, self.id)
-        if stored is None:
-            self.info.started_at = self._now()
-        elif not self._adopt(stored):
+        """Begin the run, or claim it when it was interrupted. Raises ThreadBusy, RunBusy, RunElsewhere."""
+        held = await Start(self._engine, self.thread, self.info, self._options).take()
+        self.info = held.info
+        if held.info.is_finished:
             return self
-        await self._take(stored)
-        await self._ledger.read(is_new=stored is None)
-        await self._responses._read(is_new=stored is None)
-        self._is_live = True
-        self._heart.add(self)
+        self._fence, self._epoch, self._revision = held.fence, held.epoch, held.revision
+        self._lock_epoch, self._has_place = held.lock_epoch, held.has_place
+        await self._ledger.read(is_new=held.is_new)
+        await self._responses._read(is_new=held.is_new)
+        self._has_begun = True
+        self._go_live()
         self._tell(CLAIM)
-        if self._throttle.interval_s > 0:
-            self._ticker = self._engine.runtime.tick(self._throttle.interval_s, self._flush_when_due)
         return self
 
-    def _now(self) -> dt.datetime:
-        return moment(self._engine.runtime.now())
-
-    def _adopt(self, stored: Entry) -> bool:
-        """Go on from what is stored; False when the run is finished."""
-        self.info = held = lease.unpack_run(self._engine.codec, self.thread._key, stored)
-        if self._retries and held.is_finished and held.status != COMPLETED:
-            held.attempt, held.error = 0, None
-            held.status = INTERRUPTED
-        if held.is_finished:
-            return False
-        held.attempt += 1
-        return True
-
-    async def _take(self, stored: Entry | None) -> None:
-        """Take the run and its place by one commit."""
-        codec, info = self._engine.codec, self.info
-        info.owner, info.status = Owner.me(), RUNNING
-        was = None if stored is None else lease.unpack_run(codec, self.thread._key, stored)
-        is_dead = was is not None and was.owner is not None and was.owner.is_gone()
-        run = lease.take_run(codec, info, stored)
-        if was is not None and was.status == RUNNING and not is_dead:
-            run = replace(run, expect_lapsed=True)
-        entries = [run]
-        if info.exclusive:
-            held = await self._stored(LOCK, info.namespace)
-            if not self._is_shared(held):
-                entries.append(lease.take_lock(codec, self.id, info.namespace, info.lease_s, held))
-        try:
-            receipt = await self._begin(tuple(entries), is_new=stored is None)
-            held_now = receipt.entries if receipt.existing is None else await self._taken_before(entries)
-        except EntryHeld as error:
-            raise lease.busy(codec, info.namespace, error) from None
-        self._has_place = len(entries) > 1
-        if held_now:  # a store that keeps nothing gives no fence
-            taken = held_now[0]
-            self._fence, self._epoch, self._revision = taken.fence, taken.epoch, taken.revision
-            self._lock_epoch = held_now[-1].epoch
-
-    async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
-        found: list[Entry] = []
-        for entry in entries:
-            stored = await self._stored(entry.kind, entry.key)
-            if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
-                raise EntryHeld(self.thread.id, entry.kind, entry.key, stored)
-            found.append(stored)
-        return found
-
-    async def _begin(self, entries: tuple[Entry, ...], *, is_new: bool) -> Receipt:
-        """Take the run; a new one with a checkpoint, so that a crash in its first step leaves something to go on from."""
-        if not is_new or self._is_bare:
-            return await self._engine.commit(Commit(self.thread._key, entries=entries))
-        draft = self.thread._draft(source="input", run=self.id)
-        draft.entries = entries
-        state = await self.thread.load()
-        return (await self._engine.save_with_receipt(self.thread._key, state, draft))[1]
-
-    def _is_shared(self, held: Entry | None) -> bool:
-        """Tell whether the place is the parent's, who lets its children work there."""
-        if held is None or self.info.parent is None:
-            return False
-        return held.status == RUNNING and lease.run_of(self._engine.codec, held) == self.info.parent
-
-    async def _stored(self, kind: str, key: str) -> Entry | None:
-        return await lease.find(self._engine, self.thread._key, kind, key)
+    def _go_live(self) -> None:
+        self._is_live = True
+        self._heart.add(self)
+        if self._options.throttle_s > 0:
+            self._ticker = self._engine.runtime.tick(self._options.throttle_s, self._flush_when_due)
 
     # Working
 
@@ -229,48 +162,110 @@ class AsyncRun:
         iteration: int | None = None,
         phase: str | None = None,
         usage: Mapping[str, Any] | None = None,
+        durability: str | None = None,
         **options: Any,
     ) -> Checkpoint | None:
         """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`.
 
-        With `throttle_s` it may be stored later, and only if no newer one comes before: None then. The last is always stored.
+        `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background; "exit",
+        when the run ends. With "exit", and within `throttle_s` of the last one, it is held back: the answer is None, and it is stored only
+        if no newer save comes before. Whatever is wrong with the call is told by the call, and the run is as it was before.
         """
+        chosen = None if durability is None else check_durability(durability)
         async with self._mutex:
-            self._check_live()
-            self._note(iteration, phase, usage)
-            if self._throttle.holds():
-                self._throttle.keep(self._engine.codec.pack(state), options)
+            self.check_live()
+            draft = self.thread._draft(**options, run=self.id)
+            before = self._note(iteration, phase, usage)
+            try:
+                return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
+            except BaseException:
+                self._note_again(before)
+                raise
+
+    def _note(
+        self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
+    ) -> tuple[Any, ...]:
+        """Take down what the run says of itself, and return what it said before. Raises BadArgument, Unencodable."""
+        info = self.info
+        before = (info.iteration, info.phase, info.completed_phases, info.usage)
+        said = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
+        iteration = info.iteration if iteration is None else check_iteration(iteration)
+        if phase is not None and check_phase(phase) != info.phase:
+            self._enter_phase(phase)
+        info.iteration, info.usage = iteration, said
+        return before
+
+    def _copied(self, usage: dict[str, Any]) -> Any:
+        """Return a copy that the caller cannot change: it is stored again by every later write."""
+        codec = self._engine.codec
+        return codec.unpack(codec.pack(usage, f"run {self.id!r}.usage"))
+
+    def _enter_phase(self, phase: str | None) -> None:
+        """Leave the phase that the run is in, which is completed by that. One that is entered again is not completed any more."""
+        info = self.info
+        left = [info.phase] if info.phase is not None and info.phase not in info.completed_phases else []
+        info.completed_phases = [name for name in [*info.completed_phases, *left] if name != phase]
+        info.phase = info.phase if phase is None else phase
+
+    def _note_again(self, before: tuple[Any, ...]) -> None:
+        self.info.iteration, self.info.phase, self.info.completed_phases, self.info.usage = before
+
+    async def _save_as(
+        self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
+    ) -> Checkpoint | None:
+        durability = chosen or self._options.durability
+        if durability != "sync" and draft.expect is not None:
+            raise BadArgument('expect= needs an answer from the store: use durability="sync" for this save')
+        if durability == "async":
+            return await self._save_later(state, draft)
+        waits = durability == "exit" or (chosen is None and self._deferred.is_too_soon())
+        if waits and draft.expect is None:
+            kept = Kept.of(self._engine.codec, state, draft)
+            if not is_named or draft.replace or not await self._is_taken(draft):
+                self._deferred.keep(kept, until_end=durability == "exit")
                 return None
-            return await self._save(state, options)
+        return await self._store(state, draft)
 
-    def _note(self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None) -> None:
-        if iteration is not None:
-            self.info.iteration = iteration
-        if phase is not None:
-            self.info.phase = phase
-        if usage is not None:
-            self.info.usage = {**self.info.usage, **usage}
+    async def _is_taken(self, draft: Draft) -> bool:
+        """Tell whether the thread has a checkpoint of this id: then the store has to say whether it is the same."""
+        reading = await self._engine.backend.read(
+            self.key, draft.namespace, draft.id, chunks=False, timeout_s=draft.timeout_s
+        )
+        return reading.record is not None
 
-    async def _save(self, state: Any, options: Mapping[str, Any]) -> Checkpoint:
-        draft = self.thread._draft(**options, run=self.id)
+    async def _save_later(self, state: Any, draft: Draft) -> Checkpoint:
+        """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
             draft.fence = self._token()
-            draft.entries = self._renewals(body=lease.pack_run(self._engine.codec, self.info))
+        queued = await self.thread._home._delayed(self.key).save(state, draft)
+        self._deferred.stored()
+        return queued
+
+    async def _store(self, state: Any, draft: Draft) -> Checkpoint:
+        if self._fence:
+            draft.fence = self._token()
+            draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
         saved: Checkpoint = await self._kept(self.thread._save(state, draft))
-        self._throttle.wrote()
+        self._deferred.stored()
         return saved
 
     async def flush(self) -> None:
-        """Store a save that was held back."""
+        """Store a save that was held back, and wait for those that are on their way."""
         async with self._mutex:
+            self.check_live()
             await self._flush()
 
-    async def _flush(self) -> None:
-        if (kept := self._throttle.kept) is not None:
-            await self._save(self._engine.codec.unpack(kept[0]), kept[1])
+    async def _flush(self, timeout_s: float | None = None) -> None:
+        kept = self._deferred.kept
+        if kept is not None:
+            try:
+                await self._store(kept.state(), kept.draft(timeout_s))
+            except CheckpointExists:  # somebody else took its id since: the state is stored all the same
+                await self._store(kept.state(), replace(kept.draft(timeout_s), id=new_id()))
+        await self.thread._settled()
 
     async def _flush_when_due(self) -> None:
-        if self._is_live and not self._throttle.holds():
+        if self._is_live and self._deferred.is_due():
             try:
                 await self.flush()
             except OutliveError:
@@ -298,14 +293,12 @@ class AsyncRun:
     # Ending
 
     async def complete(self, result: Any = None) -> None:
-        """End the run with a result, which is kept."""
-        self.info.result = result
-        await self._end(COMPLETED)
+        """End the run with a result, which is kept. Raises Unencodable, and then the run has not ended."""
+        await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
         """End the run because of an error; what it saved stays, and `store.retry` goes on from it."""
-        self.info.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        await self._end(FAILED)
+        await self._end(FAILED, error=_text(error), failures=self.info.failures + 1)
 
     async def cancel(self) -> None:
         """End the run because somebody said so."""
@@ -315,23 +308,53 @@ class AsyncRun:
         """Give the run up for another process to recover, at once."""
         await self._end(INTERRUPTED, timeout_s=_ENDING_S)
 
-    async def _end(self, status: str, timeout_s: float | None = None) -> None:
+    async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
+        """Store what was held back, then the end. When that is refused or fails, the run goes on as before."""
         async with self._mutex:
-            self._check_live()
-            await self._flush()
-            ended_at = None if status == INTERRUPTED else self._now()
-            body = lease.pack_run(self._engine.codec, replace(self.info, status=status, ended_at=ended_at))
-            self.info.status, self.info.ended_at = status, ended_at
-            self._revision += 1
-            ended = Entry(
-                RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
-            )
-            entries = [ended]
-            if self._has_place:  # not removed: one that somebody else holds by now would go
-                entries.append(replace(self._lock(None), status="free", lease_s=None))
-            self._stop()
-            await self._commit(Commit(self.thread._key, entries=tuple(entries), timeout_s=timeout_s))
+            self.check_live()
+            ended_at = None if status == INTERRUPTED else moment(self._engine.runtime.now())
+            ended = replace(self.info, status=status, ended_at=ended_at, **changes)
+            if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
+                ended.completed_phases = [*ended.completed_phases, ended.phase]
+            body = lease.pack_run(self._engine, ended)  # before anything is written
+            await self._flush(timeout_s)
+            await self._store_end(status, body, timeout_s)
+            for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
+                setattr(self.info, name, getattr(ended, name))
             self._tell(END)
+
+    async def _store_end(self, status: str, body: bytes, timeout_s: float | None) -> None:
+        self._revision += 1
+        ended = Entry(
+            RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
+        )
+        entries = [ended]
+        if self._has_place:  # not removed: one that somebody else holds by now would go
+            entries.append(replace(self._lock(None), status="free", lease_s=None))
+        commit = Commit(self.key, entries=tuple(entries), timeout_s=timeout_s)
+        self._stop()  # a renewal that came after the end would be refused
+        try:
+            await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
+        except (LeaseLost, RunEnded):
+            raise
+        except BaseException:
+            self._go_live()  # the caller may try again
+            raise
+
+    async def _commit_end(self, status: str, commit: Commit) -> None:
+        try:
+            await self._engine.commit(commit)
+            return
+        except (LeaseLost, EntryHeld) as error:
+            refusal = error
+        # It may be stored already, by an earlier call whose outcome was not known.
+        stored = await lease.find(self._engine, self.key, RUN, self.id)
+        if stored is None or stored.fence != self._fence or stored.status == RUNNING:
+            self._is_live = True
+            raise self.lose(refusal)
+        if stored.status != status:
+            self.info.status = stored.status
+            raise RunEnded(self.id, stored.status)
 
     def _tell(self, name: str) -> None:
         info = self.info
@@ -352,7 +375,10 @@ class AsyncRun:
     async def give_up(self) -> None:
         """Its store is closed under it."""
         if self._is_live and self._is_mine():
-            await self.interrupt()
+            try:
+                await self.interrupt()
+            finally:
+                self._leave()
 
     async def __aenter__(self) -> Self:
         return self if self._is_live else await self.start()
@@ -362,21 +388,33 @@ class AsyncRun:
     ) -> None:
         if not self._is_live or not self._is_mine():
             return
+        try:
+            await self._end_by(error)
+        finally:
+            self._leave()
+
+    async def _end_by(self, error: BaseException | None) -> None:
+        """End the run as its block was left."""
+        is_lost = isinstance(error, LeaseLost) and (error.kind, error.key) == (RUN, self.id)
         if error is None:
             await self._complete_or_fail()
-        elif isinstance(error, LeaseLost):
+        elif not is_lost:
+            with contextlib.suppress(RunEnded):  # by an earlier call that was cut off
+                is_failure = isinstance(error, Exception)
+                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.interrupt()))
+
+    def _leave(self) -> None:
+        """Let the lease run out when the end could not be stored: nobody is in the run any more."""
+        if self._is_live:
             self._stop()
-        elif isinstance(error, Exception):
-            await self.fail(error)
-        else:
-            await self._engine.runtime.shielded(self.interrupt())
 
     async def _complete_or_fail(self) -> None:
         try:
             await self.complete(self.info.result)
-        except Unencodable as error:  # nothing was written: the run would live on with nobody in it
-            self.info.result = None
-            await self.fail(error)
+        except (CallerError, DelayedSaveFailed) as error:
+            if self._is_live:  # it was refused, and nothing was written
+                self.info.result = None
+                await self.fail(error)
             raise
 
     # Writing
@@ -385,13 +423,17 @@ class AsyncRun:
         """A forked child has its parent's objects, not its runs."""
         return self.info.owner is not None and self.info.owner.pid == os.getpid()
 
-    def _check_live(self) -> None:
+    def check_live(self) -> None:
+        """Raise unless this process holds the run, as far as it knows."""
         if self._is_live and not self._is_mine():
-            raise RunBusy(self.id, None)
+            raise RunForked(self.id, str(self.info.owner))
         if self._is_lost:
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
-        if not self._is_live:
-            raise RunEnded(self.id, self.status)
+        if self._is_live:
+            return
+        if self.info.status == RUNNING and not self._has_begun:
+            raise RunNotStarted(self.id)
+        raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
 
     def _token(self) -> tuple[str, str, int, int]:
         return (RUN, self.id, self._epoch, self._fence)
@@ -448,7 +490,7 @@ class AsyncRun:
 
     async def write_held(self, *entries: Entry) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
-        self._check_live()
+        self.check_live()
         return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
 
     def renewal(self) -> Commit:
@@ -459,8 +501,12 @@ class AsyncRun:
         )
 
 
-def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:
+def check_run(
+    lease_s: float, throttle_s: float, max_attempts: int, clock: Callable[[], float] | None = None
+) -> None:
     """Refuse what cannot be."""
+    if clock is not None and not callable(clock):
+        raise BadArgument(f"clock must be a function that returns seconds, not {clock!r:.100}")
     if not isinstance(lease_s, int | float) or isinstance(lease_s, bool) or not 0.1 <= lease_s <= 86_400:
         raise BadArgument(f"lease_s must be from 0.1 s to a day, not {lease_s!r}")
     if (
@@ -471,3 +517,19 @@ def check_run(lease_s: float, throttle_s: float, max_attempts: int) -> None:
         raise BadArgument(f"throttle_s must be from 0 to a day, not {throttle_s!r}")
     if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
         raise BadArgument(f"max_attempts must be 1 or more, not {max_attempts!r}")
+
+
+def check_durability(value: object) -> str:
+    """Return when saves of a run are stored, or raise BadArgument."""
+    if value not in ("sync", "async", "exit"):
+        raise BadArgument(f'durability of a run must be "sync", "async" or "exit", not {value!r}')
+    return str(value)
+
+
+def _text(error: BaseException | str) -> str:
+    if isinstance(error, str):
+        return error
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # its own text is what fails
+        return type(error).__name__

@@ -9,16 +9,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from . import copying, export, verifying
-from .arguments import check_filter, check_id, check_limit, check_namespace, check_text
+from .arguments import (
+    check_attributes,
+    check_filter,
+    check_handlers,
+    check_id,
+    check_limit,
+    check_namespace,
+    check_text,
+    optional_id,
+)
 from .backend import Entry, ThreadKey
 from .cache import Cache
 from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .entry_kind import COPIED
-from .errors import BadArgument, Corrupt, KeyMissing, SeveralFailed, StoreError, raise_all
+from .errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing, SeveralFailed, StoreError, raise_all
 from .heart import Heart
-from .lease import CANCELLED, PARKED, RUN, RunInfo, unpack_run
+from .lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
 from .runtime import new_id
@@ -126,75 +135,93 @@ class AsyncStore:
         code_version: str | None = None,
         lease_s: float = 30.0,
         throttle_s: float = 0,
+        clock: Callable[[], float] | None = None,
+        durability: str = "sync",
         max_attempts: int = 5,
         exclusive: bool = True,
     ) -> AsyncRun:
         """Return a run on a thread: `async with store.run("t", agent="planner") as run`.
 
         With the id of a run that was interrupted it goes on with that; with one that has ended, `run.is_finished` is true and
-        `run.result` is what it gave. Raises ThreadBusy and RunBusy when it starts.
+        `run.result` is what it gave. `durability` says when its saves are stored (see `run.save`), `clock` by what `throttle_s` is
+        measured (default: time.monotonic). Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
-        from .run import check_run
+        from .run import check_durability, check_run
 
-        check_run(lease_s, throttle_s, max_attempts)
+        check_run(lease_s, throttle_s, max_attempts, clock)
+        if check_durability(durability) == "exit" and throttle_s > 0:
+            raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
             thread=thread_id,
             namespace=check_namespace(namespace),
             max_attempts=max_attempts,
-            agent=agent,
+            agent=None if agent is None else check_text("agent", agent),
             prompt=prompt,
-            parent=parent,
-            attributes=dict(attributes or {}),
-            code_version=code_version,
+            parent=optional_id("parent", parent),
+            attributes=check_attributes(attributes),
+            code_version=None if code_version is None else check_text("code_version", code_version),
             exclusive=exclusive,
             lease_s=float(lease_s),
         )
-        return self._run(info, throttle_s=throttle_s)
-
-    def _run(
-        self, info: RunInfo, *, throttle_s: float = 0, retries: bool = False, is_bare: bool = False
-    ) -> AsyncRun:
-        from .run import AsyncRun
-
-        place = self.thread(info.thread, namespace=info.namespace)
-        return AsyncRun(
-            self._engine, place, self._heart, info, throttle_s=throttle_s, retries=retries, is_bare=is_bare
+        return self._run(
+            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
         )
 
-    async def retry(self, run_id: str) -> AsyncRun:
+    def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
+        from .run import AsyncRun
+        from .starting import RunOptions
+
+        place = self.thread(info.thread, namespace=info.namespace)
+        return AsyncRun(self._engine, place, self._heart, info, RunOptions(**options))
+
+    async def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
+        """Return the run of this id, or None. `thread` says which of several; without it they raise AmbiguousRun."""
+        found = await self._find_run(run_id, thread)
+        return None if found is None else unpack_or_tell(self._engine.codec, *found)
+
+    async def retry(self, run_id: str, *, thread: str | None = None) -> AsyncRun:
         """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
-        key, entry = await self._find_run(run_id)
+        key, entry = await self._the_run(run_id, thread)
         return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
 
-    async def park(self, run_id: str) -> RunInfo:
+    async def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """Set a run aside, wherever it is: nobody recovers it until `retry`. A live one is refused with its next write.
 
         Raises RunEnded when it has ended already.
         """
-        return await self._end(run_id, PARKED)
+        return await self._end(run_id, thread, PARKED)
 
-    async def cancel(self, run_id: str) -> RunInfo:
+    async def cancel(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """End a run, wherever it is. A live one is refused with its next write, and its place is free at once.
 
         Raises RunEnded when it has ended already.
         """
-        return await self._end(run_id, CANCELLED)
+        return await self._end(run_id, thread, CANCELLED)
 
-    async def _end(self, run_id: str, status: str) -> RunInfo:
+    async def _end(self, run_id: str, thread: str | None, status: str) -> RunInfo:
         from .ending import end_run
 
-        key, _ = await self._find_run(run_id)
+        key, _ = await self._the_run(run_id, thread)
         return await end_run(self._engine, key, run_id, status)
 
-    async def _find_run(self, run_id: str) -> tuple[ThreadKey, Entry]:
-        found = await self._engine.backend.entries(
-            self._settings.tenant, RUN, prefix=check_id("run_id", run_id), limit=1
-        )
-        for key, entry in found:
-            if entry.key == run_id:
-                return key, entry
-        raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
+    async def _find_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, Entry] | None:
+        """Return a run by its id. Raises AmbiguousRun: never one of several in silence."""
+        check_id("run_id", run_id)
+        if thread is not None:
+            key = self._key(thread)
+            entry = await find(self._engine, key, RUN, run_id)
+            return None if entry is None else (key, entry)
+        found = await find_all(self._engine, self._settings.tenant, run_id)
+        if len(found) > 1:
+            raise AmbiguousRun(run_id, [key.id for key, _ in found])
+        return found[0] if found else None
+
+    async def _the_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, Entry]:
+        found = await self._find_run(run_id, thread)
+        if found is None:
+            raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
+        return found
 
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
@@ -225,6 +252,7 @@ class AsyncStore:
         """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
         from .worker import AsyncWorker
 
+        check_handlers(handlers)
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
@@ -241,12 +269,20 @@ class AsyncStore:
         status: str | Sequence[str] | None = None,
         agent: str | None = None,
         thread: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RunInfo]:
-        """Iterate over the runs of this tenant by id, also those that have ended."""
-        from .recovery import check_statuses, find_runs
+        """Iterate over the runs of this tenant by id, also those that have ended.
 
-        async for _, run in find_runs(self._engine, self._settings.tenant, statuses=check_statuses(status)):
-            if (agent is None or run.agent == agent) and (thread is None or run.thread == thread):
+        `attributes` compares by equality: a run that has no such attribute is left out.
+        """
+        from .recovery import RunFilter, check_statuses, find_runs
+
+        wanted = RunFilter(agent, check_attributes(attributes))
+        place = None if thread is None else self._key(thread)
+        async for _, run in find_runs(
+            self._engine, self._settings.tenant, thread=place, statuses=check_statuses(status)
+        ):
+            if wanted.takes(run):
                 yield run
 
     async def interrupted(self) -> AsyncIterator[RunInfo]:
@@ -271,10 +307,11 @@ class AsyncStore:
         """
         from .recovery import Recovery, find_interrupted
 
-        recovery = Recovery(self._engine, self._run, handlers, policy, code_version)
+        recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
             recovery.refusal = "primary_unreachable"
-        async for key, info in find_interrupted(self._engine, self._settings.tenant):
+        live = recovery.report.waiting
+        async for key, info in find_interrupted(self._engine, self._settings.tenant, live):
             await recovery.take(key, info)
         return recovery.report
 
@@ -562,5 +599,6 @@ def check_timeout(value: object) -> float:
 def check_durability(value: object) -> str:
     """Return a valid durability or raise BadArgument."""
     if value not in ("sync", "async"):
-        raise BadArgument(f'durability must be "sync" or "async", not {value!r}')
+        hint = ' ("exit" is for runs: store.run(..., durability="exit"))' if value == "exit" else ""
+        raise BadArgument(f'durability must be "sync" or "async", not {value!r}{hint}')
     return str(value)

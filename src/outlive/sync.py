@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from .arguments import check_handlers
 from .backend import ThreadKey
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
 from .errors import BadArgument
@@ -276,9 +277,14 @@ class Run:
         iteration: int | None = None,
         phase: str | None = None,
         usage: Mapping[str, Any] | None = None,
+        durability: str | None = None,
         **options: Any,
     ) -> Checkpoint | None:
-        return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
+        return run_now(
+            self._run.save(
+                state, iteration=iteration, phase=phase, usage=usage, durability=durability, **options
+            )
+        )
 
     def flush(self) -> None:
         run_now(self._run.flush())
@@ -408,6 +414,8 @@ class Store:
         code_version: str | None = None,
         lease_s: float = 30.0,
         throttle_s: float = 0,
+        clock: Callable[[], float] | None = None,
+        durability: str = "sync",
         max_attempts: int = 5,
         exclusive: bool = True,
     ) -> Run:
@@ -423,6 +431,8 @@ class Store:
                 code_version=code_version,
                 lease_s=lease_s,
                 throttle_s=throttle_s,
+                clock=clock,
+                durability=durability,
                 max_attempts=max_attempts,
                 exclusive=exclusive,
             )
@@ -434,20 +444,24 @@ class Store:
         status: str | Sequence[str] | None = None,
         agent: str | None = None,
         thread: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> Iterator[RunInfo]:
-        return each(self._store.runs(status=status, agent=agent, thread=thread))
+        return each(self._store.runs(status=status, agent=agent, thread=thread, attributes=attributes))
 
     def interrupted(self) -> Iterator[RunInfo]:
         return each(self._store.interrupted())
 
-    def retry(self, run_id: str) -> Run:
-        return Run(run_now(self._store.retry(run_id)))
+    def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
+        return run_now(self._store.find_run(run_id, thread=thread))
 
-    def park(self, run_id: str) -> RunInfo:
-        return run_now(self._store.park(run_id))
+    def retry(self, run_id: str, *, thread: str | None = None) -> Run:
+        return Run(run_now(self._store.retry(run_id, thread=thread)))
 
-    def cancel(self, run_id: str) -> RunInfo:
-        return run_now(self._store.cancel(run_id))
+    def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        return run_now(self._store.park(run_id, thread=thread))
+
+    def cancel(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        return run_now(self._store.cancel(run_id, thread=thread))
 
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
@@ -464,7 +478,7 @@ class Store:
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> Worker:
-        wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return Worker(
             self._store.worker(
                 wrapped,
@@ -484,7 +498,7 @@ class Store:
         code_version: str | None = None,
         after_failover: bool = False,
     ) -> Recovered:
-        wrapped = {agent: _on_sync_run(handler) for agent, handler in handlers.items()}
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return run_now(
             self._store.recover(
                 wrapped, policy=policy, code_version=code_version, after_failover=after_failover

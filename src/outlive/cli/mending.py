@@ -59,6 +59,8 @@ def parted(error: OutliveError) -> tuple[str, str]:
         return f"run '{shown(error.run)}' is {error.status}", mend
     if isinstance(error, ThreadBusy) and error.holder is not None:
         return said.removesuffix("; wait for it, or use exclusive=False"), _end(error.holder)
+    if isinstance(error, RunBusy):
+        return said.rpartition("; ")[0], _end(error.run)
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
@@ -79,8 +81,6 @@ def _mend(error: OutliveError, said: str) -> str:
         return _GIVE
     if "SQLite: " in said:
         return next((mend for words, mend in _SQLITE.items() if words in said), "")
-    if isinstance(error, RunBusy):
-        return _end(error.run)
     if isinstance(error, StoreBusy):
         return "try again, or let it wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:

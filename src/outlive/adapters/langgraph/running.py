@@ -60,7 +60,7 @@ def run(
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    with Run(inner._run(info, is_bare=True)) as begun:
+    with Run(inner._run(info, is_bare=True, is_named=run_id is not None)) as begun:
         going = _Going(graph, begun._run, config)
         return going.ended_with() if begun.is_finished else going.go_on(options)
 
@@ -88,7 +88,7 @@ async def arun(
     if not isinstance(store, AsyncStore):
         raise BadArgument("arun needs the store: arun(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    async with store._run(info, is_bare=True) as begun:
+    async with store._run(info, is_bare=True, is_named=run_id is not None) as begun:
         going = _Going(graph, begun, config)
         return await going.aended_with() if begun.is_finished else await going.ago_on(options)
 

@@ -1,0 +1,198 @@
+"""Beginning a run, or claiming one that was interrupted: its record and its place are taken by one commit.
+
+An id is used once in a tenant, and no commit spans threads. So a new run with an id of the caller's looks for that id in all threads
+before its commit and again after it. Of two that begin at the same moment in two threads, at least one sees the other after its own
+commit, and whoever does takes its beginning back: at most one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from . import lease
+from .backend import Commit, Entry, Receipt, Removal
+from .checkpoint import moment
+from .engine import Engine
+from .errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
+from .lease import COMPLETED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
+from .owner import Owner
+from .place import TRIES, Claim, Place
+from .thread import AsyncThread
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run works, beside what its record says."""
+
+    throttle_s: float = 0
+    clock: Callable[[], float] | None = None  # of the throttle, in seconds
+    durability: str = "sync"
+    retries: bool = False  # a run that has ended is begun again
+    is_bare: bool = False  # what it works with stores its first checkpoint itself
+    is_named: bool = False  # its id is the caller's: another thread may have it
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A run that this process holds, or that has ended already."""
+
+    info: RunInfo
+    is_new: bool
+    fence: int = 0  # 0: nobody holds it, or the store keeps nothing
+    epoch: int = 0
+    revision: int = 0
+    lock_epoch: int = 0
+    has_place: bool = False
+
+
+class Start:
+    """The taking of one run."""
+
+    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: RunOptions) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._key = thread._key
+        self._info = info
+        self._options = options
+
+    async def take(self) -> Holding:
+        """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
+        stored = await lease.find(self._engine, self._key, RUN, self._info.id)
+        if stored is None:
+            await self._check_elsewhere()
+            self._freeze()
+        elif not self._adopt(stored):
+            return Holding(self._info, is_new=False)
+        is_held = self._is_held(stored)
+        self._info.owner, self._info.status = Owner.me(), RUNNING
+        refusal: EntryHeld | LeaseLost | None = None
+        for _ in range(TRIES):
+            claim = await self._claim()
+            try:
+                holding = await self._commit(stored, claim, is_held)
+            except (EntryHeld, LeaseLost) as error:
+                refusal = error
+                if _is_held(error):
+                    break
+                continue  # its parent ended, or another joined a free place: look again
+            if stored is None:
+                await self._check_again(holding)
+            return holding
+        assert refusal is not None
+        raise self._busy(refusal)
+
+    def _freeze(self) -> None:
+        """Copy what the caller may change later: every write of the run stores it again. Raises Unencodable."""
+        info, codec = self._info, self._engine.codec
+        info.started_at = moment(self._engine.runtime.now())
+        for name in ("prompt", "attributes"):
+            packed = codec.pack(getattr(info, name), f"run {info.id!r}.{name}")
+            try:
+                setattr(info, name, codec.unpack(packed))
+            except OutliveError:
+                pass  # a type that can be stored and, so far, not be read
+
+    def _adopt(self, stored: Entry) -> bool:
+        """Go on from what is stored; False when the run is finished."""
+        self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
+        if self._options.retries and info.is_finished and info.status != COMPLETED:
+            info.attempt, info.failures, info.error = 0, 0, None
+            info.status = INTERRUPTED
+        if info.is_finished:
+            return False
+        info.attempt += 1
+        info.failures += info.status == RUNNING  # nobody ended it: its process died, or was cut off
+        return True
+
+    def _is_held(self, stored: Entry | None) -> bool:
+        """Tell whether only the end of its lease frees the run."""
+        if stored is None or stored.status != RUNNING:
+            return False
+        return self._info.owner is None or not self._info.owner.is_gone()
+
+    async def _claim(self) -> Claim | None:
+        info = self._info
+        if not info.exclusive:
+            return None
+        place = Place(self._engine, self._key, info.namespace)
+        return await place.claim(info.id, info.parent, info.lease_s)
+
+    async def _commit(self, stored: Entry | None, claim: Claim | None, is_held: bool) -> Holding:
+        info = self._info
+        info.shares_place = claim is not None and claim.is_shared
+        run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
+        claim = claim or Claim()
+        entries = (run, *claim.entries)
+        receipt = await self._begin(entries, claim.fence, is_new=stored is None)
+        taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
+        is_alone = bool(claim.entries) and not claim.is_shared
+        if not taken:  # a store that keeps nothing gives no fence
+            return Holding(info, stored is None, has_place=is_alone)
+        mine, last = taken[0], taken[-1]
+        return Holding(info, stored is None, mine.fence, mine.epoch, mine.revision, last.epoch, is_alone)
+
+    async def _begin(
+        self, entries: tuple[Entry, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
+    ) -> Receipt:
+        """Store the entries; of a new run with a checkpoint, so that a crash in its first step leaves something to go on from."""
+        if not is_new or self._options.is_bare or self._options.durability == "exit":
+            return await self._engine.commit(Commit(self._key, entries=entries, fence=fence))
+        draft = self._thread._draft(source="input", run=self._info.id)
+        draft.entries, draft.fence = entries, fence
+        state = await self._thread.load()
+        return (await self._engine.save_with_receipt(self._key, state, draft))[1]
+
+    async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
+        found: list[Entry] = []
+        for entry in entries:
+            stored = await lease.find(self._engine, self._key, entry.kind, entry.key)
+            if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
+                raise EntryHeld(self._key.id, entry.kind, entry.key, stored)
+            found.append(stored)
+        return found
+
+    def _busy(self, error: EntryHeld | LeaseLost) -> RunBusy | ThreadBusy:
+        """Say who was faster."""
+        if isinstance(error, LeaseLost):
+            return ThreadBusy(self._key.id, self._info.namespace, self._info.parent, None)
+        return lease.busy(self._engine.codec, self._info.namespace, error)
+
+    # An id is used once
+
+    async def _check_elsewhere(self) -> None:
+        if not self._options.is_named:
+            return
+        found = await lease.find_all(self._engine, self._key.tenant, self._info.id)
+        if threads := [key.id for key, _ in found if key != self._key]:
+            raise RunElsewhere(self._info.id, threads)
+
+    async def _check_again(self, holding: Holding) -> None:
+        """Take the beginning back when a run of the same id has begun elsewhere since the first look."""
+        try:
+            await self._check_elsewhere()
+        except RunElsewhere:
+            await self._take_back(holding)
+            raise
+
+    async def _take_back(self, holding: Holding) -> None:
+        info = self._info
+        entries = [Entry(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)]
+        if holding.has_place:
+            free = Entry(LOCK, info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence)
+            entries.append(replace(free, revision=holding.revision + 1))
+        _, records = await self._engine.backend.history(self._key, info.namespace, run=info.id)
+        removal = Removal(checkpoints=tuple((record.namespace, record.id) for record in records))
+        fence = (RUN, info.id, holding.epoch, holding.fence)
+        commit = Commit(self._key, entries=tuple(entries), removal=removal if records else None, fence=fence)
+        await self._engine.commit(commit)
+        self._engine.cache.drop(self._key.digest)
+
+
+def _is_held(error: EntryHeld | LeaseLost) -> bool:
+    """Tell whether somebody holds what was wanted. (A fence that is over was the parent's.)"""
+    if isinstance(error, LeaseLost):
+        return False
+    stored = error.stored
+    return error.kind == RUN or not isinstance(stored, Entry) or stored.status == RUNNING
