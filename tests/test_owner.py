@@ -21,7 +21,9 @@ NOBODY = 65534
 def run_python(code, *arguments, before=(), **options):
     command = [*before, sys.executable, "-c", code, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": SOURCE}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=True, **options).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, env=env, timeout=120, check=True, **options
+    ).stdout.strip()
 
 
 def can(*command):
@@ -73,14 +75,32 @@ def test_what_is_elsewhere_is_not_known_to_be_gone(field):
     assert not replace(nobody, **{field: "another"}).is_gone()
 
 
-@pytest.mark.parametrize("fields", [None, 5, [], ["h", "b", "p", "t", "1", 2], ["h", "b", "p", "t", -1, 2], ["h"] * 6, ["h", "b", "p", "t", 1 << 70, 2]])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        5,
+        [],
+        ["h", "b", "p", "t", "1", 2],
+        ["h", "b", "p", "t", -1, 2],
+        ["h"] * 6,
+        ["h", "b", "p", "t", 1 << 70, 2],
+    ],
+)
 def test_an_owner_that_cannot_be_read_is_damage(fields):
     with pytest.raises(outlive.Corrupt):
         Owner.unpack(fields)
 
 
 def test_a_process_of_another_user_behind_hidepid_is_not_gone():
-    hidden = ["unshare", "-m", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"', "sh"]
+    hidden = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"',
+        "sh",
+    ]
     if not can(*hidden, "true"):
         pytest.skip("only root of the system can hide processes from others")
     assert run_python("import os; print(os.path.exists('/proc/1/stat'))", before=hidden) == "False"
