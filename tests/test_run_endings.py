@@ -249,6 +249,7 @@ def test_what_a_save_says_wrongly_is_told_at_once_and_changes_nothing(store, thr
             ("durability", "never"): outlive.BadArgument,
             ("id", "taken"): outlive.CheckpointExists,
             ("id", ""): outlive.BadArgument,
+            ("writes", (("task", "channel", object()),)): outlive.Unencodable,
             ("nonsense", 1): TypeError,
             ("run", "other"): TypeError,
         }.items():
@@ -267,14 +268,15 @@ def test_what_a_save_says_wrongly_is_told_at_once_and_changes_nothing(store, thr
 
 
 def test_a_save_that_is_held_back_is_what_it_was_when_it_was_saved(store):
-    state, metadata, usage, prompt = {"n": [1]}, {"m": [1]}, {"u": [1]}, {"p": [1]}
+    state, metadata, usage, prompt, write = {"n": [1]}, {"m": [1]}, {"u": [1]}, {"p": [1]}, [1]
     with store.run("t", run_id="r", throttle_s=60, prompt=prompt) as run:
         run.save({"n": [0]})
-        assert run.save(state, metadata=metadata, usage=usage) is None
-        for mutable in (state["n"], metadata["m"], usage["u"], prompt["p"]):
+        assert run.save(state, metadata=metadata, usage=usage, writes=[("task", "channel", write)]) is None
+        for mutable in (state["n"], metadata["m"], usage["u"], prompt["p"], write):
             mutable.append(object())
     newest = store.thread("t").checkpoint()
     assert (newest.state, newest.metadata) == ({"n": [1]}, {"m": [1]})
+    assert [one.value for one in newest.writes] == [[1]]
     (held,) = store.runs()
     assert (held.usage, held.prompt) == ({"u": [1]}, {"p": [1]})
 
