@@ -276,7 +276,7 @@ def test_a_save_that_is_held_back_is_what_it_was_when_it_was_saved(store):
             mutable.append(object())
     newest = store.thread("t").checkpoint()
     assert (newest.state, newest.metadata) == ({"n": [1]}, {"m": [1]})
-    assert [one.value for one in newest.writes] == [[1]]
+    assert [one.value for one in newest.pending_writes] == [[1]]
     (held,) = store.runs()
     assert (held.usage, held.prompt) == ({"u": [1]}, {"p": [1]})
 

@@ -208,7 +208,7 @@ def lapses_at(entry: Entry) -> dt.datetime | None:
     """Return when a lease ends unless it is renewed, as a time of day; None when it has none, or one of a former boot."""
     if not entry.until:
         return None
-    if entry.until > _WALL:
+    if is_time_of_day(entry):
         return moment(entry.until)
     from .backends.memory import clock  # of this machine: it tells how much is left
 
@@ -216,4 +216,6 @@ def lapses_at(entry: Entry) -> dt.datetime | None:
     return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
 
 
-_WALL = 1_000_000_000_000_000  # microseconds since 1970, by the clock of a server; less is since a boot
+def is_time_of_day(entry: Entry) -> bool:
+    """Tell whether a lease is timed by the wall clock of a server, not by a clock that counts since a boot."""
+    return entry.until > 1_000_000_000_000_000  # microseconds: since 1970, not since a boot

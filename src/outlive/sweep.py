@@ -111,7 +111,7 @@ class Sweeper:
             ValueError,
         ):  # of a store that keeps nothing, or that this process may only read
             return time.time()
-        if lease.lapses_at(answer) is not None:  # else it counts since the machine was started
+        if lease.is_time_of_day(answer):  # else it counts since the machine was started
             self._skew_s = answer.until / 1e6 - 1.0 - time.time()
         return time.time() + self._skew_s
 
