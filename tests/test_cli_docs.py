@@ -101,10 +101,11 @@ def test_every_field_of_an_item_is_in_the_docs(program):
         ["run", "plan"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
         ["export", "trip", "trip.json"], ["import", "trip.json", "--as", "again"], ["fork", "trip", "fork"], ["copy-thread", "trip", "copy"],
         ["prune", "copy", "--keep-last", "2", "--yes"], ["rm", "copy", "@", "--yes"], ["rm", "copy", "--yes"],
-        ["replication", "--join", "--secondary", "sqlite:///far.db"], ["copy", env["OUTLIVE_STORE"], "sqlite:///new.db"],
+        ["replication", "--join", "--yes", "--secondary", "sqlite:///far.db"], ["copy", env["OUTLIVE_STORE"], "sqlite:///new.db"],
         ["copy", env["OUTLIVE_STORE"], "sqlite:///sealed.db", "--target-key-file", "agent.keys"],
         ["rotate", "--store", "sqlite:///sealed.db", "--key-file", "agent.keys"],
         ["new-key", "other.keys"], ["promote", "--secondary", "sqlite:///far.db", "--yes"],
+        ["replication", "--leave", "--yes", "--secondary", "sqlite:///far.db"],
     ):  # fmt: skip
         items = program(*arguments, "--json", **env).items
         assert items, arguments

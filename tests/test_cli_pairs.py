@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import random
@@ -41,7 +42,7 @@ def two(request, program):
 
 @pytest.fixture
 def joined(two):
-    assert two("replication", "--join", "-q").code == 0
+    assert two("replication", "--join", "--yes", "-q").code == 0
     return two
 
 
@@ -60,7 +61,12 @@ def test_a_pair_is_made_by_being_told_and_then_shown(two):
     assert before.out.splitlines()[-1].endswith(
         "outlive replication --join makes the secondary a copy of the primary"
     )
-    made = two("replication", "--join")
+    asked = two("replication", "--join")
+    assert (asked.code, asked.out) == (2, "")
+    assert "this would make" in asked.err
+    assert "outlive replication --leave ends that; add --yes" in asked.err
+    assert states(two) in (["not joined", "absent"], ["not joined", "not joined"]), "nothing was done"
+    made = two("replication", "--join", "--yes")
     assert (made.code, made.err) == (0, "")
     heading, primary, secondary = made.out.splitlines()
     assert heading.split() == ["STORE", "STATE", "EPOCH", "QUEUED", "URL"]
@@ -184,7 +190,7 @@ def distant(program, postgres_store, postgres_server):
         build(primary)
         two = Two(program, primary, f"sqlite:///{program.folder}/far.db")
         two.network = network
-        assert two("replication", "--join", "-q").code == 0
+        assert two("replication", "--join", "--yes", "-q").code == 0
         yield two
 
 
@@ -220,7 +226,7 @@ def test_a_secondary_that_is_down_is_told(program):
     build(primary)
     two = Two(program, f"{primary}?timeout_s=0.3", "postgresql://localhost:1/none")
     assert states(two) == ["not joined", "out of reach"]
-    assert two("replication", "--join").code == 3
+    assert two("replication", "--join", "--yes").code == 3
 
 
 def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
@@ -246,7 +252,9 @@ def test_a_pair_that_is_paused_stays_so(joined):
         store.thread("alone").save({"n": 1})
     assert "alone" in joined("ls", "-q").out
     assert states(joined) == ["active", "paused"]
-    assert joined("replication", "--join").code == 0  # switches it on again
+    assert "this would switch replication on again" in joined("replication", "--join").err
+    assert joined("replication", "--join", "--yes").code == 0
+    assert joined("replication", "--join").code == 0, "there is nothing to ask when it is so already"
     assert states(joined) == ["active", "standby"]
     assert "alone" in joined.program("ls", "-q", "--store", secondary).out
 
@@ -262,7 +270,7 @@ def test_a_pair_whose_secondary_is_down_is_written_when_one_says_so(program, pos
     build(near)
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
         two = Two(program, near, network.through(postgres_store))
-        assert two("replication", "--join", "-q").code == 0
+        assert two("replication", "--join", "--yes", "-q").code == 0
         with network.refusing():
             assert two("fork", "trip-42", "new", "--timeout", "0.3s").code == 3
             assert two("fork", "trip-42", "waits", "--timeout", "4s", "--replication", "queue").code == 0
@@ -300,7 +308,7 @@ def test_one_of_two_stores_is_not_changed_behind_the_back_of_the_other(joined):
     assert joined("rm", "trip-7", "--yes", "--replication", "none").code == 0
     assert states(joined) == ["active", "paused"]
     assert joined("rm", "trip-42", "--yes").code == 0
-    assert joined("replication", "--join", "-q").code == 0
+    assert joined("replication", "--join", "--yes", "-q").code == 0
     for url in joined.env.values():
         left = joined.program("ls", "-q", "--store", url).out.split()
         assert not {"trip-7", "trip-42"} & {*left}
@@ -311,7 +319,7 @@ def test_an_active_secondary_that_has_lost_everything_is_given_up_when_one_says_
     near, far = (f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far"))
     build(near)
     two = Two(program, near, far)
-    assert two("replication", "--join", "-q").code == 0
+    assert two("replication", "--join", "--yes", "-q").code == 0
     assert two("promote", "--yes").code == 0
     for path in program.folder.glob("far.db*"):
         path.unlink()
@@ -326,7 +334,7 @@ def test_an_active_secondary_that_has_lost_everything_is_given_up_when_one_says_
     assert (asked.code, "what only the secondary had is given up" in asked.err) == (2, True)
     two("replication", "--pause", "--yes")
     assert len(two("ls", "-q").out.splitlines()) == 5
-    assert two("replication", "--join").code == 0
+    assert two("replication", "--join", "--yes").code == 0
     assert states(two) == ["active", "standby"]
 
 
@@ -339,6 +347,134 @@ def test_replication_is_switched_off_and_on_again(joined, active):
     assert sorted(states(joined)) == ["active", "paused"]
     assert joined("fork", "trip-42", "new").code == 0
     assert sorted(states(joined)) == ["active", "paused"]
-    joined("replication", "--join")
+    joined("replication", "--join", "--yes")
     for url in joined.env.values():
         assert "new" in joined.program("ls", "-q", "--store", url).out.split()
+
+
+# Ending a pair ---------------------------------------------------------------------------------------------------
+
+
+def test_a_person_is_asked_before_two_stores_become_a_pair(two):
+    with two.program.on_terminal("replication", "--join", columns=300, **two.env) as terminal:
+        terminal.wait_for("This will make").wait_for("Go on?").type("n\n")
+        assert terminal.end() == 1
+    assert states(two)[0] == "not joined"
+
+
+@pytest.mark.parametrize("active", [0, 1])
+def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
+    alone, old = ([*joined.env.values()] * 2)[active : active + 2]
+    if active:
+        assert joined("promote", "--yes").code == 0
+    assert joined("fork", "trip-42", "last").code == 0
+    asked = joined("replication", "--leave")
+    assert (asked.code, "this would end the pair" in asked.err) == (2, True)
+    with outlive.open(alone) as store, pytest.raises(outlive.OpenedAlone):
+        store.thread("t").save(1)
+    (item,) = items(joined("replication", "--leave", "--yes", "--json"))
+    assert (item["alone"], item["old_copy"], item["is_told"]) == (*map(shown_url, (alone, old)), True)
+    with outlive.open(alone) as store:
+        assert store.thread("last").exists()
+        store.thread("t").save("alone")
+        store.delete("trip-7")
+        assert store.verify().ok
+    assert joined.program("rm", "trip-42", "--yes", "--store", alone).code == 0
+    with outlive.open(old) as store:
+        assert store.thread("trip-7").load() == {"n": 1}, "an old copy is read"
+        with pytest.raises(outlive.OpenedAlone, match="this store is an old copy"):
+            store.thread("t").save(2)
+    for options in ({}, {"enable_replication": False}):
+        with pytest.raises(outlive.StoreUnavailable, match="no pair any more"):
+            outlive.open(joined.env["OUTLIVE_STORE"], secondary=joined.env["OUTLIVE_SECONDARY"], **options)
+    assert states(joined) == (["old copy", "alone"] if active else ["alone", "old copy"])
+    for command in (["ls"], ["promote", "--yes"], ["failback", "--yes"], ["replication", "--pause", "--yes"]):
+        assert joined(*command).code != 0
+    assert "ended already" in joined("replication", "--leave").out
+    assert (
+        "is an old copy"
+        in joined.program("rm", "trip-42", "--yes", "--store", old, "--replication", "none").err
+    )
+    third = f"sqlite:///{joined.folder}/third.db"
+    assert joined.program("replication", "--store", alone, "--secondary", third, "--join", "--yes").code == 0
+    with outlive.open(alone, secondary=third) as store:
+        store.thread("t").save("again in two")
+    with outlive.open(third) as store:
+        assert store.thread("t").load() == "again in two"
+        assert not store.thread("trip-42").exists()
+    assert joined.program("replication", "--store", old, "--secondary", third).code == 2
+
+
+def shown_url(url):
+    return outlive.open(url)._store._settings.url if "?" in url or "@" in url else url
+
+
+@pytest.mark.parametrize("active", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"replication": "async"}], ids=["sync", "async"])
+def test_a_program_that_has_the_pair_open_when_it_ends_changes_no_roles(program, active, options):
+    urls = [f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")]
+    two = Two(program, *urls)
+    with outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60, **options) as store:
+        store.thread("t").save(1)
+        if active:
+            store.promote()
+        assert two("replication", "--leave", "--yes").code == 0
+        for change in (store.promote, store.failback):
+            with pytest.raises(outlive.StoreUnavailable, match="no pair any more"):
+                change()
+        with pytest.raises(outlive.StoreError, match="no pair any more"):
+            store.run("t").start()
+        with pytest.raises(outlive.StoreError, match="no pair any more"):
+            store.thread("new").save(1)
+        with contextlib.suppress(outlive.StoreError):
+            acknowledged = store.thread("t").save(2)
+            with outlive.open(urls[active]) as alone:
+                assert alone.thread("t").checkpoint().id == acknowledged.id, "what it still saves is not lost"
+        assert "no pair any more" in store.replication_status().last_error
+    with outlive.open(urls[active]) as alone:
+        alone.thread("t").save(3)
+
+
+def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_is_told_later(
+    program, postgres_store, postgres_server
+):
+    near = f"sqlite:///{program.folder}/near.db"
+    build(near)
+    with FaultProxy(postgres_server.host, postgres_server.port) as network:
+        two = Two(program, f"{near}?timeout_s=3", network.through(postgres_store))
+        assert two("replication", "--join", "--yes", "-q").code == 0
+        with network.refusing():
+            asked = two("replication", "--leave")
+            assert (asked.code, "cannot be told now" in asked.err) == (2, True)
+            done = two("replication", "--leave", "--yes")
+            assert (done.code, "was not told: run this again" in done.out) == (0, True)
+        with outlive.open(near) as store:
+            store.thread("t").save("alone")
+        with pytest.raises(outlive.StoreUnavailable, match="no pair any more"):
+            outlive.open(near, secondary=postgres_store)
+        assert states(two)[0] == "alone"
+        assert "tells the other one" in two("replication").out
+        assert two("replication", "--leave", "--yes").code == 0
+        assert states(two) == ["alone", "old copy"]
+    with outlive.open(postgres_store) as store, pytest.raises(outlive.OpenedAlone, match="old copy"):
+        store.thread("t").save(1)
+    with outlive.open(near) as store:
+        assert store.thread("t").load() == "alone"
+
+
+def test_what_would_be_left_behind_is_no_way_to_end_a_pair(program):
+    urls = [f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")]
+    two = Two(program, *urls)
+    assert "are no pair" in two("replication", "--leave", "--yes").err
+    for url in urls:
+        outlive.open(url).close()
+    assert "are no pair" in two("replication", "--leave", "--yes").err
+    for name in program.folder.glob("far.db*"):
+        name.unlink()
+    assert two("replication", "--join", "--yes", "-q").code == 0
+    assert two("promote", "--yes").code == 0
+    for name in program.folder.glob("far.db*"):
+        name.unlink()
+    refused = two("replication", "--leave", "--yes")
+    assert (refused.code, "would go on alone, but it is not there" in refused.err) == (3, True)
+    assert two("replication", "--join", "--leave").code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
@@ -95,6 +96,85 @@ def test_text_of_a_state_does_not_steer_the_terminal(here):
         ], command
         assert "\u202e" not in seen
     assert "[red]x[/red]" in run(here, "ls").text
+
+
+UNSEEN = ESCAPES.replace("\ud800", "") + "\x7f\u200b\u200d\u2066\u2069\ufeff\xad\u2060\u180e\ufe0f\U000e0041"
+SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[mKAhl]")  # ours: colours, and of a bar that moves
+
+
+def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
+    """Ids, states, metadata, errors, questions and JSON; also of commands that fail."""
+    with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
+        thread = store.thread(f"t{UNSEEN}")
+        for n in range(2):
+            thread.save(
+                {"text": UNSEEN, UNSEEN: n}, id=f"i{n}{UNSEEN}", metadata={UNSEEN: UNSEEN}, source="update"
+            )
+        thread.write(f"task{UNSEEN}", [(f"c{UNSEEN}", UNSEEN)])
+        thread.update({"title": UNSEEN})
+        store.run("u", run_id=f"r{UNSEEN}", agent=UNSEEN, prompt=UNSEEN).start().fail(UNSEEN)
+        store.run("v", run_id=f"dead{UNSEEN}", agent=UNSEEN).start().interrupt()
+    wrong = f"nobody{UNSEEN}"
+    for command in (
+        ["ls"], ["ls", "-q"], ["ls", "--json"], ["stats"], ["show", "t"], ["show", "t", "--json"], ["show", "t", "--path", "text"],
+        ["history", "t"], ["history", "t", "-q"], ["heads", "t"], ["heads", "t", "-q"], ["writes", "t"], ["diff", "t"], ["export", "t"],
+        ["export", "t", "-"], ["export", "t", "--json"], ["runs", "--all"], ["runs", "--all", "-q"], ["run", "r"], ["run", "r", "--json"],
+        ["recover", "--dry-run"], ["verify"], ["fork", "t", f"fork{UNSEEN}"], ["copy-thread", "t", f"copy{UNSEEN}"],
+        ["export", "t", f"file{UNSEEN}"], ["rm", "copy", "--yes"], ["cancel", "dead", "--yes"], ["show", wrong], ["run", wrong],
+        [wrong], ["ls", f"--{wrong}"], ["ls", "--store", f"sqlite:///{wrong}.db"], ["show", wrong, "--json"],
+    ):  # fmt: skip
+        with program.on_terminal(*command, columns=200) as terminal:
+            terminal.end()
+        seen = SEQUENCES.sub("", terminal.seen)
+        assert seen.strip(), command
+        found = {
+            hex(ord(char))
+            for char in seen
+            if char not in "\r\n" and (char in UNSEEN and not char.isprintable())
+        }
+        assert not found | {hex(ord(char)) for char in seen if char == "\ufe0f"}, (command, found)
+    with program.on_terminal("rm", "fork") as terminal:
+        terminal.wait_for("Go on?").type("n\n")
+        assert terminal.end() == 1
+    assert "fork\\x1b[31mred" in terminal.text
+    assert not {"\u202e", "\u200b"} & {*terminal.seen}
+    assert program("show", "t\\x1b[31mred", "--json").items[0]["thread"] == thread.id, (
+        "what is shown is found"
+    )
+    exported = json.loads(program("export", "t").out)
+    assert exported["thread"] == thread.id
+    assert exported["checkpoints"], "what is piped is the JSON of it all"
+
+
+def test_export_writes_to_no_device(here):
+    """To put a file in its place would replace it."""
+    assert "is no file" in here("export", "trip-42", "/dev/stdout", "--yes").err
+    assert json.loads(here("export", "trip-42", "-").out)
+    assert not (here.folder / "-").exists()
+
+
+def test_columns_are_left_out_before_an_id_is_cut(program):
+    """At 80 columns an id of 36 characters is whole, whatever else there is to say."""
+    ids = [f"{number:08}-0000-4000-8000-{number:012}" for number in range(3)]
+    with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
+        for id in ids:
+            store.thread(id).update({"title": "a long title of a thread", "user": "somebody with a name"})
+            store.thread(id).save({"n": 1, "text": "x" * 2000}, step=1)
+        runs = [store.run(id, run_id=f"run-{id}", agent="assistant").start() for id in ids]
+        for run_ in runs:
+            run_.fail("broken")
+    text = run(program, "ls", columns=80).text
+    assert all(id in text for id in ids)
+    assert "CHECKPOINTS" not in text
+    assert "CHECKPOINTS" in run(program, "ls", columns=140).text
+    text = run(program, "runs", "--all", columns=100).text
+    assert all(f"run-{id}" in text for id in ids)
+    assert all(id in run(program, "stats", columns=80).text for id in ids)
+    narrow = run(program, "ls", columns=30).text
+    assert "…" in narrow
+    assert (
+        max(map(columns_of, [line for line in narrow.splitlines() if not line.startswith("outlive:")])) <= 30
+    )
 
 
 def test_ids_are_shortened_to_what_tells_them_apart(program):

@@ -64,7 +64,7 @@ def test_a_ring_without_keys_opens_a_pair_that_is_encrypted_and_no_other(tmp_pat
         assert [info.id for info in store.threads()] == ["new", "t", "t2"]
         assert store.verify().ok
     outlive.open(c, secondary=d).close()
-    with pytest.raises(outlive.NotSealed):
+    with pytest.raises(outlive.NotEncrypted):
         outlive.open(c, secondary=d, key=outlive.KeyRing())
 
 

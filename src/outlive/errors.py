@@ -336,6 +336,16 @@ class WrongKey(CallerError):
         self.id = id
 
 
+class NotEncrypted(CallerError):
+    """A key was given for a store that is not encrypted; nothing was read or written."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this store is not encrypted, but a key was given; open it without key=, or copy it into a new store that has one: "
+            "store.copy_to(target)"
+        )
+
+
 class EpochPassed(CallerError):
     """The writer still believes in an epoch that a failover has ended."""
 
@@ -351,22 +361,30 @@ class EpochPassed(CallerError):
 class OpenedAlone(CallerError):
     """One store of a pair was opened without the other, and may be read only: what is written to it alone would be lost from sight.
 
-    `role` is what this store is, `active` which of the two is written to: "primary" or "secondary".
+    `role` is what this store is, `active` which of the two is written to: "primary" or "secondary". `is_old_copy` says that
+    the pair has ended, and that the other store goes on without this one.
     """
 
-    def __init__(self, role: str, active: str) -> None:
+    def __init__(self, role: str, active: str, *, is_old_copy: bool = False) -> None:
         other = "" if role == active else f", of which the {active} is active,"
         going_on = (
             "; enable_replication=False leaves the other one behind, which gets everything when the pair is opened again"
             if role == active
             else ""
         )
-        super().__init__(
+        said = (
             f"this store is the {role} of a pair{other} and was opened alone: the other one would not learn of this; "
             f"open both by outlive.open(primary, secondary=secondary){going_on}"
         )
+        if is_old_copy:
+            said = (
+                f"this store is an old copy: it was the {role} of a pair that outlive replication --leave has ended, and the "
+                f"{active} goes on alone. Open that one; to change what is here, copy it into a new store: outlive copy THIS NEW"
+            )
+        super().__init__(said)
         self.role = role
         self.active = active
+        self.is_old_copy = is_old_copy
 
 
 # The store's --------------------------------------------------------------------------------------
@@ -493,7 +511,7 @@ class SealBroken(Corrupt):
 
 
 class NotSealed(Corrupt):
-    """A record stands in the clear where only sealed ones may be: somebody put it there, or the store is not encrypted."""
+    """A record stands in the clear where only sealed ones may be: somebody put it there."""
 
 
 class NewerFormat(StoreError):

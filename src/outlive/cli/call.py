@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import BadArgument
-from .harmless import shown
+from .harmless import shown, shown_json, shown_lines
 
 if TYPE_CHECKING:
     from ..errors import Corrupt
@@ -150,11 +150,12 @@ class Call:
 
     def check_alone(self, store: Store) -> None:
         """Refuse to change one store of a pair behind the back of the other, which would bring back what is deleted."""
-        from .find import pair_of
+        from ..layers.pair import ROLES
+        from .find import side_of
 
-        if self.replication != "none" and (role := pair_of(store)) is not None:
+        if (side := side_of(store)) is not None and not side.ended and self.replication != "none":
             raise BadArgument(
-                f"this store is the {role} of a pair, and the other one would not learn of it; name both by --store PRIMARY --secondary "
+                f"this store is the {ROLES[side.role]} of a pair, and the other one would not learn of it; name both by --store PRIMARY --secondary "
                 "SECONDARY, or say --replication none"
             )
 
@@ -190,11 +191,11 @@ class Call:
             "items": list(items),
             "next": next,
         }
-        return json.dumps(said, indent=2)  # ASCII: nothing in it can steer a terminal
+        return shown_json(json.dumps(said, indent=2))  # ASCII: nothing in it can steer a terminal
 
     def did(self, sentence: str, **item: Any) -> None:
         """Say what was done."""
-        self.answer([item], lambda: print(sentence))
+        self.answer([item], lambda: print(shown_lines(sentence)))
 
     def note(self, sentence: str) -> None:
         """Say something beside the answer, to whoever watches."""

@@ -145,7 +145,7 @@ def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
         (f"all {len(rows):,}", f"{checkpoints:,}", size(stored), size(states), times(stored, states))
     )
     columns = (
-        Column("THREAD"), Column("CHECKPOINTS", right=True, keeps=True, drops=2), Column("STORED", right=True, keeps=True),
+        Column("THREAD", is_id=True), Column("CHECKPOINTS", right=True, keeps=True, drops=2), Column("STORED", right=True, keeps=True),
         Column("AS WHOLE STATES", right=True, keeps=True, drops=1), Column("RATIO", right=True, keeps=True),
     )  # fmt: skip
     print_table(columns, shown_rows)

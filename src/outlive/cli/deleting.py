@@ -12,7 +12,7 @@ from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
 from .find import backend_of, find_checkpoint, find_run, key_of
-from .harmless import shown
+from .harmless import shown, shown_lines
 from .measure import counted, size
 from .table import progress
 
@@ -85,7 +85,7 @@ def remove_checkpoints(
     done = place.remove(ids, run=run_id, erase=erase)
     is_ok = done.erased or not erase
     sentence = f"deleted {_told(done)}" + ("" if is_ok else f"; {_LEFT}")
-    call.answer([{"thread": place.id, **asdict(done)}], lambda: print(sentence), is_ok=is_ok)
+    call.answer([{"thread": place.id, **asdict(done)}], lambda: print(shown_lines(sentence)), is_ok=is_ok)
 
 
 class Pruning:
@@ -128,7 +128,7 @@ class Pruning:
 
     def _tell(self, found: list[tuple[str, Pruned]], sentence: str, *, is_ok: bool = True) -> None:
         items = [{"thread": name, **asdict(done)} for name, done in found]
-        self._call.answer(items, lambda: print(sentence), is_ok=is_ok)
+        self._call.answer(items, lambda: print(shown_lines(sentence)), is_ok=is_ok)
 
 
 def _sum(found: Any) -> Pruned:

@@ -10,11 +10,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from ..errors import KeyMissing, NewerFormat, OutliveError, WrongKey
-from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
 from .durability import durability
-from .find import backend_of
+from .find import side_of
 from .finding import Finding, lowest, pragma
 from .measure import counted, size
 from .mending import mended, parted
@@ -147,11 +146,13 @@ def _pair(call: Call, url: str) -> Iterator[Finding]:
 
 def _role(store: Store, url: str) -> Iterator[Finding]:
     """A store of a pair that is looked at by itself."""
-    from ..layers.pair import ROLES, read_side
+    from ..layers.pair import ROLES
 
-    settings = store._store._settings
-    side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
-    if side is not None:
+    side = side_of(store)
+    if side is not None and side.ended:
+        said = f"this store is an old copy: the pair whose {ROLES[side.role]} it was has ended"
+        yield Finding("pair", "note", said, "open the other store, which goes on alone")
+    elif side is not None:
         said = f"this store is the {ROLES[side.role]} of a pair, in epoch {side.epoch}, and was opened alone"
         yield Finding(
             "pair", "note", said, "outlive doctor --store PRIMARY --secondary SECONDARY looks at both"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..backend import CheckpointRecord, ThreadKey, ThreadRow
     from ..checkpoint import ThreadInfo
     from ..engine import Engine
+    from ..layers.pair import Side
     from ..lease import RunInfo
     from ..sync import Store, Thread
 
@@ -39,15 +40,15 @@ def backend_of(store: Store) -> Any:
     return getattr(backend, "inner", backend)
 
 
-def pair_of(store: Store) -> str | None:
-    """Return what a store that was opened alone is in a pair, or None."""
-    from ..layers.pair import ROLES, read_side
+def side_of(store: Store) -> Side | None:
+    """Return what a store that was opened alone says of its pair; None when it is in none, or goes on without the other."""
+    from ..layers.pair import ALONE, read_side
 
     if store._store._pair is not None:
         return None
     settings = store._store._settings
     side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
-    return None if side is None else ROLES[side.role]
+    return None if side is None or side.ended == ALONE else side
 
 
 def check_keys(store: Store) -> None:

@@ -1,7 +1,7 @@
 """Text from a store, shown so that it cannot steer a terminal, and read back from what was shown.
 
-Control characters, lone surrogates and marks that turn the direction of text are written as escapes. What is shown can be
-given to a command again: an id is also found by its shown form.
+Control characters, lone surrogates, marks that turn the direction of text and characters that nobody sees are written as
+escapes. What is shown can be given to a command again: an id is also found by its shown form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import shlex
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _BACK = {shown: char for char, shown in _NAMED.items()}
 _ESCAPE = re.compile(r"\\n|\\r|\\t|\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\U[0-9a-f]{8}")
-# Control characters (Cc), lone surrogates (Cs), and what turns the direction of text or begins a line.
+# Control characters (Cc), lone surrogates (Cs), formats (Cf: among them what turns the direction of text, and what has no
+# width), line and paragraph separators, fillers, and selectors of a variant: of two ids that look alike, one may have them.
 _HARMFUL = re.compile(
-    "[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160\\u17b4\\u17b5"
+    "\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb"
+    "\\U000110bd\\U000110cd\\U00013430-\\U0001343f\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e0fff]"
 )
 _NOT_ASCII = re.compile(f"{_HARMFUL.pattern}|[^\\x00-\\x7f]")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import (
     Corrupt,
     KeyMissing,
-    NotSealed,
+    NotEncrypted,
     OutliveError,
     RunBusy,
     RunEnded,
@@ -47,7 +47,7 @@ def parted(error: OutliveError) -> tuple[str, str]:
             else f"this is sealed under key {error.id!r}, which was not given"
         )
         return which, _GIVE
-    if isinstance(error, NotSealed) and "this store is not encrypted" in said:
+    if isinstance(error, NotEncrypted):
         return "this store is not encrypted", _COPY
     if isinstance(error, RunEnded):
         can_retry = error.status not in ("completed", "deleted")

@@ -10,7 +10,7 @@ from ..backends.address import Served
 from ..errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from ..layers.backlog import Backlog
 from ..layers.keyring import KeyRing, is_sealed, key_of
-from ..layers.pair import PRIMARY, ROLES, SECONDARY, Side, check_match, read_side
+from ..layers.pair import OLD_COPY, PRIMARY, ROLES, SECONDARY, PairEnded, Side, check_match, read_side
 from ..runtime import SyncRuntime, run_now
 from .measure import counted, size, span
 from .place import Absent, check_path, check_served, opening
@@ -101,6 +101,8 @@ def options_of_pair(
     An empty secondary would be filled, and an empty primary left: a mistake in a URL must do neither. `takes_over` means the latter.
     """
     primary, secondary = seen
+    if (ended := ended_of(seen)) is not None:
+        raise PairEnded(ended)
     for one in seen:
         if one.is_absent and not (takes_over and one is primary and secondary.side is not None):
             reason = one.error or f"{one.url} is a store, but the {ROLES[one.role]} of no pair"
@@ -115,6 +117,11 @@ def options_of_pair(
             raise KeyMissing(keys[0])
         options = {**options, "key": KeyRing()}
     return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
+
+
+def ended_of(seen: Pair) -> Side | None:
+    """Return what a store says of a pair that has ended, or None."""
+    return next((one.side for one in seen if one.side is not None and one.side.ended), None)
 
 
 def _is_paused(seen: Pair) -> bool:
@@ -153,6 +160,8 @@ def state_of(seen: Pair, one: Seen) -> str:
         return "out of reach"
     if one.side is None:
         return "absent" if one.error is not None else "not joined"
+    if one.side.ended:
+        return "old copy" if one.side.ended == OLD_COPY else "alone"
     if one.role == active_of(seen):
         return "active"
     if _is_paused(seen):
@@ -182,6 +191,15 @@ def told(seen: Pair) -> tuple[str, str]:
 
 def _mend(seen: Pair, states: list[str]) -> str:
     active = active_of(seen)
+    if "alone" in states:
+        rest = (
+            ""
+            if "old copy" in states
+            else "; outlive replication --leave tells the other one, when it can be reached"
+        )
+        return f"the pair has ended: open the {ROLES[states.index('alone')]} without a secondary{rest}"
+    if "old copy" in states:
+        return "the pair is about to end: outlive replication --leave finishes that"
     if active == SECONDARY and lost_of(seen) is not None:
         return (
             "check the URL of the secondary, which is active; if it has lost everything, outlive replication --pause goes on with what the "

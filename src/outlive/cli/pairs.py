@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from .pairing import Pair
 
 
+def _look_at_pair(call: Call) -> Pair:
+    """Look at two stores whose roles are to be changed."""
+    from ..layers.pair import PairEnded
+    from .pairing import ended_of
+
+    seen = _look(call)
+    if (ended := ended_of(seen)) is not None:
+        raise PairEnded(ended)
+    return seen
+
+
 def _look(call: Call) -> Pair:
     from .pairing import look
 
@@ -33,20 +44,26 @@ def _look(call: Call) -> Pair:
     flag(
         "--pause", help="Switch replication off; also to go on without a store that was active and is lost."
     ),
+    flag("--leave", help="End the pair: the active store goes on alone, the other one is an old copy."),
     yes_option(),
 )
-def replication(call: Call, join: bool, pause: bool) -> None:
+def replication(call: Call, join: bool, pause: bool, leave: bool) -> None:
     """Show how two stores are: which is active, what is queued for the other. Changes nothing, unless it is told to.
 
     Exits with 1 unless the primary is active and the secondary could take over.
     """
     from .pairing import is_well, item_of
 
-    if join and pause:
-        raise BadArgument("--join and --pause do not go together")
+    if join + pause + leave > 1:
+        raise BadArgument("give one of --join, --pause and --leave")
     seen = _look(call)
+    if leave:
+        from .leaving import leave_pair
+
+        leave_pair(call, seen)
+        return
     if join or pause:
-        (_join if join else _pause)(call, seen)
+        _join(call, seen) if join else _pause(call, _look_at_pair(call))
         seen = _look(call)
     call.shown_store = seen[0].url
     items = [item_of(seen, one) for one in seen]
@@ -86,12 +103,37 @@ def _join(call: Call, seen: Pair) -> None:
     for one in seen:
         if one.error is not None and not (one.role == 1 and one.is_absent):
             raise one.error
+    if what := _joining(seen):
+        call.confirm(shown(what))
     options = {**call.options(), "auto_failover": False}
     with (
         opened(call.url, options, creates=True) as store,
         progress("filling", is_quiet=call.is_quiet or call.is_json),
     ):
         wait_until_whole(store)
+
+
+def _joining(seen: Pair) -> str | None:
+    """Say what joining changes; None when the pair is as it should be, or cannot be joined."""
+    from ..layers.pair import ROLES
+    from .pairing import ended_of, lost_of, state_of
+
+    primary, secondary = seen
+    states = [state_of(seen, one) for one in seen]
+    if lost_of(seen) is not None:
+        return None
+    if secondary.side is None and (primary.side is None or ended_of(seen) is not None):
+        return (
+            f"make {secondary.url} the secondary of {primary.url}: it gets a copy of everything, and from then on neither is written "
+            "without the other; outlive replication --leave ends that"
+        )
+    if "paused" in states:
+        behind = ROLES[states.index("paused")]
+        return f"switch replication on again: the {behind} gets everything that was saved meanwhile"
+    for one, other in ((primary, secondary), (secondary, primary)):
+        if one.side is None:
+            return f"fill {one.url} again with everything that {other.url} has"
+    return None
 
 
 def _pause(call: Call, seen: Pair) -> None:
@@ -130,7 +172,7 @@ def promote(call: Call) -> None:
     """
     from .pairing import active_of
 
-    seen = _look(call)
+    seen = _look_at_pair(call)
     if active_of(seen) == 1 and seen[1].side is not None:
         call.did("the secondary is active already", active="secondary", carried=0, branched=[])
         return
@@ -153,7 +195,7 @@ def failback(call: Call) -> None:
     """Bring the primary up to date, and make it the active store again for every process that has opened the pair."""
     from .pairing import active_of
 
-    seen = _look(call)
+    seen = _look_at_pair(call)
     if active_of(seen) == 0 and seen[0].side is not None:
         call.did("the primary is active already", active="primary", carried=0, branched=[])
         return

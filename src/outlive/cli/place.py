@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, KeyMissing, NotSealed, StoreUnavailable
+from ..errors import BadArgument, KeyMissing, NotEncrypted, StoreUnavailable
 
 if TYPE_CHECKING:
     from ..backends.address import Served
@@ -164,7 +164,7 @@ def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
 
     if not is_sealed(run_now(backend.identity(b""))):
         run_now(backend.close())
-        raise NotSealed("this store is not encrypted")
+        raise NotEncrypted
 
 
 def check_path(url: str, served: Served) -> None:

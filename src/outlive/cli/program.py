@@ -31,7 +31,7 @@ from . import (
 )
 from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Unread
 from .command import SHARED, Command
-from .harmless import shown
+from .harmless import shown, shown_json
 
 # The one place where commands are registered: what they are about → the commands, in the order of the help.
 SECTIONS: dict[str, tuple[Command, ...]] = {
@@ -165,9 +165,8 @@ def _tell(error: Exception, arguments: list[str]) -> int:
     code, message = _weigh(error)
     if "--json" in arguments:
         kind = type(error).__name__
-        print(
-            json.dumps({"format": FORMAT, "error": kind, "message": message, "exit": code}), file=sys.stderr
-        )
+        said = {"format": FORMAT, "error": kind, "message": message, "exit": code}
+        print(shown_json(json.dumps(said)), file=sys.stderr)
     else:
         print(f"outlive: {shown(message)}", file=sys.stderr)
     return code

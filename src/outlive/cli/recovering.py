@@ -15,7 +15,7 @@ from ..errors import BadArgument, OutliveError
 from .call import Call
 from .clock import LeaseClock
 from .find import find_run
-from .harmless import as_argument, shown
+from .harmless import as_argument, shown, shown_lines
 from .place import checked
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
         return
     styles = {"resumed": "green", "failed": "red", "refused": "yellow"}
     columns = (
-        Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN"), Column("THREAD"), Column("AGENT"),
-        Column("ATTEMPT", right=True), Column("WHY"),
+        Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN", is_id=True), Column("THREAD", is_id=True), Column("AGENT", drops=1),
+        Column("ATTEMPT", right=True, drops=2), Column("WHY"),
     )  # fmt: skip
     print_table(
         columns,
@@ -175,7 +175,7 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
         "status": ended.status,
         "error": ended.error,
     }
-    call.answer([item], lambda: print(sentence), is_ok=not failed)
+    call.answer([item], lambda: print(shown_lines(sentence)), is_ok=not failed)
 
 
 def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:

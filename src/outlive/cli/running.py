@@ -137,7 +137,7 @@ def show_runs(items: list[dict[str, Any]], *, are_all: bool = True) -> None:
         return
     ids = shortened(item["id"] for item in items)
     columns = (
-        Column("RUN"), Column("STATUS", keeps=True, styles=standing_style), Column("THREAD"), Column("AGENT", drops=3), Column("OWNER", drops=2),
+        Column("RUN", is_id=True), Column("STATUS", keeps=True, styles=standing_style), Column("THREAD", is_id=True), Column("AGENT", drops=3), Column("OWNER", drops=2),
         Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("AT", drops=7), Column("TOKENS", right=True, drops=6),
         Column("COST", right=True, drops=5), Column("STARTED", keeps=True, drops=8), Column("ERROR", drops=4),
     )  # fmt: skip

@@ -23,6 +23,9 @@ class Column:
     name: str
     right: bool = False
     keeps: bool = False  # never cut
+    is_id: bool = (
+        False  # cut only when all columns that may be left out are: a part of an id is of little use
+    )
     drops: int = 0  # left out where there is too little room, the greatest first; 0: never
     wraps: bool = False  # goes on in the next line instead of being cut
     styles: Callable[[str], str | None] | None = None
@@ -106,15 +109,21 @@ def _fit(columns: Sequence[Column], rows: list[list[str]], room: int) -> dict[in
         at: max(cell_len(column.name), *(cell_len(row[at]) for row in rows))
         for at, column in enumerate(columns)
     }
-    widths = {at: full if columns[at].keeps else min(full, _LEAST) for at, full in natural.items()}
+    is_whole = [column.keeps or column.is_id for column in columns]
+    widths = {at: full if is_whole[at] else min(full, _LEAST) for at, full in natural.items()}
     while _total(widths) > room and (loose := [at for at in widths if columns[at].drops]):
         del widths[max(loose, key=lambda at: columns[at].drops)]
-    for at, width in widths.items():
-        if not columns[at].keeps:
-            widths[at] = max(min(width, _SCANT), width - max(0, _total(widths) - room))
+    _cut(widths, [at for at in widths if not is_whole[at]], room)
+    _cut(widths, [at for at in widths if columns[at].is_id and not columns[at].keeps], room)
     for at, width in widths.items():  # what is left over goes to those that were cut, the first ones first
         widths[at] = width + max(0, min(natural[at] - width, room - _total(widths)))
     return widths
+
+
+def _cut(widths: dict[int, int], loose: list[int], room: int) -> None:
+    """Take from the widest of some columns what is too much, as far as they can give it."""
+    while _total(widths) > room and any(widths[at] > _SCANT for at in loose):
+        widths[max(loose, key=lambda at: widths[at])] -= 1
 
 
 def _total(widths: dict[int, int]) -> int:

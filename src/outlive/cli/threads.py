@@ -111,7 +111,7 @@ def _show_threads(
         print("no threads")
         return
     columns = (
-        Column("THREAD"), Column("HEAD", right=True, keeps=True), Column("STEP", right=True, keeps=True, drops=1),
+        Column("THREAD", is_id=True), Column("HEAD", right=True, keeps=True), Column("STEP", right=True, keeps=True, drops=1),
         Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True, drops=4),
         Column("SIZE", right=True, keeps=True, drops=2), Column("CHANGED", keeps=True), Column("METADATA", drops=3),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import click
 from ..errors import BadArgument, Corrupt
 from .call import Call
 from .command import argument, command, flag, option, thread_argument, yes_option
-from .harmless import shown
+from .harmless import shown, shown_json
 from .putting import put
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _checked(problems: list[str]) -> str:
     yes_option(),
 )
 def export(call: Call, thread: str, file: str | None) -> None:
-    """Write a thread with all its checkpoints as JSON: into a file, or to standard output.
+    """Write a thread with all its checkpoints as JSON: into a file, or to standard output (also named -).
 
     An encrypted store is written in the clear. Runs are not part of it.
     """
@@ -164,11 +164,13 @@ def export(call: Call, thread: str, file: str | None) -> None:
 
         id = find_thread(store, thread)
         text = store.thread(id).export()
-    if file is None:
+    if file in (None, "-"):
         _print(call, text)
         return
     if os.path.isdir(file):
         raise BadArgument(f"{file!r} is a folder; name a file in it")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise BadArgument(f"{file!r} is no file; leave it out, or write -, for standard output")
     if os.path.exists(file):
         call.confirm(f"overwrite {shown(file)}")
     data = f"{text}\n".encode()
@@ -181,7 +183,8 @@ def _print(call: Call, text: str) -> None:
         import json
 
         document = json.loads(text)
-        call.answer([document], lambda: print(json.dumps(document, indent=1)))  # ASCII: steers no terminal
+        ascii = shown_json(json.dumps(document, indent=1))  # steers no terminal
+        call.answer([document], lambda: print(ascii))
     else:
         sys.stdout.buffer.write(f"{text}\n".encode())
 

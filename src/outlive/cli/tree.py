@@ -96,7 +96,7 @@ def show_tree(page: list[Checkpoint], *, is_drawn: bool = True) -> None:
     columns = (
         Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True), Column("SOURCE", drops=2),
         Column("SIZE", right=True, drops=4), Column("NEW", right=True, keeps=True, drops=1), Column("RUN", drops=3), Column("SAVED", keeps=True, drops=5),
-        Column("NAMESPACE"), Column("CHECKPOINT"),
+        Column("NAMESPACE"), Column("CHECKPOINT", is_id=True),
     )  # fmt: skip
     print_table(
         columns,

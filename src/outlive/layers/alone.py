@@ -15,7 +15,7 @@ from typing import Any, cast
 from ..backend import Backend, Commit, Receipt, ThreadKey
 from ..errors import Corrupt, EntryHeld, OpenedAlone, OutliveError, StoreBusy
 from .note import buried
-from .pair import ROLES, Side, read_side, write_side
+from .pair import ALONE, OLD_COPY, ROLES, Side, read_side, write_side
 
 _RACES = 10
 
@@ -27,9 +27,9 @@ async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, goe
             side = await read_side(backend, tenant, timeout_s)
         except Corrupt:
             return backend  # it is damaged, which `verify` tells; who opens it as a pair is refused
-        if side is None:
+        if side is None or side.ended == ALONE:
             return backend
-        if not (goes_on and _is_active(side)):
+        if side.ended or not (goes_on and _is_active(side)):
             return cast(Backend, Alone(backend, side))
         try:
             if not side.is_paused:
@@ -69,5 +69,7 @@ class Alone:
         return await self.inner.share(source, target, names)
 
     def _refusal(self, side: Side) -> OpenedAlone:
+        if side.ended == OLD_COPY:
+            return OpenedAlone(ROLES[side.role], ROLES[1 - side.role], is_old_copy=True)
         active = side.role if _is_active(side) else 1 - side.role
         return OpenedAlone(ROLES[side.role], ROLES[active])

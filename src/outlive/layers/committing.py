@@ -24,7 +24,7 @@ from ..runtime import Deadline
 from .carrying import lineage, replica_of
 from .loss import has_gap
 from .note import Items, buried, items_of, note, without_notes
-from .pair import PRIMARY, SECONDARY, read_side
+from .pair import PRIMARY, SECONDARY, PairEnded, read_side
 from .queue import Queue
 from .sealing import Sealing
 from .status import Replication
@@ -121,7 +121,8 @@ class Committing:
         try:
             side = await self._stores.side(role, deadline.left_s())
         except StoreError as error:
-            return error if role == epoch % 2 else _not_replicated("", "", error)
+            is_told = role == epoch % 2 or isinstance(error, PairEnded)
+            return error if is_told else _not_replicated("", "", error)
         if side is None or side.epoch != epoch:
             return EpochPassed("", epoch, epoch if side is None else side.epoch)
         return None

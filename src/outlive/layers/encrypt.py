@@ -45,7 +45,7 @@ from ..errors import (
     Corrupt,
     EntryHeld,
     KeyMissing,
-    NotSealed,
+    NotEncrypted,
     OutliveError,
     SealBroken,
     WrongKey,
@@ -113,9 +113,7 @@ class Encrypted:
         if not stored:  # it is new
             raise KeyMissing(None)
         if not is_sealed(stored):
-            raise NotSealed(
-                "this store is not encrypted; open it without key=, or copy it into a new one that is: store.copy_to"
-            )
+            raise NotEncrypted
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
         anew = await sealed_anew(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..errors import EntryHeld, OutliveError, StoreBusy, StoreError
 from .health import is_unreachable
-from .pair import PRIMARY, SECONDARY, Side, check_match, read_side
+from .pair import ALONE, PRIMARY, SECONDARY, PairEnded, Side, check_match, new_pair, read_side
 from .status import Replication
 from .stores import Errors, Stores, other_key
 from .switching import Switching
@@ -31,7 +31,12 @@ class Joining:
             return b""
         for _ in range(_RACES):
             with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
-                await self._join(absent)
+                try:
+                    await self._join(absent)
+                except PairEnded:
+                    if not await self._has_begun_anew(absent):
+                        raise
+                    continue
                 assert self._stores.key is not None
                 return self._stores.key
         raise StoreBusy("other processes keep changing the roles of this pair; try again")
@@ -65,6 +70,19 @@ class Joining:
             return False
 
     # The record of the pair
+
+    async def _has_begun_anew(self, absent: Errors) -> bool:
+        """Make a store that goes on alone the primary of a new pair, when the secondary is new too; tell whether it is."""
+        stores = self._stores
+        if any(absent):
+            return False
+        primary, secondary = [await read_side(one, stores.tenant, stores.patience_s) for one in stores.both]
+        if primary is None or primary.ended != ALONE or secondary is not None:
+            return False
+        # Not below the epochs of its threads, and one in which the primary is active.
+        epoch = primary.epoch + primary.epoch % 2
+        await stores.write(PRIMARY, primary, Side(new_pair(), PRIMARY, epoch))
+        return True
 
     async def _join(self, absent: Errors) -> None:
         (primary, secondary), (no_primary, no_secondary) = await self._stores.sides(absent=absent)

@@ -5,6 +5,9 @@ in an odd one the secondary: an epoch belongs to one store, and so does every (e
 ever given out. What the pair is in is the greatest epoch that either record says, as soon as the store that is active
 in it says so too: a failback is announced to the secondary, which from then on acknowledges nothing, before the primary
 takes over.
+
+A pair ends when somebody says so (`ending.py`): the store that was active goes on alone, the other one is an old copy
+from then on. Both keep the record, which says so to every process that still takes them for a pair.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from ..errors import BadURL, Corrupt, StoreUnavailable
 
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
+JOINED, ALONE, OLD_COPY = 0, 1, 2  # what a store is: one of two, or what it became when the pair ended
 
 
 class Gone(StoreUnavailable):
@@ -33,6 +37,18 @@ class Gone(StoreUnavailable):
         )
 
 
+class PairEnded(Gone):
+    """Somebody has ended the pair. One of its stores goes on alone, and a process that still uses both must not change their roles."""
+
+    def __init__(self, side: Side) -> None:
+        alone = ROLES[side.role if side.ended == ALONE else 1 - side.role]
+        StoreUnavailable.__init__(
+            self,
+            f"these two stores are no pair any more: outlive replication --leave has ended it, and what was its {alone} goes on "
+            "alone. Open that store without a secondary, or with a new and empty one",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """What one store of a pair says."""
@@ -43,6 +59,7 @@ class Side:
     is_whole: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the active one: replication is switched off
     is_by_hand: bool = False  # of the secondary: it was promoted by somebody, who will also end that
+    ended: int = JOINED
     revision: int = 0
     is_stored: bool = False
 
@@ -67,10 +84,11 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
         return None
     entry = found[0][1]
     try:
-        name, role, is_whole, is_paused, is_by_hand = ormsgpack.unpackb(entry.body or b"")
+        name, role, is_whole, is_paused, is_by_hand, ended = ormsgpack.unpackb(entry.body or b"")
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    return Side(name, role, entry.epoch, is_whole, is_paused, is_by_hand, entry.revision, is_stored=True)
+    flags = is_whole, is_paused, is_by_hand, ended
+    return Side(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
 
 
 async def write_side(
@@ -81,7 +99,7 @@ async def write_side(
     The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
-    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused, new.is_by_hand])
+    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused, new.is_by_hand, new.ended])
     expect = old.rank if old is not None else ABSENT
     entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
     await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))

@@ -13,7 +13,7 @@ from .backlog import Backlog
 from .carrying import Carrier, IsNamed, lineage
 from .health import Health, is_unreachable
 from .note import Items, Pair
-from .pair import PRIMARY, ROLES, SECONDARY, Gone, Side, check_match, read_side, write_side
+from .pair import PRIMARY, ROLES, SECONDARY, Gone, PairEnded, Side, check_match, read_side, write_side
 from .queue import Queue
 from .withdrawal import Withdrawal
 
@@ -98,6 +98,8 @@ class Stores:
             self.note_health(role, error)
             raise
         self.note_health(role, None)
+        if found is not None and found.ended:
+            raise PairEnded(found)
         return found
 
     async def sides(
@@ -110,6 +112,8 @@ class Stores:
             if absent[role] is None:
                 try:
                     sides[role] = await self.side(role, timeout_s)
+                except PairEnded:
+                    raise
                 except StoreError as error:
                     errors[role] = error
         return sides, errors
