@@ -258,9 +258,7 @@ def test_when_all_connections_are_in_use_for_too_long_the_call_says_so(postgres_
         with psycopg.connect(postgres_store) as other, ThreadPoolExecutor(1) as pool:
             other.execute("select from outlive.thread for update")
             slow = pool.submit(store.thread("t").save, {"n": 1}, timeout_s=PATIENCE_S)
-            waiting = (
-                "select from pg_stat_activity where application_name = 'outlive' and wait_event_type = 'Lock'"
-            )
+            waiting = "select 1 from pg_stat_activity where application_name = 'outlive' and wait_event_type = 'Lock'"
             eventually(lambda: sql(postgres_store, waiting))
             with pytest.raises(StoreBusy, match="pool_size"):
                 store.thread("t").load(timeout_s=0.5)
