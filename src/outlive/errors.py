@@ -49,6 +49,16 @@ class StoreClosed(CallerError):
         super().__init__("this store is closed; open it again with outlive.open(url)")
 
 
+class WrongLoop(CallerError, RuntimeError):
+    """An async store is at work in another event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this store is in use in another event loop, and works in one loop at a time; "
+            "open one in each loop: async with outlive.open_async(url) as store"
+        )
+
+
 class Unencodable(CallerError, TypeError):
     """A value of the state cannot be stored exactly; `path` says where it is."""
 

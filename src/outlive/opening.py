@@ -128,7 +128,7 @@ async def _open_inline(target: _Target) -> AsyncStore:
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
-    from .loop import AsyncRuntime
+    from .loop import AsyncRuntime, Homed
 
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
@@ -136,7 +136,10 @@ async def _open_threaded(target: _Target) -> AsyncStore:
     timeout_s = target.settings.timeout_s
     primary = await target.served.asynchronous(timeout_s)
     secondary = None if target.secondary is None else await target.secondary.asynchronous(timeout_s)
-    store = await _build(primary, secondary, target, AsyncRuntime(), another, checks_pair=True)
+    runtime = AsyncRuntime()
+    homed = [None if one is None else cast(Backend, Homed(one, runtime.home)) for one in (primary, secondary)]
+    assert homed[0] is not None
+    store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
     store._twin = lambda: _twin(primary, secondary, target)
     return store
 

@@ -47,6 +47,7 @@ from .errors import (
     Unencodable,
     UnknownTag,
     WrongKey,
+    WrongLoop,
 )
 from .event import Event
 from .extension import Opaque
@@ -155,6 +156,7 @@ __all__ = [
     "Worker",
     "WriteProposal",
     "WrongKey",
+    "WrongLoop",
     "checkpoint_file",
     "open",
     "open_async",
