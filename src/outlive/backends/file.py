@@ -126,10 +126,10 @@ class FileBackend(MemoryBackend):
         return [result for part in parts for result in self._commit_part(part)]
 
     def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Wait for the lock as long as the most patient commit; by then others may have had their time."""
+        """Wait for the lock as long as the least patient commit. Those with more time are sent again, without it."""
         start = time.monotonic()
         try:
-            with translated(), self._guard.held(max(map(self._patience, commits))):
+            with translated(), self._guard.held(min(map(self._patience, commits))):
                 return self._commit_group(commits, time.monotonic() - start)
         except OutliveError as error:
             return [error] * len(commits)
