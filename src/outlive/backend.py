@@ -315,6 +315,16 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Some records, newest first, with all chunks that they name, read in one moment."""
+
+    generation: int
+    records: list[CheckpointRecord] = field(default_factory=list)
+    chunks: dict[bytes, bytes] = field(default_factory=dict)
+    is_cut: bool = False  # more records were asked for, and are there, than the chunks left room for
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What the reader has at hand: when the head is still this, its chunks need not be sent again."""
 
@@ -372,6 +382,23 @@ class Backend(Protocol):
         timeout_s: float | None = None,
     ) -> tuple[int, list[CheckpointRecord]]:
         """Return the generation and a page of records, newest first; all namespaces when `namespace` is None."""
+        ...
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        """Return a page as `history` does, with the chunks of its records, each once.
+
+        It ends before the record whose chunks would make it more than `max_bytes`, but has at least one record.
+        """
         ...
 
     async def writes(

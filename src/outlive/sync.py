@@ -119,10 +119,16 @@ class Thread:
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
+        states: bool = False,
     ) -> Iterator[Checkpoint]:
         return each(
             self._thread.history(
-                limit=limit, before=before, filter=filter, run=run, all_namespaces=all_namespaces
+                limit=limit,
+                before=before,
+                filter=filter,
+                run=run,
+                all_namespaces=all_namespaces,
+                states=states,
             )
         )
 

@@ -236,8 +236,9 @@ class AsyncThread:
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
+        states: bool = False,
     ) -> AsyncIterator[Checkpoint]:
-        """Iterate over checkpoints, newest first; no state is read.
+        """Iterate over checkpoints, newest first. With `states` each has its state, read page by page; else none is read.
 
         `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
         if this process listed or deleted it. `filter` has keys that the metadata must have with equal values; `limit` counts what passes.
@@ -247,11 +248,13 @@ class AsyncThread:
             self._key,
             self.namespace,
             settle=self._home._settle,
+            touch=self._home._touch,
             limit=check_limit(limit),
             before=self._start(before),
             filter=check_filter(filter),
             run=optional_id("run", run),
             all_namespaces=all_namespaces,
+            states=states,
         )
 
     def _start(self, before: str | Checkpoint | None) -> str | Checkpoint | None:

@@ -47,7 +47,9 @@ from typing import TypeVar
 
 from ..backend import (
     Commit,
+    Cursor,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -64,6 +66,7 @@ from .logged_table import LoggedTable, problems
 from .memory import MemoryBackend, Table, same
 from .reserve import Reserve
 from .snapshot import is_deletion
+from .view import fitting
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
@@ -317,6 +320,25 @@ class FileBackend(MemoryBackend):
             wanted += [name for write in writes for name in write.chunks]
             data = table.data(fd, wanted, record.id) if chunks else {}
             return Reading(generation, record, data, tuple(writes))
+
+        return self._look(thread, look, timeout_s)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        def look(table: LoggedTable, fd: int) -> Page:
+            page = table.page(namespace, before, limit, run)
+            records, names = fitting(page, table, max_bytes)
+            generation = table.row.generation if table.row else 0
+            return Page(generation, records, table.data(fd, names), len(records) < len(page))
 
         return self._look(thread, look, timeout_s)
 

@@ -21,7 +21,19 @@ from ..backend import Commit, Receipt, unknown
 from ..errors import OutliveError, StoreBusy, StoreClosed
 
 READS = frozenset(
-    ("history", "writes", "entries", "threads", "inventory", "fetch", "share", "audit", "read", "identity")
+    (
+        "history",
+        "states",
+        "writes",
+        "entries",
+        "threads",
+        "inventory",
+        "fetch",
+        "share",
+        "audit",
+        "read",
+        "identity",
+    )
 )
 
 

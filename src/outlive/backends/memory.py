@@ -20,6 +20,7 @@ from ..backend import (
     EntryCursor,
     Inventory,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -32,7 +33,7 @@ from ..entry_kind import check_kinds
 from ..errors import Corrupt, OutliveError
 from .expectations import check_found
 from .rules import decide
-from .view import Clock, Effect, Row
+from .view import Clock, Effect, Row, fitting
 
 
 def new_token() -> int:
@@ -317,6 +318,23 @@ class MemoryBackend:
     ) -> tuple[int, list[CheckpointRecord]]:
         table = self._table(thread)
         return (table.row.generation if table.row else 0), table.page(namespace, before, limit, run)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        table = self._table(thread)
+        page = table.page(namespace, before, limit, run)
+        records, names = fitting(page, table, max_bytes)
+        generation = table.row.generation if table.row else 0
+        return Page(generation, records, self.fetch(thread, names), len(records) < len(page))
 
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

@@ -25,6 +25,7 @@ from ..backend import (
     EntryCursor,
     Inventory,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -358,13 +359,56 @@ class PostgresBackend:
             statement = self._sql.history
             parameters.append(space(namespace))
         found = await self._ask(statement, *parameters, timeout_s=timeout_s)
-        records = [to_checkpoint(cells[2:], thread) for cells in found if cells[2] is not None]
+        records = self._records(thread, namespace, [cells[2:] for cells in found if cells[2] is not None])
+        _check(found, thread.id)  # last: a row that says what is wrong with it is the better answer
+        return to_number(found[0][1]), records[:limit]
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        epoch, seq, id = before or _FIRST
+        parameters = [
+            thread.digest,
+            number(epoch),
+            number(seq),
+            id.encode(),
+            text(run),
+            number(limit),
+            number(max_bytes),
+        ]
+        statement = self._sql.states_of_all
+        if namespace is not None:
+            statement = self._sql.states
+            parameters.append(space(namespace))
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        heads, bodies = (
+            [cells for cells in found if cells[3] is None],
+            [cells for cells in found if cells[3] is not None],
+        )
+        records = self._records(thread, namespace, [cells[5:] for cells in heads if cells[5] is not None])
+        _check(heads, thread.id)
+        chunks = {name or b"": data or b"" for _, _, _, name, data, *_ in bodies}
+        _, generation, count, *_ = heads[0]
+        return Page(to_number(generation), records, chunks, len(records) < to_number(count))
+
+    def _records(
+        self, thread: ThreadKey, namespace: str | None, rows: list[list[bytes | None]]
+    ) -> list[CheckpointRecord]:
+        """Return the records of a page, newest first."""
+        records = [to_checkpoint(cells, thread) for cells in rows]
         for record in records:
             if namespace is not None and record.namespace != namespace:
                 raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
-        _check(found, thread.id)  # last: a row that says what is wrong with it is the better answer
         records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
-        return to_number(found[0][1]), records[:limit]
+        return records
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

@@ -88,25 +88,60 @@ from {{schema}}.roster r where r.digest = $1 and not exists (select 1 from t)
 """
 
 # The first and the last page of a history are compared with the number of checkpoints that there are.
-_HISTORY = f"""
+_PAGE = """
 with t as materialized (
-    select key, generation, checkpoints, root_checkpoints from {{schema}}.thread where digest = $1::bytea
+    select key, generation, checkpoints, root_checkpoints from {schema}.thread where digest = $1::bytea
 ),
 c as materialized (
     select x.* from t cross join lateral (
-        select x.* from {{schema}}.checkpoint x
-        where x.thread = t.key {{condition}} and (x.epoch, x.seq) <= ($2::bigint, $3::bigint)
+        select x.* from {schema}.checkpoint x
+        where x.thread = t.key {condition} and (x.epoch, x.seq) <= ($2::bigint, $3::bigint)
             and (x.epoch, x.seq, x.id) < ($2::bigint, $3::bigint, $4::text) and ($5::text is null or x.run = $5::text)
         order by x.epoch desc, x.seq desc fetch first ($6::bigint) rows with ties
     ) x
 )
-select case
+"""
+_PAGE_CHECK = f"""case
         when t.key is null then {_IS_GONE.replace("{digest}", "$1::bytea")}
         when ($2::bigint = {_LAST} or (select count(*) from c) < $6::bigint) and {{count}} <> {{expected}} then {TOO_FEW}
-        else 0 end::bigint,
-    t.generation, {CHECKPOINT}
+        else 0 end::bigint"""
+_HISTORY = (
+    _PAGE
+    + f"""
+select {_PAGE_CHECK}, t.generation, {CHECKPOINT}
 from (select 1) q left join t on true left join c on true
 """
+)
+
+# A page with its chunks. `n` has each chunk at the first record that names it; `f` the records that fit: up to $7 bytes of chunks, and at
+# least one. A row has a record, or a chunk.
+_STATES = (
+    _PAGE
+    + f""",
+p as materialized (
+    select c.name, row_number() over (order by c.epoch desc, c.seq desc, c.id desc) as place from c
+),
+n as materialized (
+    select substr(c.chunks, i, 16) as name, min(p.place) as place
+    from c join p on p.name = c.name and p.place <= $6::bigint
+    cross join generate_series(1, octet_length(c.chunks), 16) i group by 1
+),
+s as materialized (
+    select p.name, p.place, sum(sum(coalesce(octet_length(k.data), 0))) over (order by p.place) as bytes
+    from p cross join t left join n on n.place = p.place
+    left join {{schema}}.chunk k on k.thread = t.key and k.name = n.name
+    where p.place <= $6::bigint group by p.name, p.place
+),
+f as materialized (select s.name, s.place from s where s.place = 1 or s.bytes <= $7::bigint)
+select {_PAGE_CHECK}, t.generation, (select count(*) from s), null::bytea, null::bytea, {CHECKPOINT}
+from (select 1) q left join t on true left join (f join c on c.name = f.name) on true
+union all
+select 0::bigint, null::bigint, null::bigint, k.name, k.data, {CHECKPOINT}
+from t join f on true join n on n.place = f.place
+join {{schema}}.chunk k on k.thread = t.key and k.name = n.name
+left join c on false
+"""
+)
 
 _THREADS = f"""
 select case
@@ -281,6 +316,8 @@ class Statements:
     read_at: str
     history: str
     history_of_all: str
+    states: str
+    states_of_all: str
     writes: str
     writes_of_all: str
     thread: str
@@ -334,6 +371,14 @@ def statements(schema: str) -> Statements:
             space="$7::bytea",
         ),
         history_of_all=of(_HISTORY, condition="", count=_COUNT, expected="t.checkpoints"),
+        states=of(
+            _STATES,
+            condition="and x.space = $8::bytea",
+            count=_COUNT_OF_SPACE,
+            expected=_EXPECTED_OF_SPACE,
+            space="$8::bytea",
+        ),
+        states_of_all=of(_STATES, condition="", count=_COUNT, expected="t.checkpoints"),
         writes=of(_WRITES, check="", condition="and w.pair = any($2::bytea[])"),
         writes_of_all=of(
             _WRITES,

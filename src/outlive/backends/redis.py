@@ -20,6 +20,7 @@ from ..backend import (
     EntryCursor,
     Inventory,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -215,14 +216,47 @@ class RedisBackend:
             limit,
             False if run is None else text(run),
         )
+        generation, page, _ = await self._page(thread, said, timeout_s)
+        return generation, page
+
+    async def _page(
+        self, thread: ThreadKey, said: tuple[Any, ...], timeout_s: float | None
+    ) -> tuple[int, list[CheckpointRecord], list[Any]]:
+        """Return the generation, a page of records and, if they were asked for, what the script says of their chunks."""
         reply = await self.ask(thread, "history", said, timeout_s)
         stored = rows.stored_of(thread, reply[0])
         if stored is None:
-            return 0, []
+            return 0, [], []
         if reply[1] != stored.checkpoints:
             raise Corrupt(f"it has {reply[1]} checkpoints instead of {stored.checkpoints}", thread=thread.id)
-        page = [rows.record_of(thread, field, value or b"") for field, value in rows.pairs(reply[2:])]
-        return stored.row.generation, page
+        page = [rows.record_of(thread, field, value or b"") for field, value in rows.pairs(reply[2])]
+        return stored.row.generation, page, reply[3:]
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        said = (
+            False if namespace is None else text(namespace),
+            False if before is None else before,
+            limit,
+            False if run is None else text(run),
+            max_bytes,
+            self._choices.ttl_ms if self._choices.refreshes else 0,
+        )
+        generation, page, found = await self._page(thread, said, timeout_s)
+        if not found:
+            return Page(generation)
+        names, data, is_cut = found
+        chunks = {name: bytes_ for name, bytes_ in zip(names, data, strict=True) if bytes_ is not None}
+        return Page(generation, page, chunks, bool(is_cut))
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

@@ -1,5 +1,6 @@
--- A page of records, newest first: of one namespace or of all.
-local namespace, before, limit, run = unpack(cmsgpack.unpack(ARGV[1]), 1, 4)
+-- A page of records, newest first: of one namespace or of all. With `max_bytes` also their chunks, each once: the page ends before
+-- the record whose chunks would be too much, but has one.
+local namespace, before, limit, run, max_bytes, ttl_ms = unpack(cmsgpack.unpack(ARGV[1]), 1, 6)
 local raw, row = load_row()
 if not row then return { raw or false } end
 local low, high, start
@@ -12,8 +13,26 @@ if before then
   local order = struct.pack('>I8I8', before[1], before[2]) .. before[3]
   high = '(' .. (namespace and 'n' .. namespace .. '\0' or 'a') .. order
 end
-local found, count = { raw, redis.call('HLEN', R) }, 0
-while count < limit do
+if ttl_ms and ttl_ms > 0 then keep_alive(ttl_ms) end
+local found, count = {}, 0
+local names, seen, bytes, is_cut = {}, {}, 0, 0
+
+-- Add the chunks of a record; tell whether there was room for them.
+local function has_room(value)
+  local new = {}
+  for _, name in ipairs(split(value and (names_and_run(value)) or '')) do
+    if not seen[name] then
+      seen[name] = true
+      new[#new + 1] = name
+      bytes = bytes + redis.call('HSTRLEN', C, 'd' .. name)
+    end
+  end
+  if count > 0 and bytes > max_bytes then return false end
+  for i = 1, #new do names[#names + 1] = new[i] end
+  return true
+end
+
+while count < limit and is_cut == 0 do
   local page = redis.call('ZREVRANGEBYLEX', O, high, low, 'LIMIT', 0, math.min(500, run and 500 or limit - count))
   if #page == 0 then break end
   local fields = {}
@@ -32,7 +51,8 @@ while count < limit do
       local _, its = names_and_run(values[i])
       fits = its == run
     end
-    if fits and count < limit then
+    if fits and count < limit and max_bytes and is_cut == 0 and not has_room(values[i]) then is_cut = 1 end
+    if fits and count < limit and is_cut == 0 then
       found[#found + 1] = fields[i]
       found[#found + 1] = values[i]
       count = count + 1
@@ -40,4 +60,6 @@ while count < limit do
   end
   high = '(' .. page[#page]
 end
-return found
+local count_all = redis.call('HLEN', R)
+if not max_bytes then return { raw, count_all, found } end
+return { raw, count_all, found, names, (hmget(C, prefixed('d', names))), is_cut }

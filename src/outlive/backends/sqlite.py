@@ -30,6 +30,7 @@ from ..backend import (
     EntryCursor,
     Inventory,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -54,6 +55,7 @@ from .snapshot import is_deletion
 from .sqlite_audit import orphans
 from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, thread_key
 from .sqlite_writer import Writer
+from .view import fitting
 
 T = TypeVar("T")
 SCHEMA_VERSION = 1
@@ -224,6 +226,25 @@ class SQLiteBackend:
             if view.row is None:
                 return 0, []
             return view.row.generation, view.page(namespace, before, limit, run)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        with _translated(), self._transaction("deferred") as db:
+            view = Rows(db, thread)
+            if view.row is None:
+                return Page(0)
+            page = view.page(namespace, before, limit, run)
+            records, names = fitting(page, view, max_bytes)
+            return Page(view.row.generation, records, view.data(names), len(records) < len(page))
 
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

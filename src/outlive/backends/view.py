@@ -49,6 +49,12 @@ class View(Protocol):
     def info(self) -> bytes | None: ...
 
 
+class HasChunks(Protocol):
+    """What knows the size and revision of a chunk."""
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None: ...
+
+
 @dataclass(slots=True)
 class Effect:
     """A commit resolved: what to put and what to remove. `at` is the moment, in microseconds."""
@@ -68,3 +74,18 @@ class Effect:
     erase: bool = False
     info: bytes | None = None
     info_projection: str | None = None
+
+
+def fitting(
+    records: list[CheckpointRecord], view: HasChunks, max_bytes: int
+) -> tuple[list[CheckpointRecord], list[bytes]]:
+    """Return the first of some records whose chunks together are no more than that, but at least one, and the names of these chunks."""
+    names: dict[bytes, None] = {}
+    total = 0
+    for count, record in enumerate(records):
+        new = [name for name in dict.fromkeys(record.chunks) if name not in names]
+        total += sum((view.chunk(name) or (0, 0))[0] for name in new)
+        if count and total > max_bytes:
+            return records[:count], list(names)
+        names.update(dict.fromkeys(new))
+    return records, list(names)

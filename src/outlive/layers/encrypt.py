@@ -32,6 +32,7 @@ from ..backend import (
     EntryCursor,
     Inventory,
     Known,
+    Page,
     Reading,
     Receipt,
     ThreadKey,
@@ -278,6 +279,23 @@ class Encrypted:
             thread, namespace, before=before, limit=limit, run=run, timeout_s=timeout_s
         )
         return generation, [self._open_checkpoint(thread, record) for record in page]
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        page = await self.inner.states(
+            thread, namespace, before=before, limit=limit, run=run, max_bytes=max_bytes, timeout_s=timeout_s
+        )
+        records = [self._open_checkpoint(thread, record) for record in page.records]
+        return replace(page, records=records, chunks=self._open_chunks(thread, page.chunks))
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None

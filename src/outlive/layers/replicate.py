@@ -37,7 +37,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ..backend import Backend, Commit, Reading, Receipt, ThreadKey
+from ..backend import Backend, Commit, Page, Reading, Receipt, ThreadKey
 from ..errors import (
     BadArgument,
     EpochPassed,
@@ -62,7 +62,7 @@ from .switching import Switching
 from .upkeep import Upkeep
 
 _READS = frozenset(
-    ("history", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
+    ("history", "states", "writes", "entries", "threads", "inventory", "fetch", "read", "share", "audit")
 )
 _POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the timeout
 _TIMELESS = frozenset(("share", "audit"))
@@ -364,6 +364,8 @@ def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
     """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: the pair notes in it what it did."""
     if isinstance(found, Reading):
         return found.record is None
+    if isinstance(found, Page):
+        return not found.records and kwargs.get("before") is None
     if name == "history":
         return not cast(Any, found)[1] and kwargs.get("before") is None
     return (

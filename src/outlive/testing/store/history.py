@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ... import history
 from ...checkpoint import Checkpoint
 from ...errors import BadArgument, CheckpointMissing
 from ...store import AsyncStore
@@ -11,6 +12,7 @@ from ...thread import AsyncThread
 from ..contract import Contract
 from ..records import copied
 from ..trial import Trial
+from .pruning import noise
 
 
 async def _ids(thread: AsyncThread, **options: object) -> list[str]:
@@ -117,6 +119,47 @@ class HistoryContract(Contract):
             found[0].state  # noqa: B018
         with pytest.raises(BadArgument):
             found[0].pending_writes  # noqa: B018
+
+    async def test_history_with_states_reads_a_page_by_one_call(self, trial: Trial) -> None:
+        other = (await trial.store()).thread("t")
+        texts = [noise(n, 900) for n in range(40)]
+        states = [{"n": n, "texts": texts[:n]} for n in range(40)]
+        for n, state in enumerate(states):
+            await other.save(state, id=f"{n}", metadata={"even": n % 2 == 0})
+        backend, store = await trial.interposed()
+        found = [(item.id, item.state) async for item in store.thread("t").history(states=True)]
+        assert found == [(f"{n}", states[n]) for n in reversed(range(40))]
+        assert [name for name, _, _ in backend.calls if name != "identity"] == ["states"]
+        chosen = store.thread("t").history(states=True, filter={"even": True}, limit=3, before="9")
+        assert [item.state async for item in chosen] == [states[8], states[6], states[4]]
+        (newest,) = [item async for item in store.thread("t").history(states=True, limit=1)]
+        with pytest.raises(BadArgument):
+            newest.pending_writes  # noqa: B018
+
+    async def test_history_with_states_holds_no_more_than_a_page(
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        thread = (await trial.store()).thread("t")
+        states = [{"n": n, "text": noise(n % 3, 6000)} for n in range(12)]
+        for n, state in enumerate(states):
+            await thread.save(state, id=f"{n}")
+        backend, store = await trial.interposed()
+        monkeypatch.setattr(history, "_PAGE_BYTES", 7000)
+        monkeypatch.setattr(history, "_UNPACKED_BYTES", 7000)
+        found = [item.state async for item in store.thread("t").history(states=True)]
+        assert found == states[::-1]
+        assert 3 <= backend.counted("states") <= 12
+
+    async def test_history_with_states_is_whole_while_it_is_pruned(self, trial: Trial) -> None:
+        store, other = await trial.store(), await trial.store()
+        states = [{"n": n, "text": noise(n, 3000)} for n in range(6)]
+        for n, state in enumerate(states):
+            await store.thread("t").save(state, id=f"{n}")
+        seen = []
+        async for item in store.thread("t").history(states=True):
+            seen.append(item.state)
+            await other.thread("t").prune(keep_last=1, erase=True)
+        assert seen == states[::-1]
 
     async def test_history_is_that_of_the_namespace_unless_all_are_asked_for(self, store: AsyncStore) -> None:
         root, sub = store.thread("t"), store.thread("t", namespace="sub")

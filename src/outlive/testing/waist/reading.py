@@ -22,6 +22,51 @@ async def _pages(waist: Waist, limit: int, namespace: str | None = "") -> list[l
 
 
 class ReadingContract(Contract):
+    # Pages with chunks
+
+    async def test_a_page_brings_the_chunks_of_its_records_once(self, waist: Waist) -> None:
+        assert (await waist.backend.states(waist.thread, None, max_bytes=1000)).records == []
+        await waist.commit(draft("a", ONE[0]), chunks=(ONE,), writes=(write("a", "t", chunks=(ONE[0],)),))
+        await waist.commit(draft("b", ONE[0], TWO[0], run="r", namespace="sub"), chunks=(TWO,))
+        await waist.commit(draft("c", TWO[0], THREE[0], THREE[0]), chunks=(THREE,))
+        await waist.commit(draft("d"))
+        generation = await waist.generation()
+        for namespace, options, ids, chunks in (
+            (None, {}, ["d", "c", "b", "a"], (ONE, TWO, THREE)),
+            ("", {}, ["d", "c", "a"], (ONE, TWO, THREE)),
+            ("sub", {}, ["b"], (ONE, TWO)),
+            (None, {"run": "r"}, ["b"], (ONE, TWO)),
+            (None, {"limit": 2}, ["d", "c"], (TWO, THREE)),
+            ("none", {}, [], ()),
+        ):
+            page = await waist.backend.states(waist.thread, namespace, max_bytes=1000, **options)
+            assert ([record.id for record in page.records], page.is_cut) == (ids, False)
+            assert page.chunks == dict(chunks)
+            assert page.generation == generation
+            _, same = await waist.backend.history(waist.thread, namespace, **options)
+            assert page.records == same
+
+    async def test_a_page_ends_before_its_chunks_are_too_much(self, waist: Waist) -> None:
+        for id, chunks in (("a", (ONE,)), ("b", (ONE, TWO)), ("c", (THREE, TWO)), ("d", (THREE,))):
+            await waist.commit(draft(id, *(name for name, _ in chunks)), chunks=chunks)
+        for max_bytes, expected in (
+            (0, ["d", "c", "b", "a"]),
+            (300, ["d", "c", "ba"]),
+            (499, ["d", "c", "ba"]),
+            (500, ["dc", "ba"]),
+            (600, ["dcba"]),
+        ):
+            pages, cursor = [], None
+            while True:
+                page = await waist.backend.states(waist.thread, "", before=cursor, max_bytes=max_bytes)
+                pages.append("".join(record.id for record in page.records))
+                named = {name for record in page.records for name in record.chunks}
+                assert page.chunks.keys() == named
+                if not page.is_cut:
+                    break
+                cursor = page.records[-1].order
+            assert pages == expected, max_bytes
+
     # One checkpoint
 
     async def test_a_checkpoint_is_found_by_id_in_its_namespace(self, waist: Waist) -> None:
