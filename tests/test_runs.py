@@ -904,3 +904,44 @@ def test_a_store_that_is_closed_gives_up_its_runs_though_one_was_lost(tmp_path):
         run_now(other._store._engine.commit(Commit(lost._run.key, entries=(taken,))))
         mine.close()
         assert {one.id: one.status for one in other.runs()} == {"r-1": "cancelled", "r-2": "interrupted"}
+
+
+# What is said to people --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_not_started_says_so():
+    with outlive.open("memory:") as store:
+        run = store.run("t", run_id="r")
+        for call in (
+            lambda: run.save({}),
+            lambda: run.step("s", int),
+            run.complete,
+            run.flush,
+            run.interrupt,
+        ):
+            with pytest.raises(outlive.RunNotStarted, match=r"run 'r' has not started.*start\(\)"):
+                call()
+        run.start()
+        with pytest.raises(RunBusy, match="alive in this process"):
+            run.start()
+        run.save({"n": 1})
+        run.complete()
+
+
+@pytest.mark.parametrize("handlers", [print, [print], {"a": 5}, None, "planner"])
+def test_handlers_that_are_none_are_refused(handlers):
+    with outlive.open("memory:") as store:
+        store.run("t", run_id="r", agent="a").start().interrupt()
+        for call in (store.recover, store.worker):
+            with pytest.raises(outlive.BadArgument, match="handlers must be a dict"):
+                call(handlers)
+        assert [one.status for one in store.runs()] == ["interrupted"]
+
+    async def main():
+        async with outlive.open_async("memory:") as store:
+            with pytest.raises(outlive.BadArgument, match="handlers must be a dict"):
+                await store.recover(handlers)
+            with pytest.raises(outlive.BadArgument, match="handlers must be a dict"):
+                store.worker(handlers)
+
+    asyncio.run(main())

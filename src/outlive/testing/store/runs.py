@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pytest
 
 from ...checkpoint import Interrupt
 from ...errors import (
+    AmbiguousRun,
     BadArgument,
     DelayedSaveFailed,
     LeaseLost,
     RunBusy,
+    RunElsewhere,
     RunEnded,
     StepMismatch,
     ThreadBusy,
 )
+from ...lease import RunInfo
+from ...owner import Owner
 from ...store import AsyncStore
 from ..contract import Contract
 from ..trial import Trial
@@ -23,6 +28,13 @@ from ..trial import Trial
 
 async def _all(items: Any) -> list[Any]:
     return [item async for item in items]
+
+
+def _check_until(busy: ThreadBusy | RunBusy, lease_s: float) -> None:
+    """The end of the lease is told as a time of day."""
+    assert busy.until is not None
+    left_s = (busy.until - dt.datetime.now(dt.UTC)).total_seconds()
+    assert lease_s / 2 < left_s < lease_s + 60, left_s
 
 
 class RunContract(Contract):
@@ -33,8 +45,11 @@ class RunContract(Contract):
         with pytest.raises(ThreadBusy) as busy:
             await store.run("t").start()
         assert busy.value.holder == "r"
-        with pytest.raises(RunBusy):
+        _check_until(busy.value, 30)
+        with pytest.raises(RunBusy, match="alive in this process") as alive:
             await store.run("t", run_id="r").start()
+        _check_until(alive.value, 30)
+        assert alive.value.owner == busy.value.owner == str(run.info.owner)
         other = await store.run("t", namespace="beside").start()
         await other.complete()
         await run.save({"n": 1}, iteration=3, phase="plan", usage={"tokens": 5})
@@ -119,10 +134,11 @@ class RunContract(Contract):
 
     async def test_a_lock_holds_a_place_without_a_run(self, store: AsyncStore) -> None:
         lock = await store.lock("t").acquire()
-        with pytest.raises(ThreadBusy):
-            await store.run("t").start()
-        with pytest.raises(ThreadBusy):
-            await store.lock("t", timeout_s=0.1).acquire()
+        for take in (store.run("t").start, store.lock("t", timeout_s=0.1).acquire):
+            with pytest.raises(ThreadBusy) as busy:
+                await take()
+            assert (busy.value.holder, busy.value.owner) == (None, str(Owner.me()))
+            _check_until(busy.value, 30)
         await lock.release()
         await (await store.run("t").start()).complete()
 
@@ -164,3 +180,71 @@ class RunContract(Contract):
         with pytest.raises(LeaseLost, match="given back"):
             await other.thread("t").save({"n": 4}, fence=theirs)
         assert await thread.load() == {"n": 3}
+
+    async def test_a_run_that_is_alive_is_waited_for(self, trial: Trial) -> None:
+        one, other = await trial.store(), await trial.store()
+        run = await one.run("t", run_id="r", agent="a").start()
+        for store in (one, other):
+            report = await store.recover({"*": lambda run: None})
+            assert ([held.id for held in report.waiting], report.resumed) == (["r"], [])
+        await run.complete()
+        assert (await other.recover({"*": lambda run: None})).waiting == []
+
+    async def test_a_run_id_is_used_once(self, trial: Trial) -> None:
+        one, other = await trial.store(), await trial.store()
+        await (await one.run("a", run_id="r").start()).complete(1)
+        await (await one.run("a", run_id="r2").start()).complete(2)
+        with pytest.raises(RunElsewhere) as elsewhere:
+            await other.run("b", run_id="r").start()
+        assert elsewhere.value.threads == ("a",)
+        assert await other.thread("b").load() is None
+        assert await _all(other.thread("b").history()) == []
+        found = await other.find_run("r")
+        assert found is not None
+        assert (found.thread, found.result) == ("a", 1)
+        assert await other.find_run("r", thread="b") is None
+        assert await other.find_run("no such run") is None
+
+    async def test_runs_of_one_id_that_begin_together_do_not_both_go_on(self, trial: Trial) -> None:
+        stores = [await trial.store() for _ in range(4)]
+        for turn in range(3):
+            starts = [
+                lambda store=store, n=n, turn=turn: store.run(f"t{n}", run_id=f"r{turn}").start()
+                for n, store in enumerate(stores)
+            ]
+            results = await trial.together(*starts)
+            begun = [one for one in results if not isinstance(one, Exception)]
+            assert {type(one) for one in results if isinstance(one, Exception)} <= {RunElsewhere}
+            assert len(begun) <= 1
+            left = [one for one in await _all(stores[0].runs()) if one.id == f"r{turn}"]
+            assert len(left) == len(begun)  # whoever did not begin leaves nothing
+            for run in begun:
+                await run.complete()
+            for n in range(4):  # and its place is free
+                await (await stores[n].run(f"t{n}").start()).complete()
+
+    async def test_one_of_several_runs_of_an_id_is_never_taken_in_silence(self, store: AsyncStore) -> None:
+        for thread in ("a", "b"):  # as copies from two stores bring them
+            await (await store._run(RunInfo("r", thread)).start()).interrupt()
+        for call in (store.find_run, store.cancel, store.park, store.retry):
+            with pytest.raises(AmbiguousRun) as several:
+                await call("r")
+            assert sorted(several.value.threads) == ["a", "b"]
+        assert (await store.cancel("r", thread="b")).thread == "b"
+        assert sorted([(one.thread, one.status) for one in await _all(store.runs())]) == [
+            ("a", "interrupted"),
+            ("b", "cancelled"),
+        ]
+
+    async def test_runs_are_found_by_their_attributes(self, store: AsyncStore) -> None:
+        for n in range(4):
+            attributes = {"caller_id": n % 2, "channel": None} if n else {}
+            await (await store.run(f"t{n}", run_id=f"r{n}", attributes=attributes).start()).complete()
+        expected: dict[str, list[str]] = {
+            "caller_id": ["r1", "r3"],
+            "channel": ["r1", "r2", "r3"],
+            "x": [],
+        }
+        for name, ids in expected.items():
+            wanted = {name: 1 if name == "caller_id" else None}
+            assert [one.id for one in await _all(store.runs(attributes=wanted))] == ids
