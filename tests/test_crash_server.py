@@ -55,24 +55,24 @@ def test_after_a_question_without_an_answer_the_next_worker_gets_its_own(server,
             channel.ask("reap", pid)
 
 
-def test_what_was_reaped_is_never_signalled_again(server, monkeypatch):
-    worker = server.spawn(say, 1)
+def test_what_was_reaped_is_never_signalled_again(workers, monkeypatch):
+    worker = workers.spawn(say, 1)
     assert worker.finish() == [(1,)]
     asked = []
-    monkeypatch.setattr(type(server._channel), "ask", lambda *question: asked.append(question))
+    monkeypatch.setattr(type(workers._channel), "ask", lambda *question: asked.append(question))
     worker.signal(signal.SIGTERM)
     worker.kill()
     assert asked == [], "its number may be that of another process by now"
 
 
-def test_the_server_signals_only_what_it_has_not_reaped(server):
+def test_the_server_signals_only_what_it_has_not_reaped(workers):
     """Also when it is told otherwise: until it has reaped a worker, its number belongs to nobody else."""
-    worker = server.spawn(say, 1)
+    worker = workers.spawn(say, 1)
     worker.finish()
-    with server.spawn(wait_for_ever) as other:
+    with workers.spawn(wait_for_ever) as other:
         other.receive()
-        assert server._channel.ask("kill", worker.pid) == 0, "the status that it ended with"
-        assert server._channel.ask("signal", (worker.pid, signal.SIGKILL)) == 0
+        assert workers._channel.ask("kill", worker.pid) == 0, "the status that it ended with"
+        assert workers._channel.ask("signal", (worker.pid, signal.SIGKILL)) == 0
         time.sleep(0.05)
         assert is_running(other.pid)
 

@@ -35,10 +35,11 @@ class BadArgument(CallerError, ValueError):
 
 
 class MissingExtra(CallerError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed. `extra` is the extra of outlive that brings it, empty when none does."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional part of outlive: pip install 'outlive[{extra}]'")
+    def __init__(self, what: str, extra: str, *, package: str = "") -> None:
+        needs = package or f"an optional part of outlive: pip install 'outlive[{extra}]'"
+        super().__init__(f"{what} needs {needs}" + (f": pip install {package}" if package else ""))
         self.extra = extra
 
 
@@ -97,7 +98,10 @@ class TypeChanged(CallerError):
     """A registered type does not fit what was stored under its tag any more."""
 
     def __init__(self, tag: str, version: int, reason: str) -> None:
-        super().__init__(f"a stored {tag!r} (version {version}) cannot be built: {reason}")
+        super().__init__(
+            f"a stored {tag!r} (version {version}) cannot be built: {reason}; register the changed type with a higher version= and "
+            f"upgrade={{{version}: function}}"
+        )
         self.tag = tag
         self.version = version
 
@@ -176,7 +180,9 @@ class EntryHeld(CallerError):
     """A record that the call wanted to take is held by someone else or has moved on; `stored` is what is there."""
 
     def __init__(self, thread: str, kind: str, key: str, stored: object) -> None:
-        super().__init__(f"{kind} {key!r} of thread {thread!r} is held by someone else or has moved on")
+        super().__init__(
+            f"{kind} {key!r} of thread {thread!r} is held by someone else or has moved on; read it again"
+        )
         self.thread = thread
         self.kind = kind
         self.key = key
@@ -281,9 +287,8 @@ class RunEnded(CallerError):
     """The run has ended: nothing more can be written in its name."""
 
     def __init__(self, run: str, status: str) -> None:
-        super().__init__(
-            f"run {run!r} is {status}: start another one, or store.retry({run!r}) to go on with it"
-        )
+        advice = "" if status in ("completed", "deleted") else f", or store.retry({run!r}) to go on with it"
+        super().__init__(f"run {run!r} is {status}: start another one{advice}")
         self.run = run
         self.status = status
 
@@ -341,7 +346,8 @@ class WrongKey(CallerError):
 
     def __init__(self, id: str) -> None:
         super().__init__(
-            f"the store was sealed with another key {id!r} than the ring has; nothing was read or written"
+            f"the store was sealed with another key {id!r} than the ring has; nothing was read or written. Give the ring the key that "
+            "the store was made with, or last rotated to"
         )
         self.id = id
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import ormsgpack
 
-from .errors import Corrupt
+from .errors import Corrupt, MissingExtra
 
 TAGGED, TUPLE, SET, FROZENSET, MAP = 1, 2, 3, 4, 5
 DATETIME, DATE, TIME, TIMEDELTA, UUID, DECIMAL = 16, 17, 18, 19, 20, 21
@@ -217,7 +217,7 @@ def _numpy() -> Any:
     try:
         import numpy
     except ImportError as error:
-        raise Corrupt("the state holds a numpy array and numpy is not installed here") from error
+        raise MissingExtra("a numpy array or scalar in this state", "", package="numpy") from error
     return numpy
 
 

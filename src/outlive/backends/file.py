@@ -116,7 +116,9 @@ class FileBackend(MemoryBackend):
 
     def _adopt(self, offered: bytes) -> bytes:
         if self._index.is_there() or self._log_names():
-            raise Corrupt("the file 'store' with the naming key is gone")
+            raise Corrupt(
+                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
+            )
         if offered:
             write_key(self._disk, self._guard, offered)
         return offered
@@ -481,7 +483,9 @@ class FileBackend(MemoryBackend):
 
     def _audit_key(self) -> None:
         if read_key(self._disk) is None and self._index.is_there():
-            raise Corrupt("the file 'store' with the naming key is gone")
+            raise Corrupt(
+                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
+            )
 
     def before_fork(self) -> None:
         """No file is open between two calls."""

@@ -36,7 +36,7 @@ def _make_root(disk: Disk) -> None:
         disk.make_folder()
     except FileExistsError:
         if not os.path.isdir(disk.root):
-            raise BadURL(f"{disk.root!r} is not a folder") from None
+            raise BadURL(f"{disk.root!r} is not a folder; give the path of one, or of nothing yet") from None
     except FileNotFoundError:
         raise BadURL(f"the folder that should hold {disk.root!r} does not exist; create it first") from None
     Disk(os.path.dirname(os.path.abspath(disk.root))).sync_folder("")
@@ -45,7 +45,7 @@ def _make_root(disk: Disk) -> None:
 def read_key(disk: Disk) -> bytes | None:
     """Return the naming key; None when there is none yet."""
     try:
-        return _unpack(_read(disk))
+        return _unpack(_read(disk), f"{disk.root}/store")
     except FileNotFoundError:
         return None
 
@@ -80,12 +80,12 @@ def _pack(key: bytes) -> bytes:
     return head + _checksum(head)
 
 
-def _unpack(data: bytes) -> bytes:
+def _unpack(data: bytes, path: str) -> bytes:
     if len(data) < _HEAD.size + 16 or data[-16:] != _checksum(data[:-16]):
-        raise Corrupt("the file 'store' with the naming key is damaged")
+        raise Corrupt(f"the file {path} with the naming key is damaged; put it back from a backup")
     magic, version, size = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        raise Corrupt("the file 'store' is not of outlive")
+        raise Corrupt(f"the file {path} is not of outlive; check the path of the store")
     if version > FORMAT:
         raise NewerFormat("the store", version, FORMAT)
     return data[_HEAD.size : _HEAD.size + size]

@@ -55,7 +55,7 @@ class Identity:
         if not held and not await self._used():
             return
         if b"key" not in await self._load():  # nobody else was just about to begin it
-            raise Corrupt("the naming key of this store is gone")
+            raise Corrupt("the naming key of this store is gone; put it back from a backup")
 
     async def _used(self, deadline: Deadline | None = None) -> set[int]:
         """Return the buckets that have a thread or an entry."""
@@ -147,7 +147,9 @@ class Identity:
         """Check the naming key."""
         held = await self._load()
         if b"key" not in held:
-            return [Corrupt("the naming key of this store is gone")] if held else []
+            return (
+                [Corrupt("the naming key of this store is gone; put it back from a backup")] if held else []
+            )
         try:
             _naming_key(held[b"key"])
         except Corrupt as error:
@@ -159,9 +161,9 @@ def _naming_key(value: bytes) -> bytes:
     try:
         format, buckets, key, check = ormsgpack.unpackb(value)
     except ValueError as error:
-        raise Corrupt("the naming key of this store is damaged") from error
+        raise Corrupt("the naming key of this store is damaged; put it back from a backup") from error
     if isinstance(format, int) and format > FORMAT:
         raise NewerFormat("this store", format, FORMAT)
     if check != checksum("naming key", buckets, key) or buckets != BUCKETS:
-        raise Corrupt("the naming key of this store is damaged")
+        raise Corrupt("the naming key of this store is damaged; put it back from a backup")
     return bytes(key)

@@ -41,7 +41,7 @@ def _roles(seen: Pair) -> tuple[Seen, Seen]:
         for one in seen:
             if one.error is not None and one.is_out_of_reach:
                 raise one.error
-        raise BadArgument("these two stores are no pair")
+        raise BadArgument("these two stores are no pair; check both URLs")
     active, other = seen[which], seen[1 - which]
     if active.side is None:
         reason = active.error or f"{active.url} has lost what it had"

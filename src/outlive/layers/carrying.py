@@ -288,7 +288,9 @@ class Carrier:
             if not erase:
                 return
             if not deadline.left_s():
-                raise StoreBusy("the thread changed whenever what is to be erased was looked for")
+                raise StoreBusy(
+                    f"thread {key.id!r} changed whenever what is to be erased was looked for; try again"
+                )
 
     async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
         held = await self._target.inventory(key, timeout_s=self._timeout_s)

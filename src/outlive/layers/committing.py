@@ -121,8 +121,7 @@ class Committing:
         try:
             side = await self._stores.side(role, deadline.left_s())
         except StoreError as error:
-            is_told = role == epoch % 2 or isinstance(error, PairEnded)
-            return error if is_told else _not_replicated("", "", error)
+            return error if role == epoch % 2 or isinstance(error, PairEnded) else _not_claimed(error)
         if side is None or side.epoch != epoch:
             return EpochPassed("", epoch, epoch if side is None else side.epoch)
         return None
@@ -320,6 +319,14 @@ class Committing:
             return None
         ids = [draft.id for draft in sent.given.checkpoints]
         return _not_replicated(sent.given.thread.id, ids[0] if ids else "", error)
+
+
+def _not_claimed(error: OutliveError) -> NotReplicated:
+    failure = _not_replicated("", "", error)
+    failure.args = (
+        f"no run or lock is taken while the secondary cannot be asked ({error}); try again when it can",
+    )
+    return failure
 
 
 def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:

@@ -203,13 +203,13 @@ class Replicate:
                 if await self._has_switched(error, epoch, deadline):
                     continue
                 if isinstance(error, EpochPassed):
-                    raise StoreUnavailable(CHANGING) from None
+                    raise StoreUnavailable(f"{CHANGING}; try again") from None
                 if is_last or not self._has_time(error, deadline):
                     raise
                 is_last = True  # it is slow, and there: it gets the other half
             else:
                 return found
-        raise StoreUnavailable(CHANGING)
+        raise StoreUnavailable(f"{CHANGING}; try again")
 
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """That something is not there counts only in a store that has not lost all it had."""
