@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import signal
@@ -422,3 +424,104 @@ def test_a_power_cut_at_any_moment_leaves_what_was_acknowledged(folder):
             assert found in values[at - bool(may_lag) : at + 2], (end, left[-3:])
     assert at == len(values) - 1
     assert tried > 300
+
+
+# As JSON ---------------------------------------------------------------------------------------------------------
+
+ERRATA = """
+{
+  "prompt": "Which city?",
+  "timestamp": "2026-02-25T10:00:00.123456789+02:00",
+  "adapter_ids": ["claude-sonnet-4-6", "gpt-5", "gemini-3", "late"],
+  "responses": [
+    {"model_id": "claude-sonnet-4-6", "text": "Lisbon", "latency_ms": 812, "input_tokens": 20, "output_tokens": 3,
+     "cost_usd": 0.0015, "proposed_writes": [{"path": "a.md", "content": "# A\\n"}, {"path": "b", "content": "", "delete": true}],
+     "tool_calls": {"read_file": 2}, "interrupted": false, "completed": true},
+    {"model_id": "gpt-5", "text": "Por", "latency_ms": 30000, "input_tokens": 20, "output_tokens": 1, "reasoning_tokens": 9,
+     "cost_usd": 0, "interrupted": true, "completed": true, "from_the_future": [1]},
+    {"model_id": "gemini-3", "latency_ms": 5, "input_tokens": 0, "output_tokens": 0, "cost_usd": 0,
+     "error": "quota", "interrupted": false, "completed": false, "proposed_writes": null}
+  ],
+  "verbose": true
+}
+"""
+
+
+def test_a_file_of_errata_is_read_as_it_is_meant():
+    found = FanOut.from_json(ERRATA)
+    assert (found.prompt, found.verbose) == ("Which city?", True)
+    assert found.created_at.isoformat() == "2026-02-25T08:00:00.123456+00:00"
+    assert [(one.model_id, one.status) for one in found.responses] == [
+        ("claude-sonnet-4-6", "completed"), ("gpt-5", "interrupted"), ("gemini-3", "failed"), ("late", "not_started"),
+    ]  # fmt: skip
+    first, second, third, _ = found.responses
+    assert [(one.path, one.content, one.delete) for one in first.proposed_writes] == [
+        ("a.md", "# A\n", False),
+        ("b", "", True),
+    ]
+    assert (first.tool_calls, first.cost_usd, second.reasoning_tokens, third.error) == (
+        {"read_file": 2},
+        0.0015,
+        9,
+        "quota",
+    )
+    assert [one.model_id for one in found.pending()] == ["gpt-5", "gemini-3", "late"]
+    assert FanOut.from_json(found.to_json()) == found
+
+
+def test_a_fan_out_comes_back_from_json_as_it_was():
+    writes = [
+        {"path": "é", "content": "x\u2028"},
+        {"path": "b", "content": b"bytes"},
+        {"path": "c", "delete": True},
+    ]
+    responses = [
+        ModelResponse("gpt", text="one", latency_ms=1.25, proposed_writes=writes, attempts=3),
+        ModelResponse.from_partial("gpt", {"output_tokens": 3, "latency_ms": 1}, ordinal=1),
+        ModelResponse("claude", status="failed", error="gone", tool_calls={"a": 1}),
+        ModelResponse("claude", ordinal=1, status="running"),
+    ]
+    for prompt in ("p\ud800", "", None):
+        built = FanOut.build(responses, prompt=prompt, verbose=prompt is None)
+        assert FanOut.from_json(built.to_json()) == built
+        assert FanOut.from_json(built.to_json().encode()) == built
+    begun = FanOut.start(["a", "a", "b"], prompt="p")
+    assert FanOut.from_json(begun.to_json()) == begun
+    assert FanOut.from_json('{"adapter_ids": null, "responses": null}') == FanOut(())
+
+
+def test_what_errata_could_not_read_back_is_refused_when_it_is_written():
+    for prompt, response, what in (
+        ({"text": "p"}, {}, "prompt"),
+        ("p", {"proposed_writes": [("a", b"\xff")]}, "not text"),
+        ("p", {"cost_usd": float("inf")}, "JSON"),
+    ):
+        with pytest.raises(BadArgument, match=what):
+            FanOut((ModelResponse("m", **response),), prompt).to_json()
+
+
+def test_json_that_is_no_fan_out_is_refused_by_name():
+    rng = random.Random(7)
+    whole = json.loads(ERRATA)
+    strange = [None, 7, -1, "x", [], [1], {}, {"a": 1}, True, 1e400, "\ud800", [[]], {"model_id": 3}]
+    for _ in range(3000):
+        content = json.loads(ERRATA)
+        at = rng.choice([content, *content["responses"], content["responses"][0]["proposed_writes"][0]])
+        at[rng.choice(list(at))] = rng.choice(strange)
+        with contextlib.suppress(BadArgument):
+            FanOut.from_json(json.dumps(content))
+    for text in (
+        "",
+        "[]",
+        "null",
+        "{",
+        '{"adapter_ids": "abc"}',
+        "[" * 100_000,
+        b"\xff\xfe",
+        '{"responses": [{}]}',
+    ):
+        with pytest.raises(BadArgument):
+            FanOut.from_json(text)
+    whole["responses"].append(whole["responses"][0] | {"ordinal": 0})
+    with pytest.raises(BadArgument, match="two responses"):
+        FanOut.from_json(json.dumps(whole))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from . import response_json
 from .errors import BadArgument
 from .registry import default_registry
 
@@ -193,6 +194,30 @@ class FanOut:
         if all(one.status in (COMPLETED, FAILED) for one in found):
             return None
         return cls(found, prompt, verbose, dt.datetime.now(dt.UTC))
+
+    def to_json(self) -> str:
+        """Return it as JSON, in the format of errata's `checkpoint.json`. Raises BadArgument for a prompt that is not text."""
+        snapshots = [one.to_snapshot() for one in self.responses]
+        return response_json.write(
+            response_json.Document(self.prompt, self.created_at, self.model_ids, snapshots, self.verbose)
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> FanOut:
+        """Return what `to_json`, or errata, wrote. A model without a response has not started. Raises BadArgument."""
+        document = response_json.read(text)
+        counts: dict[str, int] = {}
+        found: dict[tuple[str, int], ModelResponse] = {}
+        for snapshot in document.snapshots:
+            model_id = snapshot["model_id"]
+            place = (model_id, snapshot.setdefault("ordinal", counts.get(model_id, 0)))
+            counts[model_id] = counts.get(model_id, 0) + 1
+            if place in found:
+                raise BadArgument(f"there are two responses of {name_of(*place)}")
+            found[place] = ModelResponse.from_snapshot(snapshot)
+        places = [*numbered(document.model_ids), *found]
+        responses = [found.get(place) or not_started(*place) for place in dict.fromkeys(places)]
+        return cls(tuple(responses), document.prompt, document.verbose, document.created_at)
 
 
 # The life of one response ---------------------------------------------------------------------------------
