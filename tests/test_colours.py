@@ -137,6 +137,8 @@ CALLS = {
         "import_thread": lambda store: store.import_thread('{"outlive": 1, "thread": "in"}'),
         "backup": lambda store: store.backup("memory:"),
         "sweep": lambda store: store.sweep(retain=outlive.Retain(keep_last=1)),
+        "start_sweeping": lambda store: store.start_sweeping(outlive.Retain(keep_last=1)),
+        "stop_sweeping": lambda store: store.stop_sweeping(),
         "rotate": lambda store: encrypted(store).rotate(),
         "flush": lambda store: store.flush(),
         "close": lambda store: store.close(),

@@ -20,6 +20,7 @@ from outlive.backends.memory import MemoryBackend
 from outlive.prune import open_interrupts
 from outlive.runtime import run_now
 from outlive.testing.patience import eventually
+from outlive.testing.trial import _Awaited
 
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
 DAY = 86_400.0
@@ -701,3 +702,70 @@ def test_the_logs_of_a_folder_really_shrink(tmp_path):
             store.thread("t").save({"image": noise.randbytes(200_000)})
         store.sweep()
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 500_000
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_the_sweep_in_the_background_can_be_stopped_and_started_by_itself(colour, tmp_path):
+    rule = outlive.Retain(keep_last=3, every_s=0.05)
+    url, options = f"sqlite:///{tmp_path}/a.db?fsync=normal", {"retain": rule}
+
+    async def scenario(store, sleep):
+        thread = store.thread("t")
+
+        async def saved(count=10):
+            for n in range(count):
+                await thread.save(n)
+
+        async def length():
+            return len([item async for item in thread.history()])
+
+        async def swept(to):
+            end = time.monotonic() + 60
+            while await length() != to:
+                assert time.monotonic() < end
+                await sleep(0.02)
+
+        await saved()
+        await swept(3)
+        await store.stop_sweeping()
+        await store.stop_sweeping()
+        await saved()
+        await sleep(0.3)
+        assert await length() == 13
+        assert (await store.sweep()).checkpoints == 10  # by hand it still works
+        await saved()
+        await store.start_sweeping()
+        await store.start_sweeping()
+        await swept(3)
+        await store.start_sweeping(outlive.Retain(keep_last=2, every_s=0.05))
+        await swept(2)
+        await store.stop_sweeping()
+        for wrong in (outlive.Retain(keep_last=1, every_s=None), "daily"):
+            with pytest.raises(outlive.BadArgument):
+                await store.start_sweeping(wrong)
+
+    async def asynchronous():
+        async with outlive.open_async(url, **options) as store:
+            await scenario(store, asyncio.sleep)
+        with pytest.raises(outlive.StoreClosed):
+            await store.start_sweeping()
+
+    async def paused(seconds):
+        time.sleep(seconds)
+
+    if colour == "async":
+        asyncio.run(asynchronous())
+    else:
+        with outlive.open(url, **options) as store:
+            run_now(scenario(_Awaited(store), paused))
+        with pytest.raises(outlive.StoreClosed):
+            store.start_sweeping()
+
+
+def test_a_store_that_was_opened_without_a_rule_sweeps_when_it_is_told_to(tmp_path):
+    with outlive.open(f"sqlite:///{tmp_path}/a.db?fsync=normal") as store:
+        with pytest.raises(outlive.BadArgument, match="every_s"):
+            store.start_sweeping()
+        fill(store)
+        store.start_sweeping(outlive.Retain(keep_last=2, every_s=0.05))
+        eventually(lambda: len(ids(store)) == 2)

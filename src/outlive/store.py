@@ -25,7 +25,16 @@ from .checkpoint import Sizes, ThreadInfo, Verified, micros
 from .delayed import Delayed
 from .engine import Engine
 from .entry_kind import COPIED
-from .errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing, SeveralFailed, StoreError, raise_all
+from .errors import (
+    AmbiguousRun,
+    BadArgument,
+    Corrupt,
+    KeyMissing,
+    SeveralFailed,
+    StoreClosed,
+    StoreError,
+    raise_all,
+)
 from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
 from .listing import Threads
@@ -367,6 +376,26 @@ class AsyncStore:
         if self._sweeper is None:
             self._sweeper = self._new_sweeper(None)
         return await self._sweeper.sweep(retain or self._sweeper.retain, dry_run=dry_run)
+
+    async def start_sweeping(self, retain: Retain | None = None) -> None:
+        """Sweep in the background every `retain.every_s` (default: as the store was opened), as retain= does when a store is opened.
+
+        While it sweeps already, it goes on, with this rule from now on. Raises BadArgument when nothing says how often.
+        """
+        from .retain import Retain
+
+        if retain is not None and not isinstance(retain, Retain):
+            raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
+        if self._is_closed:
+            raise StoreClosed
+        if self._sweeper is None:
+            self._sweeper = self._new_sweeper(None)
+        await self._sweeper.start(retain or self._sweeper.retain)
+
+    async def stop_sweeping(self) -> None:
+        """Stop the sweeps in the background; one that is under way ends after its commit. `sweep` and `start_sweeping` still work."""
+        if self._sweeper is not None:
+            await self._sweeper.stop()
 
     def _new_sweeper(self, retain: Retain | None) -> Sweeper:
         from .sweep import Sweeper

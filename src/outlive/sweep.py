@@ -37,7 +37,7 @@ from .event import Event
 from .listing import Threads
 from .lock import AsyncLock, Keeper
 from .retain import Retain, Swept
-from .runtime import Ticker
+from .runtime import Bell, Ticker
 from .visit import MAX_SEEN, Pace, Visit
 
 _LOOK_S = 60.0  # how often a process looks whether a sweep is due
@@ -53,13 +53,14 @@ class Sweeper:
         self._heart = heart
         self.retain = retain
         self._ticker: Ticker | None = None
+        self._background: Bell | None = None  # ends the sweeps of the ticker
         self._begin()
         self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
         self._touched: dict[bytes, float] = {}
         self._skew_s = 0.0  # by which the store's clock is ahead of ours
         self._key = reserved(f"sweep {ThreadKey.of(tenant, '').digest.hex()}")
         if retain is not None and retain.every_s is not None:
-            self._ticker = engine.runtime.tick(min(retain.every_s, _LOOK_S), self._tick)
+            self._begin_ticking(retain.every_s)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -68,16 +69,44 @@ class Sweeper:
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():  # the parent sweeps; its thread may have held the mutex when it forked
-            self._ticker = None
+            self._ticker = self._background = None
             self._begin()
+
+    def _begin_ticking(self, every_s: float) -> None:
+        self._background = self._engine.runtime.bell()
+        self._ticker = self._engine.runtime.tick(min(every_s, _LOOK_S), self._tick)
+
+    async def start(self, retain: Retain | None) -> None:
+        """Sweep in the background, every `retain.every_s`; where that is done already, by this rule from now on."""
+        self._after_fork()
+        if retain is None or retain.every_s is None:
+            raise BadArgument(
+                "nothing says what to keep and how often to sweep: give retain=outlive.Retain(..., every_s=...)"
+            )
+        if self._bell.has_rung():
+            raise StoreClosed
+        if self._ticker is not None and retain == self.retain:
+            return
+        await self.stop()
+        self.retain = retain
+        self._seen.clear()  # what was not due by the rule before
+        self._begin_ticking(retain.every_s)
+
+    async def stop(self) -> None:
+        """End the sweeps in the background: one that is under way ends after its commit, and is waited for."""
+        self._after_fork()
+        if self._background is not None:
+            self._background.ring()
+        async with self._turn:
+            if self._ticker is not None:
+                self._ticker.stop()
+            self._ticker = self._background = None
 
     async def close(self) -> None:
         """Stop what is under way after its commit, and wait for that."""
         self._after_fork()
         self._bell.ring()
-        async with self._turn:
-            if self._ticker is not None:
-                self._ticker.stop()
+        await self.stop()
 
     # When
 
@@ -85,7 +114,7 @@ class Sweeper:
         """Sweep if it is time. What stands in the way is told, and may be gone the next time."""
         try:
             if await self._is_due(time.time() + self._skew_s):  # before anybody takes a lock for it
-                await self.sweep(self.retain, if_due=True)
+                await self.sweep(self.retain, if_due=True, bell=self._background)
         except (ThreadBusy, StoreClosed):
             pass  # another process sweeps, or this one ends
         except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next sweep may go well
@@ -133,30 +162,32 @@ class Sweeper:
         *,
         dry_run: bool = False,
         if_due: bool = False,
+        bell: Bell | None = None,
     ) -> Swept:
         """Take away what is due. Raises SweepBusy when another process sweeps."""
         if retain is None:
             raise BadArgument("nothing says what to keep: open the store with retain=outlive.Retain(...)")
         self._after_fork()
         swept = Swept(dry_run)
+        bell = bell or self._bell
         async with self._turn:
-            if self._bell.has_rung():
+            if bell.has_rung():
                 raise StoreClosed
             if dry_run:
-                await self._all(retain, swept, Pace(self._bell, None))
+                await self._all(retain, swept, Pace(bell, None))
                 return swept
             lock = AsyncLock(self._engine, self._key, "", self._heart, timeout_s=0.001, lease_s=_LEASE_S)
             try:
                 async with lock:
                     if not if_due or await self._is_due(await self._now()):
-                        await self._sweep(retain, swept, lock)
+                        await self._sweep(retain, swept, lock, bell)
             except ThreadBusy as busy:
                 raise SweepBusy(busy.thread, busy.until) from None
         return swept
 
-    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock) -> None:
+    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Bell) -> None:
         start = time.perf_counter()
-        now = await self._all(retain, swept, Pace(self._bell, lock))
+        now = await self._all(retain, swept, Pace(bell, lock))
         if swept.is_complete:
             await self._note(now)
         status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None

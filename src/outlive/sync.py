@@ -520,6 +520,12 @@ class Store:
     def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
         return run_now(self._store.sweep(dry_run=dry_run, retain=retain))
 
+    def start_sweeping(self, retain: Retain | None = None) -> None:
+        return run_now(self._store.start_sweeping(retain))
+
+    def stop_sweeping(self) -> None:
+        return run_now(self._store.stop_sweeping())
+
     def rotate(self, *, progress: Progress | None = None) -> Rotated:
         return run_now(self._store.rotate(progress=progress))
 
