@@ -9,9 +9,10 @@ import pytest
 
 import outlive
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.testing.patience import PATIENCE_S
 
 BACKENDS = ("memory", "file", "sqlite", "postgresql", "redis")
-SOON_S = 20  # less than a store's own timeout
+SOON_S = PATIENCE_S  # half of the store's own timeout
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ async def _end(tasks):
 
 
 async def opened(url, **options):
-    return await outlive.open_async(url, timeout_s=60, **options)
+    return await outlive.open_async(url, timeout_s=2 * SOON_S, **options)
 
 
 def refused(make):

@@ -12,16 +12,11 @@ import time
 import pytest
 
 import outlive
-from crash import BACKENDS, SERVERS, ForkServer, ram_folder
+from crash import BACKENDS, SERVERS, ram_folder
 from outlive.errors import LeaseLost, RunBusy, RunEnded, ThreadBusy
+from outlive.testing.patience import PATIENCE_S
 
 ALL = [*BACKENDS, *SERVERS]
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ def terminated(report, url):
         def work(run):
             run.save({"attempt": run.info.attempt})
             report(run.info.attempt)
-            time.sleep(60)
+            time.sleep(PATIENCE_S)
 
         if not list(store.runs()):
             with store.run("t", run_id="r", agent="a", max_attempts=2) as run:
@@ -80,7 +75,7 @@ def test_sigterm_is_no_failed_attempt_and_a_kill_is_one(workers):
         for attempt, number in enumerate([signal.SIGTERM] * 3 + [signal.SIGKILL], 1):
             with workers.spawn(terminated, url) as worker:
                 assert worker.receive() == (attempt,)
-                os.kill(worker.pid, number)
+                worker.signal(number)
                 with contextlib.suppress(AssertionError):  # it says that it ended by SystemExit
                     worker.receive()
                 worker.kill()
@@ -133,7 +128,7 @@ def hold_as_parent(report, url):
     with outlive.open(url) as store:
         store.run("t", run_id="parent", agent="a", lease_s=600).start()
         report("started")
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
 
 
 @pytest.mark.parametrize("backend", ["file", "sqlite", "postgresql", "redis"])
@@ -142,7 +137,6 @@ def test_a_child_keeps_the_place_when_its_parents_process_dies(backend, url, wor
         assert worker.receive() == ("started",)
         with outlive.open(url) as store:
             child = store.run("t", run_id="child", parent="parent").start()
-            os.kill(worker.pid, signal.SIGKILL)
             worker.kill()
             with pytest.raises(ThreadBusy) as busy:
                 store.run("t").start()
@@ -420,7 +414,7 @@ def work_until_terminated(report, url):
         for n in range(5):
             run.save({"n": n})
         report("saved")
-        time.sleep(60)
+        time.sleep(PATIENCE_S)
 
 
 @pytest.mark.parametrize("number, stored", [(signal.SIGTERM, [{"n": 4}]), (signal.SIGKILL, [])])
@@ -429,7 +423,7 @@ def test_exit_durability_survives_sigterm_and_not_a_kill(number, stored, workers
         url = f"sqlite:///{folder}/store.db"
         with workers.spawn(work_until_terminated, url) as worker:
             assert worker.receive() == ("saved",)
-            os.kill(worker.pid, number)
+            worker.signal(number)
             with contextlib.suppress(AssertionError):
                 worker.receive()
             worker.kill()

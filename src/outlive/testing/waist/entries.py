@@ -178,7 +178,7 @@ class EntryContract(Contract):
         assert await _keys(waist, "run", statuses=[]) == await _keys(waist, "none") == []
         assert await _keys(waist, "run", prefix="x%") == ["x%"]
         assert await _keys(waist, "run", prefix="%") == []
-        assert await _keys(waist, "run", limit=2, timeout_s=5.0) == ["0", "1"]
+        assert await _keys(waist, "run", limit=2, timeout_s=60.0) == ["0", "1"]
 
     async def test_entries_of_many_threads_are_paged_without_loss(self, waist: Waist) -> None:
         """One key may stand in many threads: a page may end between two of them."""

@@ -125,13 +125,13 @@ class ReadingContract(Contract):
     async def test_every_read_takes_a_timeout(self, waist: Waist) -> None:
         await waist.save("a", ONE)
         backend, thread = waist.backend, waist.thread
-        assert (await backend.read(thread, "", timeout_s=5.0)).record is not None
-        assert len((await backend.history(thread, "", timeout_s=5.0))[1]) == 1
-        assert await backend.writes(thread, None, timeout_s=5.0) == []
-        assert len(await backend.threads("", timeout_s=5.0)) == 1
-        assert len((await backend.inventory(thread, timeout_s=5.0)).chunks) == 1
-        assert len(await backend.fetch(thread, [ONE[0]], timeout_s=5.0)) == 1
-        assert (await waist.commit(draft("b"), timeout_s=5.0)).existing is None
+        assert (await backend.read(thread, "", timeout_s=60.0)).record is not None
+        assert len((await backend.history(thread, "", timeout_s=60.0))[1]) == 1
+        assert await backend.writes(thread, None, timeout_s=60.0) == []
+        assert len(await backend.threads("", timeout_s=60.0)) == 1
+        assert len((await backend.inventory(thread, timeout_s=60.0)).chunks) == 1
+        assert len(await backend.fetch(thread, [ONE[0]], timeout_s=60.0)) == 1
+        assert (await waist.commit(draft("b"), timeout_s=60.0)).existing is None
 
     # History
 
