@@ -387,7 +387,7 @@ def test_a_delayed_save_never_builds_on_one_that_failed(server, folder):
         store.thread("t").save(state("t", 5))
         with server.spawn(block_now_and_then, url.removeprefix("sqlite:///")) as blocker:
             blocker.receive()
-            with server.spawn(fail_and_go_on, url, rounds(40)) as worker:
+            with server.spawn(fail_and_go_on, url, rounds(20, long=800)) as worker:
                 worker.finish()
         assert store.verify().problems == ()
 
@@ -422,7 +422,7 @@ def interrupt_saves(report, url):
     """Interrupt a save at many places, each in a store of its own; report what is wrong afterwards."""
     places = interrupt_one(url, 0)
     problems = []
-    for place in range(1, places + 1, 1 if LONG else 1 + places // 80):
+    for place in range(1, places + 1, 1 if LONG else 1 + places // 40):
         try:
             interrupt_one(f"{url}{place}", place)
         except (AssertionError, outlive.OutliveError) as error:

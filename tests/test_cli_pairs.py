@@ -273,7 +273,7 @@ def test_a_pair_whose_secondary_is_down_is_written_when_one_says_so(program, pos
         assert two("replication", "--join", "--yes", "-q").code == 0
         with network.refusing():
             assert two("fork", "trip-42", "new", "--timeout", "0.3s").code == 3
-            assert two("fork", "trip-42", "waits", "--timeout", "4s", "--replication", "queue").code == 0
+            assert two("fork", "trip-42", "waits", "--timeout", "2s", "--replication", "queue").code == 0
         assert two("ls", "-q", "--replication", "async").code == 0
     alone = program("ls", "--store", near, "--replication", "queue")
     assert (alone.code, "--secondary URL" in alone.err) == (2, True)

@@ -145,7 +145,7 @@ def test_a_read_keeps_a_thread_if_that_was_asked_for(backend, url_for, tmp_path)
         for id in ("read", "left"):
             store.thread(id).save({"n": 1})
         saved_at = time.time()
-        time.sleep(2.5)
+        time.sleep(1.6)
         assert store.thread("read").load() == {"n": 1}
         assert store.thread("nobody").load() is None
         between = outlive.Retain(

@@ -338,7 +338,7 @@ def compete(report, url, at):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_of_many_that_compete_for_a_dead_run_one_resumes_it(backend, url, workers):
-    for turn in range(rounds(5, long=60)):
+    for turn in range(rounds(3, long=60)):
         kill_one(workers, url, run_id=f"r{turn}", lease_s=600)
         at = time.time() + 0.1
         running = [workers.spawn(compete, url, at) for _ in range(5)]
@@ -586,7 +586,7 @@ def look_with_another_clock(report, url, shift_s):
 @pytest.mark.parametrize("backend", ALL)
 def test_wall_clocks_that_differ_by_an_hour_change_nothing(backend, url, workers):
     with outlive.open(url) as store, store.run("live", run_id="live", lease_s=PATIENCE_S):
-        for turn, shift_s in enumerate((3600, -3600) * rounds(3, long=20)):
+        for turn, shift_s in enumerate((3600, -3600) * rounds(2, long=20)):
             kill_one(workers, url, run_id=f"dead {turn}", lease_s=600)
             with workers.spawn(look_with_another_clock, url, shift_s) as worker:
                 assert worker.finish() == [([f"dead {turn}"],)]
@@ -652,7 +652,7 @@ def test_a_live_run_in_another_pid_namespace_of_this_machine_is_not_claimed(tmp_
 def test_a_server_that_restarts_during_recovery_strands_no_run(workers):
     with PostgresServer(ram=True) as server:
         url = server.database("agents")
-        count = rounds(20, long=100)
+        count = rounds(12, long=100)
         for n in range(count):
             kill_one(workers, url, run_id=f"r{n}", lease_s=600, thread=f"t{n}")
         with outlive.open(url) as store, ThreadPoolExecutor(2) as pool:
