@@ -12,6 +12,9 @@ import time
 import pytest
 
 import outlive
+from outlive.layers.ending import end_pair
+from outlive.runtime import run_now
+from outlive.testing.interposed import Interposed
 from outlive.testing.proxy import FaultProxy
 from world import build
 
@@ -460,6 +463,39 @@ def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_i
         store.thread("t").save(1)
     with outlive.open(near) as store:
         assert store.thread("t").load() == "alone"
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey_url, tenant, monkeypatch):
+    urls = [f"sqlite:///{program.folder}/near.db", valkey_url]
+    two = Two(program, *urls)
+    with outlive.open(urls[0], secondary=urls[1], tenant=tenant) as store:
+        store.thread("t").save(1)
+        stores = store._store._pair.stores
+        sides = [run_now(stores.side(role)) for role in (0, 1)]
+        failing = Interposed(stores.both[0])
+
+        async def fail(*args):
+            raise outlive.StoreUnavailable("killed")
+
+        failing.before("commit_all", fail)
+        with pytest.raises(outlive.StoreUnavailable, match="killed"):
+            run_now(end_pair((failing, sides[0]), (stores.both[1], sides[1]), tenant, 30))
+    with pytest.raises(outlive.StoreUnavailable, match="repeat outlive replication --leave"):
+        outlive.open(urls[0], secondary=urls[1], tenant=tenant)
+    with outlive.open(urls[0], tenant=tenant) as store, pytest.raises(outlive.OpenedAlone):
+        store.thread("t").save(2)
+    said = ("--tenant", tenant) if tenant else ()
+    assert "outlive replication --leave finishes that" in two("replication", *said).out
+    assert two("replication", "--leave", "--yes", *said).code == 0
+    assert [item["state"] for item in items(two("replication", "--json", *said))] == ["alone", "old copy"]
+    with outlive.open(urls[0], tenant=tenant) as store:
+        store.thread("t").save(2)
+    with outlive.open(urls[1], tenant=tenant) as store, pytest.raises(outlive.OpenedAlone, match="old copy"):
+        store.thread("t").save(2)
+    third = f"sqlite:///{program.folder}/third.db"
+    fresh = program("replication", "--store", urls[0], "--secondary", third, *said)
+    assert "outlive replication --join makes the secondary a copy" in fresh.out
 
 
 def test_what_would_be_left_behind_is_no_way_to_end_a_pair(program):

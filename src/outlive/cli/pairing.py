@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..backends.address import Served
 from ..errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from ..layers.backlog import Backlog
 from ..layers.keyring import KeyRing, is_sealed, key_of
-from ..layers.pair import OLD_COPY, PRIMARY, ROLES, SECONDARY, PairEnded, Side, check_match, read_side
+from ..layers.pair import ALONE, OLD_COPY, PRIMARY, ROLES, SECONDARY, PairEnded, Side, check_match, read_side
 from ..runtime import SyncRuntime, run_now
 from .measure import counted, size, span
 from .place import Absent, check_path, check_served, opening
@@ -55,7 +55,13 @@ def look(url: str, options: dict[str, Any]) -> Pair:
     ]
     if seen[0].side is not None and seen[1].side is not None:
         check_match(seen[0].side, seen[1].side)
-    return seen
+    return [_unjoined(one, other) for one, other in zip(seen, reversed(seen), strict=True)]
+
+
+def _unjoined(one: Seen, other: Seen) -> Seen:
+    """A store that goes on alone after its pair has ended is like any other beside one that it was never joined with."""
+    is_free = one.side is not None and one.side.ended == ALONE and other.is_absent
+    return replace(one, side=None) if is_free else one
 
 
 def _look(role: int, url: str, served: Served, tenant: str, timeout_s: float) -> Seen:

@@ -122,7 +122,9 @@ def _joining(seen: Pair) -> str | None:
     states = [state_of(seen, one) for one in seen]
     if lost_of(seen) is not None:
         return None
-    if secondary.side is None and (primary.side is None or ended_of(seen) is not None):
+    if ended_of(seen) is not None:
+        return None
+    if primary.side is None and secondary.side is None:
         return (
             f"make {secondary.url} the secondary of {primary.url}: it gets a copy of everything, and from then on neither is written "
             "without the other; outlive replication --leave ends that"

@@ -45,7 +45,8 @@ class PairEnded(Gone):
         StoreUnavailable.__init__(
             self,
             f"these two stores are no pair any more: outlive replication --leave has ended it, and what was its {alone} goes on "
-            "alone. Open that store without a secondary, or with a new and empty one",
+            "alone. Open that store without a secondary, or with a new and empty one; if it refuses to be written alone, "
+            "repeat outlive replication --leave, which was interrupted",
         )
 
 
