@@ -656,7 +656,7 @@ def test_a_path_starts_at_the_state_also_where_python_has_no_word_for_the_rest(s
 def test_the_path_is_the_same_when_the_state_is_split_against_an_earlier_one():
     messages = [Step(f"s{n}", {"text": "x" * 500}) for n in range(30)]
     with outlive.open("memory:") as store:
-        thread = store.thread("a", type=Step)
+        thread = store.thread("a", type=dict[str, dict[str, list[Step]]])
         thread.save({"deep": {"messages": messages}})
         messages.append(Step("bad", {"text": "y", "socket": threading.Lock()}))
         with pytest.raises(Unencodable) as caught:
@@ -780,6 +780,29 @@ def test_a_value_inside_itself_is_refused(via):
         outlive.register(Step, tag="codec.Step")
         with pytest.raises(Unencodable, match=r"state\.top.*inside itself"):
             store.thread("a").save({"top": value})
+
+
+def test_a_value_inside_itself_is_named_where_it_closes_the_circle():
+    one, two, many = {}, {}, []
+    one["self"] = one
+    two["forth"] = {"back": two}
+    many.append((many,))
+    for state, said in (
+        (one, "state.self: inside itself: it is the same object as state"),
+        (
+            {"deep": [1, two]},
+            "state.deep[1].forth.back: inside itself: it is the same object as state.deep[1]",
+        ),
+        ({"many": many}, "state.many[0][0]: inside itself: it is the same object as state.many"),
+    ):
+        with outlive.open("memory:") as store, pytest.raises(Unencodable) as caught:
+            store.thread("a").save(state)
+        assert str(caught.value) == said
+    deep = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(Unencodable, match="nested deeper than 200 levels"):
+        BARE.pack(deep)
 
 
 def test_the_same_object_in_two_places_comes_back_as_two_equal_ones():
@@ -1268,6 +1291,28 @@ def test_a_threads_type_may_be_a_typed_dict_or_a_container():
             thread = store.thread(str(kind), type=kind)
             thread.save(state)
             assert same(thread.load(), state)
+
+
+def test_a_thread_of_a_type_saves_nothing_else():
+    node = ANode([], {"b": ()})
+    with outlive.open("memory:") as store:
+        for kind, wrong in (
+            (ANode, {"children": []}),
+            (ANode, None),
+            (ATyped, [node]),
+            (list[ANode], (node,)),
+            (ANode | None, [node]),
+            (ABox[AItem], AItem(1)),
+        ):
+            thread = store.thread("a", type=kind)
+            for durability in ("sync", "async"):
+                with pytest.raises(outlive.BadArgument, match="opened with type="):
+                    thread.save(wrong, durability=durability)
+            assert not thread.exists()
+        store.thread("a", type=ANode).save(node)
+        with pytest.raises(outlive.BadArgument):
+            store.thread("a", type=ANode).fork("b").save({})
+        store.thread("a").save({})
 
 
 def test_annotations_that_are_no_data_are_passed_over():

@@ -1,6 +1,7 @@
 """One implementation, two colours: the same names, the same arguments, and no event loop on the sync side."""
 
 import ast
+import asyncio
 import datetime as dt
 import inspect
 import re
@@ -77,8 +78,7 @@ def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
 def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    handles = {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
-    assert plain <= (AT_HAND if sync is Responses else handles)
+    assert plain <= {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
 
 
 @pytest.mark.parametrize("asynchronous, sync", PAIRS)
@@ -150,6 +150,12 @@ CALLS = {
         "fail": lambda responses: responses.fail("m", "broken"),
         "interrupt": lambda responses: responses.interrupt("m"),
         "complete": lambda responses: responses.complete("m", {"text": "xy"}),
+        "all": lambda responses: responses.all(),
+        "get": lambda responses: responses.get("m"),
+        "pending": lambda responses: responses.pending(),
+        "completed": lambda responses: responses.completed(),
+        "usage": lambda responses: responses.usage(),
+        "build": lambda responses: responses.build(),
     },
 }
 
@@ -160,14 +166,6 @@ def encrypted(store):
 
 
 HANDLES = {"thread"}  # these only make a handle
-AT_HAND = {
-    "all",
-    "get",
-    "pending",
-    "completed",
-    "usage",
-    "build",
-}  # of responses: read when the run was taken
 
 
 async def every(items):
@@ -213,8 +211,7 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "worker",
     }  # their own tests drive them in both colours
     pairs = {"promote", "failback", "replication_status"}  # so do those of stores with a secondary
-    plain = AT_HAND if cls is AsyncResponses else HANDLES | runs | pairs
-    assert public(cls).keys() - plain == CALLS[cls].keys()
+    assert public(cls).keys() - (HANDLES | runs | pairs) == CALLS[cls].keys()
 
 
 def imported(path):
@@ -246,3 +243,43 @@ def test_the_core_does_not_import_the_tests_tools():
         if not path.relative_to(SOURCE).as_posix().startswith("testing/"):
             tops = {str(module).partition(".")[0] for module in imported(path)}
             assert not tops & {"pytest", "hypothesis", "pickle", "marshal"}, path.name
+
+
+# What is said to whoever mixes the two ----------------------------------------------------------------------
+
+
+async def entered(manager):
+    async with manager:
+        pass
+
+
+async def iterated(items):
+    async for _ in items:
+        pass
+
+
+def test_a_sync_store_in_async_code_says_what_to_write():
+    with outlive.open("memory:") as store:
+        for manager in (outlive.open("memory:"), store.run("t"), store.lock("t")):
+            with pytest.raises(outlive.SyncAsyncMixed, match="`with` instead of `async with`"):
+                asyncio.run(entered(manager))
+        for items in (store.thread("t").history(), store.threads(), store.runs(), store.interrupted()):
+            with pytest.raises(outlive.SyncAsyncMixed, match="`for` instead of `async for`"):
+                asyncio.run(iterated(items))
+
+
+def test_an_async_store_in_sync_code_says_what_to_write():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            for manager in (outlive.open_async("memory:"), store, store.run("t"), store.lock("t")):
+                with pytest.raises(outlive.SyncAsyncMixed, match="`async with` instead of `with`"):
+                    with manager:
+                        pass
+            for items in (store.thread("t").history(), store.threads(), store.runs(), store.interrupted()):
+                with pytest.raises(outlive.SyncAsyncMixed, match="`async for` instead of `for`"):
+                    for _ in items:
+                        pass
+                assert [item async for item in items] == []
+
+    asyncio.run(scenario())
+    assert issubclass(outlive.SyncAsyncMixed, TypeError)

@@ -34,7 +34,7 @@ def url(backend, url_for):
 
 
 def statuses(responses):
-    return {(one.model_id, one.ordinal): one.status for one in responses.all()}
+    return {(one.model_id, one.ordinal): one.status for one in responses}
 
 
 # What is kept ---------------------------------------------------------------------------------------------------
@@ -111,10 +111,17 @@ def test_the_same_with_tasks(backend, url):
             await run.interrupt()
 
             async def go_on(run):
-                assert [len(one.text) for one in run.responses.all()] == [1, 2, 3, 5, 4, *range(6, 21)]
-                assert [one.text for one in run.responses.completed()] == ["whole"]
+                assert [len(one.text) for one in (await run.responses.all())] == [
+                    1,
+                    2,
+                    3,
+                    5,
+                    4,
+                    *range(6, 21),
+                ]
+                assert [one.text for one in (await run.responses.completed())] == ["whole"]
                 assert (await run.responses.update("m", {"output_tokens": 5}, 19)).output_tokens == 25
-                return len(run.responses.pending())
+                return len(await run.responses.pending())
 
             report = await store.recover({"a": go_on})
             assert [(one.status, one.result) for one in report.resumed] == [("completed", 19)]
@@ -214,10 +221,10 @@ def test_a_cancelled_update_takes_nobody_along():
                 tasks[4].cancel()
             done = await asyncio.gather(*tasks, return_exceptions=True)
             assert [isinstance(one, asyncio.CancelledError) for one in done] == [False] * 3 + [True] * 2
-            assert [one.text for one in responses.all()] == ["a2", "b1", ""]
+            assert [one.text for one in (await responses.all())] == ["a2", "b1", ""]
             await run.interrupt()
             async with store.run("t", run_id="r") as again:
-                assert [one.text for one in again.responses.all()] == ["a2", "b1", ""]
+                assert [one.text for one in (await again.responses.all())] == ["a2", "b1", ""]
 
     asyncio.run(main())
 
@@ -235,10 +242,10 @@ def test_what_waits_to_be_stored_counts_for_those_who_come_later():
                 await asyncio.sleep(0)
                 with pytest.raises(BadArgument, match="completed"):
                     await asyncio.wait_for(responses.update("m", {"text": "half"}), 5)
-                assert statuses(responses) == {("m", 0): "not_started", ("n", 0): "not_started"}
+                assert statuses(await responses.all()) == {("m", 0): "not_started", ("n", 0): "not_started"}
             await asyncio.gather(*waiting)
-            assert responses.get("m").text == "whole"
-            assert (responses.get("n").output_tokens, responses.get("n").attempts) == (2, 1)
+            assert (await responses.get("m")).text == "whole"
+            assert ((await responses.get("n")).output_tokens, (await responses.get("n")).attempts) == (2, 1)
 
     asyncio.run(main())
 
@@ -250,7 +257,7 @@ def test_of_two_who_open_at_once_the_second_adds_what_is_missing():
             commits = counting(run)
             await asyncio.gather(responses.open(["a"], prompt="p"), responses.open(["a", "b"], prompt="p"))
             assert commits == [2, 2]
-            assert [one.model_id for one in responses.all()] == ["a", "b"]
+            assert [one.model_id for one in (await responses.all())] == ["a", "b"]
 
     asyncio.run(main())
 
@@ -277,7 +284,7 @@ def test_tasks_cancelled_at_random_lose_nothing_that_was_acknowledged(seed, tmp_
             await asyncio.gather(*tasks, return_exceptions=True)
             await run.interrupt()
             async with store.run("t", run_id="r") as again:
-                for one in again.responses.all():
+                for one in await again.responses.all():
                     last = acknowledged.get(one.model_id, 0)
                     assert len(one.text) in (last, last + 1)
 
@@ -563,7 +570,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(call, complaint):
         responses = run.responses.open(["m"])
         with pytest.raises(BadArgument, match=complaint):
             call(responses)
-        assert statuses(responses) == {("m", 0): "not_started"}
+        assert statuses(responses.all()) == {("m", 0): "not_started"}
 
 
 def test_responses_of_a_run_that_has_not_started_are_not_known():

@@ -525,3 +525,15 @@ def test_json_that_is_no_fan_out_is_refused_by_name():
     whole["responses"].append(whole["responses"][0] | {"ordinal": 0})
     with pytest.raises(BadArgument, match="two responses"):
         FanOut.from_json(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///a.db", "file:a", "memory:", "postgresql://u:secret@host/db", "s3://b/k"]
+)
+def test_a_url_is_no_path(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(outlive.BadArgument, match=r"outlive\.open") as refused:
+        outlive.checkpoint_file(url)
+    assert "secret" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    outlive.checkpoint_file(tmp_path / "sqlite").save(1)

@@ -242,22 +242,38 @@ class _Walk:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._nested = 0
+        self._trail: list[tuple[int, str]] = []  # the containers and objects that this one is in: id, path
 
     def plain(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
         if depth > MAX_DEPTH:
-            raise Unencodable(_shorten(path), f"nested deeper than {MAX_DEPTH} levels, or inside itself")
+            raise self._too_deep(path, f"nested deeper than {MAX_DEPTH} levels")
         if kind is str:
             return _plain_str(value)
         if kind in _SCALARS and not (kind is int and not -(1 << 63) <= value < 1 << 64):
             return value
         if kind is bytes:
             return value
+        self._trail.append((id(value), path))
         if kind is list:
-            return [self.plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-        if kind is dict:
-            return self._plain_dict(value, path, depth)
-        return self._extension(value, path, depth)
+            plain: Any = [self.plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        elif kind is dict:
+            plain = self._plain_dict(value, path, depth)
+        else:
+            plain = self._extension(value, path, depth)
+        self._trail.pop()
+        return plain
+
+    def _too_deep(self, path: str, reason: str) -> Unencodable:
+        """Tell a value that is inside itself from one that is only deep, and name the place where it closes the circle."""
+        first: dict[int, str] = {}
+        for key, place in self._trail:
+            if key in first:
+                return Unencodable(
+                    _shorten(place), f"inside itself: it is the same object as {_shorten(first[key])}"
+                )
+            first[key] = place
+        return Unencodable(_shorten(path), reason)
 
     def _plain_dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
         if all(type(key) is str and is_utf8(key) for key in value):
@@ -274,9 +290,7 @@ class _Walk:
         """Go one extension deeper."""
         self._nested += 1
         if self._nested > MAX_NESTED:
-            raise Unencodable(
-                _shorten(path), f"more than {MAX_NESTED} tuples, sets, maps or objects in each other"
-            )
+            raise self._too_deep(path, f"more than {MAX_NESTED} tuples, sets, maps or objects in each other")
         yield
         self._nested -= 1
 

@@ -34,6 +34,10 @@ class BadArgument(CallerError, ValueError):
     """An argument is of the wrong kind or out of range."""
 
 
+class SyncAsyncMixed(CallerError, TypeError):
+    """A sync store is used as an async one, or the other way round."""
+
+
 class MissingExtra(CallerError, ImportError):
     """An optional dependency is not installed. `extra` is the extra of outlive that brings it, empty when none does."""
 

@@ -16,13 +16,14 @@ from .backend import CheckpointRecord, Cursor, ThreadKey, escape
 from .checkpoint import Checkpoint, matches, parse_cursor
 from .engine import Engine, Located
 from .errors import CheckpointMissing
+from .mixing import AsyncItems
 
 _PAGE = 100
 _PAGE_BYTES = 8 << 20  # of stored chunks in a page with states
 _UNPACKED_BYTES = 32 << 20
 
 
-class History:
+class History(AsyncItems[Checkpoint]):
     """Checkpoints, newest first, one at a time."""
 
     def __init__(

@@ -10,11 +10,12 @@ from .checkpoint import ThreadInfo, matches
 from .engine import Engine
 from .errors import Corrupt
 from .info import describe_thread
+from .mixing import AsyncItems
 
 _PAGE = 200
 
 
-class Threads:
+class Threads(AsyncItems[ThreadInfo]):
     """Pages of threads, one at a time. Nothing is held between pages. With `damaged`, threads whose rows are go there and are passed over."""
 
     def __init__(

@@ -12,6 +12,7 @@ from .backend import Commit, Entry, ThreadKey
 from .engine import Engine
 from .errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from .lease import LOCK, RUNNING
+from .mixing import AsyncContext
 from .place import Place
 from .runtime import Deadline
 
@@ -25,7 +26,7 @@ class Keeper(Protocol):
     def discard(self, run: AsyncLock) -> None: ...
 
 
-class AsyncLock:
+class AsyncLock(AsyncContext):
     """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
 
     def __init__(

@@ -23,6 +23,7 @@ from .errors import BadArgument, BadURL, KeyMissing
 from .event import Watched
 from .layers.alone import guarded
 from .layers.keyring import KeyRing, is_sealed, key_of
+from .mixing import AsyncContext
 from .runtime import SyncRuntime, run_now
 from .store import AsyncStore, Opener, Settings, check_durability, check_timeout
 from .sync import Store
@@ -84,7 +85,7 @@ def open_async(url: str | RedisClient, **options: Any) -> Opening:
     return Opening(_parse(url, options))
 
 
-class Opening:
+class Opening(AsyncContext):
     """A store on its way: await it, or use it in `async with`."""
 
     def __init__(self, target: _Target) -> None:

@@ -13,6 +13,7 @@ import enum
 import functools
 import inspect
 import sys
+import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping
@@ -125,6 +126,22 @@ class Registry:
                 if self.of(item) is None:
                     self.add(item, item.__qualname__)
                 todo.extend(_hints(item))
+
+
+def accepts(annotation: Any, value: object) -> bool:
+    """Tell whether a value fits an annotation, by its outermost class; what has none, such as Any, fits everything."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(accepts(part, value) for part in typing.get_args(annotation))
+    if origin is typing.Annotated:
+        return accepts(typing.get_args(annotation)[0], value)
+    cls = origin or annotation
+    if cls is None or typing.is_typeddict(cls):
+        return isinstance(value, dict if cls is not None else types.NoneType)
+    try:
+        return not isinstance(cls, type) or isinstance(value, cls)
+    except TypeError:  # a protocol that is not for use at run time
+        return True
 
 
 def _check(cls: object, tag: object, version: object, encode: object, decode: object) -> None:

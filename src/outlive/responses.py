@@ -181,31 +181,31 @@ class AsyncResponses:
 
     # Looking
 
-    def all(self) -> list[ModelResponse]:
+    async def all(self) -> list[ModelResponse]:
         """Return all responses as they are stored, in the order in which the models were named."""
         if not self._is_read:
             raise BadArgument(f"the responses of run {self._run.id!r} are not open: call open() first")
         return [self._slots[place].stored.response for place in self._shared.order()]
 
-    def get(self, model_id: str, ordinal: int = 0) -> ModelResponse:
+    async def get(self, model_id: str, ordinal: int = 0) -> ModelResponse:
         """Return the response of one model, as it is stored."""
         return self._slot(model_id, ordinal).stored.response
 
-    def pending(self) -> list[ModelResponse]:
+    async def pending(self) -> list[ModelResponse]:
         """Return what is not completed, also what never began: that is what is to be asked, or asked again."""
-        return [one for one in self.all() if not one.is_completed]
+        return [one for one in await self.all() if not one.is_completed]
 
-    def completed(self) -> list[ModelResponse]:
+    async def completed(self) -> list[ModelResponse]:
         """Return what is completed: no need to ask again."""
-        return [one for one in self.all() if one.is_completed]
+        return [one for one in await self.all() if one.is_completed]
 
-    def usage(self) -> Usage:
+    async def usage(self) -> Usage:
         """Return what all models took together, in all attempts."""
-        return sum((one.usage for one in self.all()), Usage())
+        return sum((one.usage for one in await self.all()), Usage())
 
-    def build(self) -> FanOut | None:
+    async def build(self) -> FanOut | None:
         """Return all that there is to go on with, as one value; None when nothing was interrupted."""
-        return FanOut.build(self.all(), prompt=self.prompt, verbose=self.verbose)
+        return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
 
     # Telling: each of these is stored when it returns
 

@@ -41,6 +41,7 @@ from .errors import (
 from .event import CLAIM, END, LOSS, Event
 from .lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .ledger import Ledger
+from .mixing import AsyncContext
 from .responses import AsyncResponses
 from .runtime import Ticker, new_id
 from .starting import RunOptions, Start
@@ -56,7 +57,7 @@ class Live(Protocol):
     def discard(self, run: AsyncRun) -> None: ...
 
 
-class AsyncRun:
+class AsyncRun(AsyncContext):
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
     def __init__(

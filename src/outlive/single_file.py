@@ -15,11 +15,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .backends.address import hide_secrets
 from .backends.disk import BUSY_S, Disk, translated
 from .backends.log import Log
 from .codec import Codec
@@ -44,6 +46,7 @@ _DIGEST = hashlib.blake2b(b"single file", digest_size=16, person=b"outlive.file"
 _VALUE, _RESPONSE = "value", "response"
 _GROWTH = 4  # the file may be this many times as large as after it was last written as a whole
 _SMALL = 64 << 10
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://|(sqlite|file|memory|null|postgres|postgresql|redis|rediss):")
 Place = tuple[str, int]
 
 
@@ -56,7 +59,13 @@ class CheckpointFile:
     """One value in one file. Made by `outlive.checkpoint_file(path)`; costs nothing until used, and holds nothing open."""
 
     def __init__(self, path: str | os.PathLike[str], *, timeout_s: float = BUSY_S) -> None:
-        self.path = os.path.abspath(os.fsdecode(path))
+        said = os.fsdecode(path)
+        if _URL.match(said):
+            raise BadArgument(
+                f"checkpoint_file takes the path of a file, not a URL such as {hide_secrets(said)[:200]!r}; "
+                "outlive.open(url) opens a store"
+            )
+        self.path = os.path.abspath(said)
         folder, self._name = os.path.split(self.path)
         if not self._name:
             raise BadArgument(f"{self.path!r} is not the path of a file")

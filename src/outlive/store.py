@@ -39,6 +39,7 @@ from .heart import Heart
 from .lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
 from .listing import Threads
 from .lock import AsyncLock
+from .mixing import AsyncContext, async_items
 from .runtime import new_id
 from .thread import AsyncThread
 
@@ -67,7 +68,7 @@ class Settings:
     timeout_s: float | None = 30.0
 
 
-class AsyncStore:
+class AsyncStore(AsyncContext):
     """The threads of one tenant. Made by `outlive.open_async(url)`; safe for any number of tasks."""
 
     def __init__(
@@ -103,10 +104,13 @@ class AsyncStore:
         await self.close()
 
     def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread:
-        """Return a handle on a thread, which need not exist yet. `type` registers the classes that it annotates."""
+        """Return a handle on a thread, which need not exist yet.
+
+        `type` registers the classes that it annotates; this handle then saves only states of that type.
+        """
         if type is not None:
             self._engine.codec.registry.add_annotated(type)
-        return AsyncThread(self, self._engine, self._key(id), check_namespace(namespace))
+        return AsyncThread(self, self._engine, self._key(id), check_namespace(namespace), type)
 
     def threads(
         self,
@@ -272,6 +276,7 @@ class AsyncStore:
             on_report,
         )
 
+    @async_items
     async def runs(
         self,
         *,
@@ -294,6 +299,7 @@ class AsyncStore:
             if wanted.takes(run):
                 yield run
 
+    @async_items
     async def interrupted(self) -> AsyncIterator[RunInfo]:
         """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
         from .recovery import find_interrupted

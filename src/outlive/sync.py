@@ -15,6 +15,7 @@ from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Siz
 from .errors import BadArgument
 from .lease import RunInfo
 from .lock import AsyncLock
+from .mixing import SyncContext, SyncItems
 from .runtime import run_now
 from .store import AsyncStore, Progress
 from .thread import AsyncThread, Fencing
@@ -31,13 +32,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class _Each(SyncItems[T]):
+    """Iterates over what never suspends."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+
+    def __next__(self) -> T:
+        try:
+            return run_now(self._items.__anext__())  # type: ignore[arg-type]
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
 def each(items: AsyncIterator[T]) -> Iterator[T]:
     """Iterate over what never suspends."""
-    while True:
-        try:
-            yield run_now(items.__anext__())  # type: ignore[arg-type]
-        except StopAsyncIteration:
-            return
+    return _Each(items)
 
 
 class Thread:
@@ -230,7 +240,7 @@ class Thread:
         run_now(self._thread.flush())
 
 
-class Run:
+class Run(SyncContext):
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
     def __init__(self, run: AsyncRun) -> None:
@@ -331,7 +341,7 @@ class Run:
         run_now(self._run.__aexit__(kind, error, trace))
 
 
-class Lock:
+class Lock(SyncContext):
     """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
 
     def __init__(self, lock: AsyncLock) -> None:
@@ -377,7 +387,7 @@ class Worker:
         self._worker.stop()
 
 
-class Store:
+class Store(SyncContext):
     """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
 
     def __init__(self, store: AsyncStore) -> None:

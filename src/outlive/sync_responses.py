@@ -34,22 +34,22 @@ class Responses:
         return self
 
     def all(self) -> list[ModelResponse]:
-        return self._responses.all()
+        return run_now(self._responses.all())
 
     def get(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        return self._responses.get(model_id, ordinal)
+        return run_now(self._responses.get(model_id, ordinal))
 
     def pending(self) -> list[ModelResponse]:
-        return self._responses.pending()
+        return run_now(self._responses.pending())
 
     def completed(self) -> list[ModelResponse]:
-        return self._responses.completed()
+        return run_now(self._responses.completed())
 
     def usage(self) -> Usage:
-        return self._responses.usage()
+        return run_now(self._responses.usage())
 
     def build(self) -> FanOut | None:
-        return self._responses.build()
+        return run_now(self._responses.build())
 
     def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
         return run_now(self._responses.begin(model_id, ordinal))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ from .engine import Draft, Engine
 from .errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from .history import History
 from .info import describe_thread, open_info, pack_info
+from .registry import accepts
 from .runtime import Deadline, new_id
 
 _TRIES = 8
@@ -56,7 +58,7 @@ class Home(Protocol):
 
     _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
 
-    def thread(self, id: str, *, namespace: str = "") -> AsyncThread: ...
+    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread: ...
     def _timeout(self, timeout_s: float | None) -> float | None: ...
     def _is_delayed(self, durability: str | None) -> bool: ...
     def _delayed(self, key: ThreadKey) -> Delayed: ...
@@ -75,8 +77,11 @@ class Fencing(Protocol):
 class AsyncThread:
     """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
 
-    def __init__(self, home: Home, engine: Engine, key: ThreadKey, namespace: str) -> None:
+    def __init__(
+        self, home: Home, engine: Engine, key: ThreadKey, namespace: str, type: type | None = None
+    ) -> None:
         self.id = key.id
+        self._type = type
         self.namespace = namespace
         self._home = home
         self._engine = engine
@@ -123,6 +128,12 @@ class AsyncThread:
             completed_tasks=completed_tasks, interrupts=interrupts, run=run, writes=writes, replace=replace, timeout_s=timeout_s,
         )  # fmt: skip
         draft.fence = self._fence(fence)
+        if self._type is not None and not accepts(self._type, state):
+            name = getattr(self._type, "__qualname__", None) or str(self._type)
+            raise BadArgument(
+                f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
+                f"save a {name}, or open the thread without type="
+            )
         if self._home._is_delayed(durability):
             if expect is not None:
                 raise BadArgument(
@@ -387,7 +398,7 @@ class AsyncThread:
     async def fork(self, id: str, *, at: str | None = None) -> AsyncThread:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
-        target = self._home.thread(id, namespace=self.namespace)
+        target = self._home.thread(id, namespace=self.namespace, type=self._type)
         for _ in range(_TRIES):
             reading = await self._engine.backend.read(
                 self._key, self.namespace, optional_id("at", at), chunks=False
@@ -403,7 +414,7 @@ class AsyncThread:
     async def copy(self, id: str) -> AsyncThread:
         """Make a new thread with the whole history of this one, all namespaces."""
         await self._settled()
-        target = self._home.thread(id, namespace=self.namespace)
+        target = self._home.thread(id, namespace=self.namespace, type=self._type)
         for _ in range(_TRIES):
             generation = (await self._engine.backend.inventory(self._key)).generation
             records = await self._engine.records(self._key)
