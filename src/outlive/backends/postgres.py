@@ -71,7 +71,7 @@ from .postgres_rows import (
     to_writes,
 )
 from .postgres_save import check_acceptable, may_be_grouped, parameters, receipt, thread_parameters
-from .postgres_statements import OLD_ENTRIES, PROBLEMS, VERSION, quoted, schema_script, statements
+from .postgres_statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from .postgres_transaction import Transaction
 from .server import Attempts, GivenUp, lock_ms
 from .snapshot import is_plain
@@ -459,8 +459,8 @@ class PostgresBackend:
                 continue
             key = ThreadKey(tenant, to_text(id), place or b"")
             entry = to_entry(cells, key)
-            if thread is None and to_number(problem) == OLD_ENTRIES:
-                raise DamagedEntry(key.id, kind, entry.key, entry.status, PROBLEMS[OLD_ENTRIES])
+            if thread is None and (what := PROBLEMS.get(to_number(problem))):
+                raise DamagedEntry(key.id, kind, entry.key, entry.status, what)
             entries.append((key, entry))
         if thread is not None:
             _check(found, thread.id)

@@ -26,6 +26,7 @@ _CHECKED = (
     "the list of all threads says something else than its row",
     "its metadata is not what was stored last",
     "its rows are newer than its own row says",
+    "a checkpoint has other pending writes than were stored",
     "a namespace has other checkpoints than were stored",
 )
 

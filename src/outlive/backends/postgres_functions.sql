@@ -36,7 +36,7 @@ $outlive$;
 create function {schema}.thread_seal_1(t {schema}.thread) returns bigint language sql stable as $outlive$
     select {schema}.seal_1(
         t.digest || t.tokens || coalesce(t.info_checksum, ''),
-        t.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || t.seq || ' ' || t.checkpoints || ' ' || t.writes || ' '
+        t.key || ' ' || t.generation || ' ' || t.revision || ' ' || t.epoch || ' ' || t.seq || ' ' || t.checkpoints || ' ' || t.writes || ' '
             || t.stored || ' ' || t.created_at || ' ' || t.updated_at || ' ' || t.info_version || ' ' || t.root_checkpoints
             || ' ' || coalesce(t.root_head, 0) || ' ' || t.checkpoint_sum || ' ' || t.run_sum || ' ' || t.step_sum
     )
@@ -474,7 +474,17 @@ begin
                 returning x.* into t;
         end if;
     end if;
-    if t.seal = {schema}.thread_seal_1(t) then
+    if p_repairs then
+        insert into {schema}.roster as y (key, digest, tenant_digest, tenant, id) overriding system value
+            values (t.key, p_digest, p_tenant_digest, p_tenant, p_thread)
+            on conflict (digest) do update set
+                key = excluded.key, tenant_digest = excluded.tenant_digest, tenant = excluded.tenant, id = excluded.id
+                where (y.key, y.tenant_digest, y.tenant, y.id)
+                    is distinct from (excluded.key, excluded.tenant_digest, excluded.tenant, excluded.id);
+    end if;
+    if t.seal = {schema}.thread_seal_1(t)
+        and (t.tenant_digest, t.tenant, t.id) = (p_tenant_digest, p_tenant, p_thread)
+    then
         return 'found';
     end if;
     if not p_repairs then
@@ -482,6 +492,7 @@ begin
     end if;
     update {schema}.thread y set
         tenant_digest = p_tenant_digest, tenant = p_tenant, id = p_thread,
+        checkpoints = (select count(*) from {schema}.checkpoint c where c.thread = t.key),
         epoch = greatest(0, (select max(c.epoch) from {schema}.checkpoint c where c.thread = t.key)),
         seq = greatest(
             case when t.seq < 1::bigint << 53 then t.seq end, 0,

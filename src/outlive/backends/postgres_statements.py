@@ -24,7 +24,7 @@ _NEWEST = """
 _LISTED = "(t.checkpoints > 0 or t.writes > 0 or t.info_checksum is not null)"
 
 # What is wrong with a thread, as the statements number it.
-GONE, NO_HEAD, TOO_FEW, UNSEALED, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES = range(10, 18)
+GONE, NO_HEAD, TOO_FEW, UNSEALED, OLD_INFO, OLD_ENTRIES, BAD_ENTRY, FEW_WRITES, OTHER_KEY = range(10, 19)
 PROBLEMS = {
     GONE: "its row is gone",
     NO_HEAD: "its newest checkpoint is missing or is not the one that was stored last",
@@ -34,11 +34,14 @@ PROBLEMS = {
     OLD_ENTRIES: "its runs, steps or locks are not all, or not those that were stored last",
     BAD_ENTRY: "one of its runs, steps or locks does not match its seal",
     FEW_WRITES: "it does not have all the pending writes that were stored",
+    OTHER_KEY: "its row has another key than the list of all threads",
 }
 _LAST = (1 << 63) - 1  # the place before the first page of a history
 _IS_GONE = (
     f"case when exists (select 1 from {{schema}}.roster r where r.digest = {{digest}}) then {GONE} else 0 end"
 )
+# Asked when nothing was found: the rows of a thread whose key has changed are still there, under the old one.
+_HAS_OTHER_KEY = "not exists (select 1 from {schema}.roster r where r.digest = $1 and r.key = t.key)"
 _COUNT = "(select count(*) from {schema}.checkpoint x where x.thread = t.key)"
 _COUNT_OF_SPACE = "(select count(*) from {schema}.checkpoint x where x.thread = t.key and x.space = {space})"
 _EXPECTED_OF_SPACE = (
@@ -103,6 +106,7 @@ c as materialized (
 """
 _PAGE_CHECK = f"""case
         when t.key is null then {_IS_GONE.replace("{digest}", "$1::bytea")}
+        when c.id is null and {_HAS_OTHER_KEY} then {OTHER_KEY}
         when ($2::bigint = {_LAST} or (select count(*) from c) < $6::bigint) and {{count}} <> {{expected}} then {TOO_FEW}
         else 0 end::bigint"""
 _HISTORY = (
@@ -209,20 +213,24 @@ _IS_OLD = f"a.sum <> case when {_IS_MANY} then t.step_sum else t.run_sum end"
 _ENTRY_FILTER = """
 e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
-    and starts_with(e.key, $6::text) and ($7::text is null or (e.key, t.digest) > ($7::text, $8::bytea))
+    and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
     and ($9::text[] is null or e.status = any($9::text[]))
     and ($10::boolean is null or $10::boolean = (e.clock <> 'postgresql' or e.until <= {schema}.now_us()))
 """
+_FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
+_FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")
 _ENTRIES = f"""
 with page as materialized (
-    select t.id as thread_id, t.digest, t.run_sum, t.step_sum, e.*
-    from {{schema}}.entry e join {{schema}}.thread t on t.key = e.thread
-    where e.tenant_digest = $1::bytea and t.tenant = $2::text and {_ENTRY_FILTER}
-    order by left(e.key, 400) collate "C", e.key, t.digest limit $11::bigint
+    select t.key is null as is_gone, coalesce(t.id, r.id) as thread_id, coalesce(t.digest, r.digest) as digest,
+        t.run_sum, t.step_sum, e.*
+    from {{schema}}.entry e left join {{schema}}.thread t on t.key = e.thread
+    left join {{schema}}.roster r on r.key = e.thread and t.key is null
+    where e.tenant_digest = $1::bytea and coalesce(t.tenant, r.tenant) = $2::text and {_FILTER_OF_ALL}
+    order by left(e.key, 400) collate "C", e.key, coalesce(t.digest, r.digest) limit $11::bigint
 ),
 checked as materialized (
-    select t.key, case when {_IS_OLD} then {OLD_ENTRIES} else 0 end as problem
-    from (select distinct p.thread as key, p.digest, p.run_sum, p.step_sum from page p) t
+    select t.key, case when t.is_gone then {GONE} when {_IS_OLD} then {OLD_ENTRIES} else 0 end as problem
+    from (select distinct p.thread as key, p.is_gone, p.digest, p.run_sum, p.step_sum from page p) t
     cross join lateral ({_ENTRY_SUM}) a
 )
 select k.problem::bigint, e.thread_id, e.digest, {ENTRY} from page e join checked k on k.key = e.thread
@@ -242,7 +250,7 @@ select case when t.key is null then {_IS_GONE.replace("{digest}", "$12::bytea")}
     t.id, t.digest, {ENTRY}
 from (select 1) q left join t on true left join lateral (
     select e.* from {{schema}}.entry e
-    where e.thread = t.key and {_ENTRY_FILTER}
+    where e.thread = t.key and {_FILTER_OF_THREAD}
     order by left(e.key, 400) collate "C", e.key limit $11::bigint
 ) e on true
 order by left(e.key, 400) collate "C", e.key
@@ -250,7 +258,7 @@ order by left(e.key, 400) collate "C", e.key
 
 _WRITES = f"""
 select case when t.key is null then {_IS_GONE.replace("{digest}", "$1")}
-        {{check}} else 0 end::bigint, {WRITE}
+        when w.thread is null and {_HAS_OTHER_KEY} then {OTHER_KEY} {{check}} else 0 end::bigint, {WRITE}
 from (select 1) q left join {{schema}}.thread t on t.digest = $1
 left join {{schema}}.write w on w.thread = t.key {{condition}}
 """
@@ -272,6 +280,11 @@ select t.checkpoints, t.checkpoint_sum, t.root_checkpoints, t.root_head, t.write
     (t.seq, t.epoch, t.revision) is not distinct from (
         greatest(t.seq, c.seq), greatest(t.epoch, c.epoch),
         greatest(t.revision, (select max(k.revision) from {schema}.chunk k where k.thread = t.key))
+    ),
+    not exists (
+        select 1 from {schema}.write w where w.thread = t.key group by w.pair
+        having (count(*) filter (where w.checksum <> ''), {schema}.xor_1(w.seal))
+            is distinct from (max(w.epoch) filter (where w.checksum = ''), max(w.fence) filter (where w.checksum = ''))
     ),
     not exists (
         select 1 from (
@@ -347,8 +360,8 @@ def statements(schema: str) -> Statements:
             template = template.replace("{" + name + "}", part)
         return template.replace("{schema}", schema)
 
-    def read(record: str, problem: int, condition: str) -> str:
-        return of(_READ, record=record, check=f"case when {condition} then {problem} else 0 end")
+    def read(record: str, problem: int, condition: str, more: str = "") -> str:
+        return of(_READ, record=record, check=f"case when {condition} then {problem} {more} else 0 end")
 
     count, expected = (part.replace("{space}", "$2::bytea") for part in (_COUNT_OF_SPACE, _EXPECTED_OF_SPACE))
     head = "(select s.head from {schema}.space s where s.thread = t.key and s.space = $2::bytea)"
@@ -358,10 +371,18 @@ def statements(schema: str) -> Statements:
         save=f"select * from {schema}.save_1({_ARGUMENTS})",
         share=f"select {schema}.share_1($1, $2, $3, $4, $5, $6, $7, $8)",
         read_head=read(newest("$2::bytea"), NO_HEAD, "c.seal is distinct from t.root_head"),
-        read_head_of=read(newest("$2::bytea"), NO_HEAD, f"c.seal is distinct from {head}"),
+        read_head_of=read(
+            newest("$2::bytea"),
+            NO_HEAD,
+            f"c.seal is distinct from {head}",
+            f"when c.id is null and {_HAS_OTHER_KEY} then {OTHER_KEY}",
+        ),
         read_id=read(by_name, TOO_FEW, f"c.id is null and ({_COUNT} <> t.checkpoints or exists ({by_id}))"),
         read_at=read(
-            newest("$2::bytea", "and x.created_at <= $6::bigint"), TOO_FEW, f"{count} <> {expected}"
+            newest("$2::bytea", "and x.created_at <= $6::bigint"),
+            TOO_FEW,
+            f"{count} <> {expected}",
+            f"when c.id is null and {_HAS_OTHER_KEY} then {OTHER_KEY}",
         ),
         history=of(
             _HISTORY,
