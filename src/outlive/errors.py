@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 
@@ -511,6 +512,15 @@ class Corrupt(StoreError):
         self.what = what
         self.thread = thread
         self.checkpoint = checkpoint
+
+
+@contextlib.contextmanager
+def well_formed(what: str, thread: str | None) -> Iterator[None]:
+    """Raise Corrupt when what was read does not have the fields that outlive writes."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"{what} does not have the fields that it should have", thread=thread) from error
 
 
 class DamagedEntry(Corrupt):

@@ -9,7 +9,7 @@ from . import manifest
 from .backend import Commit, Removal, ThreadKey, ThreadRow
 from .checkpoint import ThreadInfo, moment
 from .engine import Engine, Located
-from .errors import Corrupt, ThreadNotEmpty, refuse_unopened
+from .errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
 
 
 def pack_info(
@@ -29,8 +29,9 @@ def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tu
         refuse_unopened(row.info)
     except Corrupt as error:
         raise type(error)(error.what, thread=row.id) from None
-    _, metadata, origin = engine.codec.unpack(row.info)
-    return metadata, tuple(origin) if origin else None
+    with well_formed("its metadata", row.id):
+        _, metadata, origin = engine.codec.unpack(row.info)
+        return metadata, tuple(origin) if origin else None
 
 
 def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:

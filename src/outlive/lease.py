@@ -23,7 +23,7 @@ from .engine import Engine
 from .entry_kind import LOCK as LOCK
 from .entry_kind import RUN as RUN
 from .entry_kind import STEP as STEP
-from .errors import Corrupt, EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy
+from .errors import Corrupt, EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy, well_formed
 from .owner import Owner
 
 RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED = (
@@ -88,18 +88,19 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
 
 def unpack_run(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
     """Return a run as its entry says."""
-    said = codec.unpack(entry.body or b"")
-    owner = said.pop("owner", None)
-    known = {name: value for name, value in said.items() if name in _FIELDS}
-    return RunInfo(
-        id=entry.key,
-        thread=key.id,
-        status=entry.status,
-        until=entry.until,
-        owner=None if owner is None else Owner.unpack(owner),
-        _entry=entry,
-        **known,
-    )
+    with well_formed(f"run {entry.key!r}", key.id):
+        said = codec.unpack(entry.body or b"")
+        owner = said.pop("owner", None)
+        known = {name: value for name, value in said.items() if name in _FIELDS}
+        return RunInfo(
+            id=entry.key,
+            thread=key.id,
+            status=entry.status,
+            until=entry.until,
+            owner=None if owner is None else Owner.unpack(owner),
+            _entry=entry,
+            **known,
+        )
 
 
 def unpack_or_tell(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:

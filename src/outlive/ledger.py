@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from .backend import Entry, Receipt, ThreadKey
 from .engine import Engine
-from .errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable
+from .errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
 from .lease import STEP
 
 MAX_RESULT = 16 << 20  # bytes
@@ -222,6 +222,7 @@ class Ledger:
         self._steps[step.name, step.key] = step
 
     def _unpack(self, entry: Entry) -> Step:
-        name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
-        arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
+        with well_formed(f"step {entry.key!r}", self._run.key.id):
+            name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
+            arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
         return Step(name, key, entry.status, arguments, value, error)

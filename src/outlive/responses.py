@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from .backend import Entry, Receipt, ThreadKey
 from .engine import Engine
 from .entry_kind import RESPONSE
-from .errors import BadArgument
+from .errors import BadArgument, Corrupt, well_formed
 from .response import (
     FAILED,
     INTERRUPTED,
@@ -163,20 +163,34 @@ class AsyncResponses:
                 self._adopt(entry)
             is_more = len(page) == _PAGE
             after = (page[-1][1].key, page[-1][0].digest) if page else None
+        self._check_complete()
         self._is_read = True
+
+    def _check_complete(self) -> None:
+        """Raise Corrupt when a record is missing that the shared one names, or the shared one itself."""
+        named = set(self._shared.order())
+        if other := sorted(named ^ set(self._slots), key=repr):
+            what = "is missing" if other[0] in named else "is in no list of models"
+            raise Corrupt(
+                f"the response of {name_of(*other[0])} of run {self._run.id!r} {what}",
+                thread=self._run.key.id,
+            )
 
     def _adopt(self, entry: Entry) -> None:
         codec = self._run.engine.codec
         rest = entry.key[len(self._run.id) + 1 :]
         if not rest:
-            self._shared = _Shared(**codec.unpack(entry.body or b""))
+            with well_formed(f"what the responses of run {self._run.id!r} share", self._run.key.id):
+                self._shared = _Shared(**codec.unpack(entry.body or b""))
+                set(self._shared.order())
             return
         ordinal, _, model_id = rest.partition("\n")
         if not ordinal.isdecimal() or not model_id or "\n" in model_id:
             return  # of another run, whose id begins like a key of this one
-        response, earlier = codec.unpack(entry.body or b"")
-        if response.status == RUNNING:
-            response = replace(response, status=INTERRUPTED)
+        with well_formed(f"the response of {model_id!r}", self._run.key.id):
+            response, earlier = codec.unpack(entry.body or b"")
+            if response.status == RUNNING:
+                response = replace(response, status=INTERRUPTED)
         self._slots[model_id, int(ordinal)] = _Slot(Record(response, earlier), entry.revision)
 
     # Looking

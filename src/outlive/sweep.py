@@ -31,6 +31,7 @@ from .errors import (
     StoreUnavailable,
     SweepBusy,
     ThreadBusy,
+    well_formed,
 )
 from .event import SWEEP as EVENT
 from .event import Event
@@ -241,4 +242,5 @@ class Sweeper:
 
 
 def _swept_at(codec: Codec, last: Entry) -> float:
-    return float(codec.unpack(last.body or b"")["at"])
+    with well_formed("the time of the last sweep", None):
+        return float(codec.unpack(last.body or b"")["at"])

@@ -214,7 +214,12 @@ class PostgresBackend:
 
     async def _commit(self, commit: Commit) -> Receipt:
         """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
-        return await self._given_up.watch(commit, lambda void: self._send(commit, void))
+        try:
+            return await self._given_up.watch(commit, lambda void: self._send(commit, void))
+        except Corrupt as error:
+            if error.thread is not None:
+                raise
+            raise Corrupt(error.what, thread=commit.thread.id) from None
 
     async def _send(self, commit: Commit, void: bytes) -> Receipt:
         check_acceptable(commit)
