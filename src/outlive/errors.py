@@ -432,7 +432,7 @@ class NotErased(StoreError):
 
 
 class StoreBusy(StoreUnavailable):
-    """The store was locked by others for the whole time that the call had."""
+    """The store was busy for the whole time that the call had, or that the server gives a statement; nothing was stored."""
 
 
 class OutcomeUnknown(StoreError):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
-from ..errors import BadArgument, Corrupt, OutliveError, StoreError, StoreFull, StoreUnavailable
+from ..errors import BadArgument, Corrupt, OutliveError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from ..runtime import Deadline
 from .address import hide_secrets
 from .server import Lost, is_address, lock_ms, look_up
@@ -307,14 +307,12 @@ def refusal(result: pq.abc.PGresult) -> Exception:
         )  # it may have stopped before it answered
     if code == "55P03":
         return Lost("others held the thread's lock", sent=False, busy=True)
-    if code == "57014":  # the statement was ended before its transaction could commit: nothing was stored
-        return Lost(_cancelled(text), sent=False, busy=True)
     return _final(code, text)
 
 
 def _cancelled(text: str) -> str:
     if "timeout" not in text:
-        return f"{text}: somebody ended it on the server, and nothing was stored"
+        return f"{text}; nothing was stored: try again"
     return (
         f"{text}: nothing was stored; raise statement_timeout of the role or database, or save less at once"
     )
@@ -323,6 +321,10 @@ def _cancelled(text: str) -> str:
 def _final(code: str, text: str) -> OutliveError:
     if code == "OL001":  # raised by our own functions
         return Corrupt(text)
+    if (
+        code == "57014"
+    ):  # ended before its transaction could commit, so nothing was stored; not worth the same wait again
+        return StoreBusy(f"PostgreSQL ended the statement: {_cancelled(text)}")
     if code in ("53100", "53200"):
         return StoreFull(f"PostgreSQL has no room left: {text}")
     if code.startswith("54"):
