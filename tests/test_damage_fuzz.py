@@ -14,7 +14,7 @@ import pytest
 import outlive
 from conftest import SEED
 from crash import ram_folder
-from damage import CHANGES, READS, FilePlace, PostgresPlace, RedisPlace, SQLitePlace, fill, fill_more
+from damage import CHANGES, READS, FilePlace, PostgresPlace, fill, fill_more
 from outlive import OutliveError, StoreError
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -162,13 +162,5 @@ def test_damaged_rows_of_postgresql_are_an_error_or_make_no_difference(postgres_
     run(PostgresPlace(postgres_url))
 
 
-def test_damaged_rows_and_pages_of_sqlite_are_an_error_or_make_no_difference(ram):
-    run(SQLitePlace(ram))
-
-
 def test_damaged_bytes_of_files_are_an_error_or_make_no_difference(ram):
     run(FilePlace(ram))
-
-
-def test_damaged_keys_and_fields_of_redis_are_an_error_or_make_no_difference(valkey_server):
-    run(RedisPlace(valkey_server))
