@@ -134,8 +134,7 @@ def test_metadata_that_is_an_older_copy_is_noticed_although_the_newest_checkpoin
         "delete from outlive.entry where kind = 'step'",
         "delete from outlive.roster where id = 't'",
         "delete from outlive.space",
-        "insert into outlive.entry select 99, name, tenant_digest, kind, key, status, epoch, fence, revision, until, clock, "
-        "checksum, seal, body from outlive.entry limit 1",
+        "insert into outlive.chunk select 99, name, revision, data from (values ('\\x00'::bytea, 1, '\\x00'::bytea)) v(name, revision, data)",
         "update outlive.checkpoint set name = name || 'x'::bytea where id = 'c1'",
     ],
 )
