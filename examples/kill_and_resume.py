@@ -128,7 +128,7 @@ def run_agent(folder: Path, hangs_at: int) -> int:
             if line.endswith("does not return\n"):
                 child.kill()
                 say("  killed with SIGKILL")
-        return child.wait(timeout=30)
+        return child.wait(timeout=120)
     finally:
         child.kill()
         child.communicate()

@@ -498,7 +498,7 @@ def test_without_cryptography_a_ring_says_what_to_install(tmp_path):
     code = "import outlive\ntry: outlive.KeyRing({'a': bytes(range(32))})\nexcept outlive.MissingExtra as error: print(error)"
     path = os.pathsep.join([str(tmp_path), str(Path(outlive.__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=150
     )  # fmt: skip
     assert "outlive[crypto]" in done.stdout, done.stderr
 

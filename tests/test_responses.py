@@ -18,7 +18,7 @@ import outlive
 from crash import BACKENDS, SERVERS, ram_folder, rounds
 from outlive import FanOut, ModelResponse, PartialResponse, Usage, WriteProposal
 from outlive.errors import BadArgument, LeaseLost, RunEnded
-from outlive.testing.patience import eventually
+from outlive.testing.patience import PATIENCE_S, eventually
 
 ALL = [*BACKENDS, *SERVERS]
 MODELS = ("claude", "gpt", "gemini")
@@ -241,7 +241,7 @@ def test_what_waits_to_be_stored_counts_for_those_who_come_later():
                 ]
                 await asyncio.sleep(0)
                 with pytest.raises(BadArgument, match="completed"):
-                    await asyncio.wait_for(responses.update("m", {"text": "half"}), 5)
+                    await asyncio.wait_for(responses.update("m", {"text": "half"}), PATIENCE_S)
                 assert statuses(await responses.all()) == {("m", 0): "not_started", ("n", 0): "not_started"}
             await asyncio.gather(*waiting)
             assert (await responses.get("m")).text == "whole"

@@ -196,7 +196,7 @@ def test_in_langgraph_s_strict_mode_the_classes_of_the_state_are_known(folder):
         env={"LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": ":".join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert done.stdout.strip() == "{'point': Point(x=2)}", done.stderr
 

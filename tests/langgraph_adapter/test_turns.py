@@ -111,13 +111,13 @@ def test_a_sync_put_that_stops_a_loop_does_not_wait_for_what_only_the_loop_can_f
         await asyncio.sleep(0)  # it has taken its turn, and can do nothing more while we hold the loop
         if is_in_thread:  # as LangGraph does when a graph is invoked on a loop
             with ThreadPoolExecutor(1) as pool:
-                pool.submit(put, opened, "1").result(20)
+                pool.submit(put, opened, "1").result(PATIENCE_S)
         else:
             put(opened, "1")
         await begun
         return opened.get_tuple(at()).pending_writes
 
-    assert loop.run_until_complete(asyncio.wait_for(main(), 20)) == [("task", "a", 1)]
+    assert loop.run_until_complete(asyncio.wait_for(main(), PATIENCE_S)) == [("task", "a", 1)]
 
 
 def test_more_writers_than_workers_on_several_loops_do_not_wait_for_each_other_forever(url):
