@@ -521,6 +521,8 @@ def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
         assert [one.id for one in report.resumed] == [id for id in names if id not in damaged]
         assert {one.run.id for one in report.refused} == damaged
         assert all("does not match its checksum" in one.reason for one in report.refused)
+        assert [store.find_run(id) for id in ("0", "1")] == [None, None]
+        store.run("other", run_id="0").start().complete()  # its neighbour is damaged
         for call in (lambda: store.run("03", run_id="03").start(), lambda: store.retry("03")):
             with pytest.raises(outlive.Corrupt):  # nobody takes what nobody can read
                 call()

@@ -23,7 +23,16 @@ from .engine import Engine
 from .entry_kind import LOCK as LOCK
 from .entry_kind import RUN as RUN
 from .entry_kind import STEP as STEP
-from .errors import Corrupt, EntryHeld, KeyMissing, OutliveError, RunBusy, ThreadBusy, well_formed
+from .errors import (
+    Corrupt,
+    DamagedEntry,
+    EntryHeld,
+    KeyMissing,
+    OutliveError,
+    RunBusy,
+    ThreadBusy,
+    well_formed,
+)
 from .owner import Owner
 
 RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED = (
@@ -144,10 +153,19 @@ async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey
     """Return the runs of a tenant that have this very id, by thread; more than one only if they began at the same moment."""
     found: list[tuple[ThreadKey, Entry]] = []
     after: EntryCursor | None = None
+    limit = _FEW
     while True:
-        page = await engine.backend.entries(tenant, RUN, prefix=id, after=after, limit=_FEW)
+        try:
+            page = await engine.backend.entries(tenant, RUN, prefix=id, after=after, limit=limit)
+        except DamagedEntry as error:
+            if error.key == id:
+                raise
+            if limit == 1:
+                return found  # a run whose id goes on after this one is no reason to refuse it
+            limit = 1
+            continue
         found += [(key, entry) for key, entry in page if entry.key == id]
-        if len(page) < _FEW or page[-1][1].key != id:
+        if len(page) < limit or page[-1][1].key != id:
             return found
         after = (id, page[-1][0].digest)
 

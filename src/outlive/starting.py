@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from . import lease
-from .backend import Commit, Entry, Receipt, Removal
+from .backend import Commit, Entry, Receipt, Removal, ThreadKey
 from .checkpoint import moment
 from .engine import Engine
 from .errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
@@ -58,9 +58,8 @@ class Start:
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
-        stored = await lease.find(self._engine, self._key, RUN, self._info.id)
+        stored = await self._find()
         if stored is None:
-            await self._check_elsewhere()
             self._freeze()
         elif not self._adopt(stored):
             return Holding(self._info, is_new=False)
@@ -76,7 +75,7 @@ class Start:
                 if _is_held(error):
                     break
                 continue  # its parent ended, or another joined a free place: look again
-            if stored is None:
+            if stored is None and self._options.is_named:
                 await self._check_again(holding)
             return holding
         assert refusal is not None
@@ -161,20 +160,23 @@ class Start:
 
     # An id is used once
 
-    async def _check_elsewhere(self) -> None:
+    async def _find(self) -> Entry | None:
+        """Return the run as it is stored in this thread. Raises RunElsewhere when it is new and another thread has its id."""
         if not self._options.is_named:
-            return
-        found = await lease.find_all(self._engine, self._key.tenant, self._info.id)
-        if threads := [key.id for key, _ in found if key != self._key]:
-            raise RunElsewhere(self._info.id, threads)
+            return await lease.find(self._engine, self._key, RUN, self._info.id)
+        found = dict(await self._find_all())
+        if found and self._key not in found:
+            raise RunElsewhere(self._info.id, [key.id for key in found])
+        return found.get(self._key)
+
+    async def _find_all(self) -> list[tuple[ThreadKey, Entry]]:
+        return await lease.find_all(self._engine, self._key.tenant, self._info.id)
 
     async def _check_again(self, holding: Holding) -> None:
         """Take the beginning back when a run of the same id has begun elsewhere since the first look."""
-        try:
-            await self._check_elsewhere()
-        except RunElsewhere:
+        if others := [key.id for key, _ in await self._find_all() if key != self._key]:
             await self._take_back(holding)
-            raise
+            raise RunElsewhere(self._info.id, others)
 
     async def _take_back(self, holding: Holding) -> None:
         info = self._info

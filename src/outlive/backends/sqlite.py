@@ -39,6 +39,7 @@ from ..backend import (
     checksum,
     escape,
 )
+from ..entry_kind import RUN
 from ..errors import (
     BadURL,
     Corrupt,
@@ -267,9 +268,11 @@ class SQLiteBackend:
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[tuple[ThreadKey, Entry]]:
+        by_id = kind == RUN and thread is None and statuses is None
+        table = "entry e indexed by entry_run" if by_id else "entry e"
         where: list[tuple[str, Sequence[Any]]] = [
             ("t.tenant = ?", [escape(tenant)]),
-            ("e.kind = ?", [escape(kind)]),
+            ("e.kind = 'run'", []) if by_id else ("e.kind = ?", [escape(kind)]),
             ("e.key >= ? and e.key < ?", _prefix_range(prefix)),
         ]
         if thread is not None:
@@ -285,7 +288,7 @@ class SQLiteBackend:
             where.append(("(e.key, t.digest) > (?, ?)", [escape(after[0]), after[1]]))
         columns = ", ".join(f"e.{name}" for name in ENTRY.split(", "))
         sql = (
-            f"select t.key, t.tenant, t.id, t.digest, {columns} from entry e join thread t on t.key = e.thread "
+            f"select t.key, t.tenant, t.id, t.digest, {columns} from {table} join thread t on t.key = e.thread "
             f"where {' and '.join(condition for condition, _ in where)} order by e.key, t.digest limit ?"
         )
         values = [value for _, some in where for value in some]

@@ -52,3 +52,5 @@ create table entry(
   checksum blob not null,
   primary key(thread, kind, key)) without rowid;
 create index entry_status on entry(kind, status, until);
+-- A run is found by its id alone. A query uses this index only if it says `kind = 'run'` in so many words.
+create index entry_run on entry(key) where kind = 'run';
