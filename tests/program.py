@@ -124,7 +124,9 @@ def _read_both(*fds):
     got = dict.fromkeys(fds, b"")
     waiting = set(fds)
     while waiting:
-        for fd in select.select(list(waiting), [], [], PATIENCE_S)[0]:
+        ready, _, _ = select.select(list(waiting), [], [], PATIENCE_S)
+        assert ready, f"the program says nothing more and does not end: {got}"
+        for fd in ready:
             data = os.read(fd, 1 << 16)
             got[fd] += data
             if not data:
