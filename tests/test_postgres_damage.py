@@ -183,13 +183,13 @@ def test_a_store_whose_own_row_is_gone_is_not_taken_for_a_new_one(url):
 
 
 def test_a_statement_that_the_server_ends_is_busy_and_nothing_was_stored(url):
-    limited = url + "?options=-c%20statement_timeout%3D200"
+    limited = url + "?options=-c%20statement_timeout%3D1500"
     sql(
         url,
         "create or replace function slow() returns trigger language plpgsql as "
         "$$begin perform pg_sleep(20); return new; end$$",
     )
-    with outlive.open(limited, timeout_s=1.5) as store, outlive.open(url) as other:
+    with outlive.open(limited, timeout_s=8) as store, outlive.open(url) as other:
         thread = store.thread("t")
         sql(url, "create trigger slow before update on outlive.thread for each row execute function slow()")
         try:
