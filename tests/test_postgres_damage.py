@@ -149,6 +149,10 @@ def test_verify_reads_entries_and_rows_that_belong_to_no_thread(url, damage):
     [
         "delete from outlive.thread where id = 't'",
         "delete from outlive.roster where id = 't'",
+        "update outlive.roster set digest = digest || 'x'::bytea where id = 't'",
+        "update outlive.roster set key = 99 where id = 't'",
+        "update outlive.thread set key = 99 where id = 't'",
+        "update outlive.thread set tenant = 'x' where id = 't'",
         "delete from outlive.space",
         "delete from outlive.checkpoint where id = 'c2'",
         "delete from outlive.entry where kind = 'run'",

@@ -92,7 +92,9 @@ class PostgresPlace(Place):
             return None
 
     def _damage(self, rng, table, way):
-        rows = self.db.execute(f"select ctid::text, * from outlive.{table} order by 1")
+        rows = self.db.execute(
+            f"select ctid::text, * from outlive.{table} order by {', '.join(_KEYS[table])}"
+        )
         names = [column.name for column in rows.description][1:]
         found = rows.fetchall()
         if not found:
@@ -118,7 +120,7 @@ class PostgresPlace(Place):
         keys = " and ".join(f"o.{key} = n.{key}" for key in _KEYS[table])
         rows = self.db.execute(
             f"select n.ctid::text, o.* from {self.older}.{table} o join outlive.{table} n on {keys} "
-            "where o is distinct from n order by 1"
+            f"where o is distinct from n order by {', '.join(f'o.{key}' for key in _KEYS[table])}"
         ).fetchall()
         if not rows:
             return None

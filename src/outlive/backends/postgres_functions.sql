@@ -450,6 +450,7 @@ create function {schema}.enter_1(
 ) returns text language plpgsql as $outlive$
 declare
     t {schema}.thread;
+    v_moved {schema}.thread;
     v_made bigint;
 begin
     select y.* into t from {schema}.thread y where y.digest = p_digest for update;
@@ -475,12 +476,19 @@ begin
         end if;
     end if;
     if p_repairs then
-        insert into {schema}.roster as y (key, digest, tenant_digest, tenant, id) overriding system value
+        if t.seal <> {schema}.thread_seal_1(t) then  -- if it is the key that is damaged, the thread's rows are under the roster's
+            update {schema}.thread y set key = r.key from {schema}.roster r
+                where y.digest = p_digest and r.digest = p_digest
+                    and not exists (select 1 from {schema}.thread x where x.key = r.key)
+                returning y.* into v_moved;
+            t := case when found then v_moved else t end;
+        end if;
+        delete from {schema}.roster y
+            where (y.key = t.key or y.digest = p_digest) and (y.key, y.digest, y.tenant_digest, y.tenant, y.id)
+                is distinct from (t.key, p_digest, p_tenant_digest, p_tenant, p_thread);
+        insert into {schema}.roster (key, digest, tenant_digest, tenant, id)
             values (t.key, p_digest, p_tenant_digest, p_tenant, p_thread)
-            on conflict (digest) do update set
-                key = excluded.key, tenant_digest = excluded.tenant_digest, tenant = excluded.tenant, id = excluded.id
-                where (y.key, y.tenant_digest, y.tenant, y.id)
-                    is distinct from (excluded.key, excluded.tenant_digest, excluded.tenant, excluded.id);
+            on conflict (digest) do nothing;
     end if;
     if t.seal = {schema}.thread_seal_1(t)
         and (t.tenant_digest, t.tenant, t.id) = (p_tenant_digest, p_tenant, p_thread)
