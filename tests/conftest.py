@@ -46,7 +46,8 @@ _IN_ONE_COLOUR = {
 _FIRST = (
     "test_redis", "test_replicate", "test_faults", "test_runs", "test_replicate_chaos", "test_corruption", "test_kill",
     "test_replicate_losses", "test_cli_pairs", "test_postgres", "test_cancellation", "test_processes", "test_servers",
-    "test_replicate_moments", "test_fork", "test_file_power_cut", "test_chaos", "test_retain",
+    "test_replicate_moments", "test_fork", "test_file_power_cut", "test_chaos", "test_retain", "test_damage_fuzz", "test_run_endings",
+    "test_encrypt",
 )  # fmt: skip
 
 
