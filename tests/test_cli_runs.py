@@ -9,6 +9,8 @@ import os
 import pytest
 
 import outlive
+from outlive.lease import RunInfo
+from outlive.runtime import run_now
 
 HANDLERS = """
 import outlive
@@ -364,3 +366,16 @@ def test_doctor_tells_of_dead_runs(cli, store):
     assert ended.code == 1
     assert "runs: 1 interrupted: dead and interrupted ones wait to be recovered" in ended.out
     assert "  → outlive recover --handlers MODULE:NAME goes on with them" in ended.out
+
+
+def test_of_several_runs_of_one_id_none_is_taken_in_silence(cli, store):
+    for thread in ("a", "b"):  # as copies from two stores bring them
+        run_now(run_now(store._store._run(RunInfo("r", thread)).start()).interrupt())
+    for command in (["run", "r"], ["cancel", "r", "--yes"], ["park", "r", "--yes"], ["retry", "r"]):
+        refused = cli(*command)
+        assert refused.code != 0
+        assert "threads 'a', 'b' have a run 'r' each" in refused.err
+        assert "--thread THREAD" in refused.err
+    assert cli("cancel", "r", "--thread", "b", "--yes").code == 0
+    assert {run.thread: run.status for run in store.runs()} == {"a": "interrupted", "b": "cancelled"}
+    assert [item["thread"] for item in cli("run", "r", "--thread", "a", "--json").items] == ["a"]

@@ -268,7 +268,7 @@ class RunElsewhere(CallerError):
 
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
-        self.threads = tuple(threads)
+        self.threads = tuple(sorted(threads))
         super().__init__(
             f"run {run!r} is in {_threads(self.threads)} already; use another id, or the thread that it is in"
         )
@@ -279,7 +279,7 @@ class AmbiguousRun(CallerError):
 
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
-        self.threads = tuple(threads)
+        self.threads = tuple(sorted(threads))
         super().__init__(f"{_threads(self.threads)} have a run {run!r} each: say which by thread=")
 
 

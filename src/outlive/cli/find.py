@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadArgument, Corrupt, KeyMissing
+from ..errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing
 from ..runtime import run_now
 from .harmless import as_argument, meant, shown
 
@@ -140,21 +140,25 @@ def _by_place(records: list[CheckpointRecord], said: str) -> CheckpointRecord | 
     return found[0]
 
 
-def find_run(store: Store, said: str, *, is_exact: bool = False) -> RunInfo:
-    """Return the one run that is meant."""
-    from ..lease import RUN, unpack_run
+def find_run(store: Store, said: str, *, thread: str | None = None, is_exact: bool = False) -> RunInfo:
+    """Return the one run that is meant; of several threads, that of the given one."""
+    from ..lease import RUN, find_all, unpack_run
 
     engine, tenant = engine_of(store), store._store._settings.tenant
-    seen: dict[str, Any] = {}
+    place = None if thread is None else key_of(store, find_thread(store, thread))
 
     def look(id: str) -> list[str]:
-        found = run_now(engine.backend.entries(tenant, RUN, prefix=id, limit=_MANY))
-        seen.update({entry.key: (key, entry) for key, entry in found})
-        ids = [entry.key for _, entry in found]
+        found = run_now(engine.backend.entries(tenant, RUN, thread=place, prefix=id, limit=_MANY))
+        ids = list(dict.fromkeys(entry.key for _, entry in found))
         return [id] if id in ids else [] if is_exact else ids
 
     id = _the_one("run", said, look, "outlive runs --all lists them", is_exact)
-    return unpack_run(engine.codec, *seen[id])
+    matches = [one for one in run_now(find_all(engine, tenant, id)) if place in (None, one[0])]
+    if len(matches) > 1:
+        raise AmbiguousRun(id, [key.id for key, _ in matches])
+    if not matches:
+        raise BadArgument(f"there is no run '{shown(id)}' any more")
+    return unpack_run(engine.codec, *matches[0])
 
 
 def _the_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import (
+    AmbiguousRun,
     Corrupt,
     KeyMissing,
     NotEncrypted,
@@ -59,6 +60,8 @@ def parted(error: OutliveError) -> tuple[str, str]:
         return f"run '{shown(error.run)}' is {error.status}", mend
     if isinstance(error, ThreadBusy) and error.holder is not None:
         return said.removesuffix("; wait for it, or use exclusive=False"), _end(error.holder)
+    if isinstance(error, AmbiguousRun):
+        return said.partition(": say")[0], "say which: --thread THREAD"
     if isinstance(error, RunBusy):
         return said.rpartition("; ")[0], _end(error.run)
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:

@@ -99,7 +99,7 @@ def _tell(call: Call, report: Recovered) -> None:
     rows: list[tuple[str, RunInfo, str]] = [
         *(("resumed", run, run.status) for run in report.resumed),
         *(("failed", one.run, one.reason) for one in report.failed),
-        *(("waiting", run, "alive elsewhere") for run in report.waiting),
+        *(("waiting", run, "a process holds it") for run in report.waiting),
         *(("refused", one.run, one.reason) for one in report.refused),
     ]
     items = [
@@ -134,10 +134,10 @@ def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
     )
 
 
-def give_back(call: Call, store: Store, said: str) -> None:
+def give_back(call: Call, store: Store, said: str, thread: str | None) -> None:
     """Make a run that has ended a candidate for recovery again."""
-    found = find_run(store, said)
-    run = store.retry(found.id)
+    found = find_run(store, said, thread=thread)
+    run = store.retry(found.id, thread=found.thread)
     run.start()
     _check_unfinished(run)
     run.info.attempt -= 1  # nobody has tried anything
@@ -152,20 +152,20 @@ def give_back(call: Call, store: Store, said: str) -> None:
     )
 
 
-def retry_now(call: Call, said: str, handlers_said: str) -> None:
+def retry_now(call: Call, said: str, thread: str | None, handlers_said: str) -> None:
     """Go on with a run in this process."""
     with _aside(call):
         handlers = load_handlers(handlers_said)
     with call.open(writes=True) as store:
-        found = find_run(store, said)
+        found = find_run(store, said, thread=thread)
     handler = handlers.get(found.agent) or handlers.get("*")
     if handler is None:
         raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
     with _aside(call):
         if inspect.iscoroutinefunction(handler):
-            ended = asyncio.run(_retry_async(call, found.id, handler))
+            ended = asyncio.run(_retry_async(call, found, handler))
         else:
-            ended = _retry(call, found.id, handler)
+            ended = _retry(call, found, handler)
     failed = f": {ended.error}" if ended.status == "failed" else ""
     sentence = f"run {shown(found.id)} is {ended.status}{shown(failed)}; outlive run {as_argument(found.id)} shows it"
     item = {
@@ -178,20 +178,20 @@ def retry_now(call: Call, said: str, handlers_said: str) -> None:
     call.answer([item], lambda: print(shown_lines(sentence)), is_ok=not failed)
 
 
-def _retry(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
+def _retry(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
     with call.open(writes=True, knows_types=True) as store:
-        run = store.retry(id)
+        run = store.retry(found.id, thread=found.thread)
         with _telling(call), run:
             _check_unfinished(run)
             _keep(run, handler(run))
         return run.info
 
 
-async def _retry_async(call: Call, id: str, handler: Callable[[Any], Any]) -> RunInfo:
+async def _retry_async(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
     import outlive
 
     async with outlive.open_async(call.url, **checked(call.url, call.options())) as store:
-        run = await store.retry(id)
+        run = await store.retry(found.id, thread=found.thread)
         with _telling(call):
             async with run:
                 _check_unfinished(run)

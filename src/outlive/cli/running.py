@@ -151,13 +151,19 @@ def _run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
         item["agent"] or "",
         _owner(item) if item["status"] == "running" else "",
         _lease(item),
-        f"{item['attempt']}/{item['max_attempts']}",
+        _attempt(item),
         _progress(item),
         _tokens(item),
         _cost(item["cost_usd"]),
         age(_when(item["started_at"])),
         item["error"] or "",
     )
+
+
+def _attempt(item: Mapping[str, Any]) -> str:
+    """Return which attempt it is of those that may fail; one that was interrupted in good order does not count."""
+    is_failure = item["status"] in ("failed", "parked")
+    return f"{item['failures'] + (not is_failure)}/{item['max_attempts']}"
 
 
 def _when(text: str | None) -> Any:
@@ -203,10 +209,11 @@ def show_run(running: Running, full: bool) -> None:
             ("status", item["standing"]),
             ("thread", info.thread + (f"  (namespace {info.namespace})" if info.namespace else "")),
             ("agent", info.agent or ""),
-            ("attempt", f"{info.attempt} of {info.max_attempts}"),
+            ("attempt", f"{info.attempt}; {info.failures} of at most {info.max_attempts} failed"),
             ("owner", str(info.owner) if info.owner else ""),
             ("lease", _lease(item)),
             ("at", _progress(item)),
+            ("completed phases", ", ".join(map(str, info.completed_phases))),
             ("parent", info.parent or ""),
             ("code version", info.code_version or ""),
             ("attributes", one_line(dict(info.attributes), room) if info.attributes else ""),
@@ -214,6 +221,7 @@ def show_run(running: Running, full: bool) -> None:
             ("cost", _cost(item["cost_usd"])),
             ("usage", one_line(dict(info.usage), room) if info.usage else ""),
             ("started", local(info.started_at)),
+            ("updated", local(info.updated_at)),
             ("ended", local(info.ended_at)),
             ("prompt", "" if info.prompt is None else one_line(info.prompt, room)),
             ("error", info.error or ""),

@@ -64,14 +64,20 @@ def runs(
             call.note(f"there are more: --after {as_argument(next).removeprefix('-- ')}")
 
 
-@command("run", "Show one run: steps, responses.", argument("RUN"), flag("--full", help="Cut nothing."))
-def run(call: Call, run: str, full: bool) -> None:
+def thread_option() -> click.Option:
+    return option("--thread", metavar="THREAD", help="The thread of the run, if several have one of this id.")
+
+
+@command(
+    "run", "Show one run: steps, responses.", argument("RUN"), thread_option(), flag("--full", help="Cut nothing."),
+)  # fmt: skip
+def run(call: Call, run: str, thread: str | None, full: bool) -> None:
     """Show one run: what became of it, its steps, and what its models answered."""
     with call.open() as store:
         from .find import find_run
         from .running import Running, show_run
 
-        found = Running.of(store, find_run(store, run))
+        found = Running.of(store, find_run(store, run, thread=thread))
         call.answer([found.whole_item()], lambda: show_run(found, full), brief=[found.item()["standing"]])
 
 
@@ -107,8 +113,10 @@ def recover(
     recover_all(call, handlers, policy=policy, code_version=code_version, after_failover=after_failover)
 
 
-@command("retry", "Go on with a run that has ended.", argument("RUN"), handlers_option(required=False))
-def retry(call: Call, run: str, handlers: str | None) -> None:
+@command(
+    "retry", "Go on with a run that has ended.", argument("RUN"), thread_option(), handlers_option(required=False),
+)  # fmt: skip
+def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> None:
     """Go on with a run that failed, was parked, cancelled or interrupted.
 
     Without --handlers it is given back as interrupted: the next `recover`, or a worker, takes it.
@@ -117,29 +125,29 @@ def retry(call: Call, run: str, handlers: str | None) -> None:
 
     if handlers is None:
         with call.open(writes=True) as store:
-            give_back(call, store, run)
+            give_back(call, store, run, thread)
     else:
-        retry_now(call, run, handlers)
+        retry_now(call, run, thread, handlers)
 
 
-@command("park", "Set a run aside.", argument("RUN"), yes_option())
-def park(call: Call, run: str) -> None:
+@command("park", "Set a run aside.", argument("RUN"), thread_option(), yes_option())
+def park(call: Call, run: str, thread: str | None) -> None:
     """Set a run aside: nobody recovers it until `retry`."""
-    _end(call, run, "parked")
+    _end(call, run, thread, "parked")
 
 
-@command("cancel", "End a run.", argument("RUN"), yes_option())
-def cancel(call: Call, run: str) -> None:
+@command("cancel", "End a run.", argument("RUN"), thread_option(), yes_option())
+def cancel(call: Call, run: str, thread: str | None) -> None:
     """End a run. A live one is refused with its next write, wherever its process is."""
-    _end(call, run, "cancelled")
+    _end(call, run, thread, "cancelled")
 
 
-def _end(call: Call, run: str, status: str) -> None:
+def _end(call: Call, run: str, thread: str | None, status: str) -> None:
     with call.open(writes=True) as store:
         from .find import find_run
         from .running import Running
 
-        found = find_run(store, run, is_exact=call.is_yes)
+        found = find_run(store, run, thread=thread, is_exact=call.is_yes)
         before = Running.of(store, found).item()
         if found.status in ("completed", status):
             raise RunEnded(found.id, found.status)
@@ -149,7 +157,7 @@ def _end(call: Call, run: str, status: str) -> None:
         if before["standing"] == "live":
             what += f"; it is at work in {found.owner}, whose next write will be refused"
         call.confirm(what)
-        (store.park if status == "parked" else store.cancel)(found.id)
+        (store.park if status == "parked" else store.cancel)(found.id, thread=found.thread)
         hint = f"; outlive retry {as_argument(found.id)} goes on with it"
         call.did(f"run {shown(found.id)} is {status}{hint}", **_ended(before, status))
 
