@@ -111,12 +111,12 @@ class Link:
 class Client:
     """A client of a pair in memory, in which nothing happens by itself: its store, and its links to both backends."""
 
-    def __init__(self, backends, runtime=None, **options):
+    def __init__(self, backends, runtime=None, timeout_s=5.0, **options):
         self.links = [Link(Interposed(backend)) for backend in backends]
         chosen = Replication.of({"health_check_interval_s": 1000, "auto_failover": False, **options})
         runtime = runtime or SyncRuntime()
         self.pair = Replicate(
-            *self.links, chosen, runtime=runtime, naming=lambda key: lambda *chunk: True, timeout_s=5.0
+            *self.links, chosen, runtime=runtime, naming=lambda key: lambda *chunk: True, timeout_s=timeout_s
         )
         self.pair._keep_beating = lambda: None
         key = run_now(self.pair.identity(b"k" * 32))
@@ -126,6 +126,11 @@ class Client:
     def heal(self):
         for link in self.links:
             link.mode = "pass"
+
+    def beat(self):
+        """Do now what is done in the background."""
+        self.pair._upkeep._looked_at = 0
+        run_now(self.pair._upkeep.beat())
 
     def at_call(self, number, act):
         """Let something happen before one of the next calls to either store; return a function that tells whether it did."""

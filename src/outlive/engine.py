@@ -34,8 +34,11 @@ from .errors import (
     HeadMoved,
     LeaseLost,
     NewerFormat,
+    OutcomeUnknown,
     OutliveError,
     StaleBase,
+    StoreError,
+    StoreUnavailable,
     UnknownTag,
     refuse_unopened,
 )
@@ -157,31 +160,50 @@ class Engine:
 
     async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
-        deadline = Deadline(draft.timeout_s)
+        deadline, reason = Deadline(draft.timeout_s), ""
         for attempt in range(_REBASES + 1):
-            prepared = await self.prepare(key, state, draft, self.cache if attempt < _REBASES else None)
-            prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
+            cache = self.cache if attempt < _REBASES else None
             try:
-                receipt = await self._commit_on(prepared, deadline)
-            except StaleBase:
+                saved = await self._try_to_save(key, state, draft, deadline, cache)
+            except StaleBase as stale:
                 self.cache.drop(key.digest)
-                continue
-            except BaseException as error:
-                self.cache.drop(
-                    key.digest, draft.namespace
-                )  # saved or not: the next save reads what is there
-                if draft.replace and isinstance(error, HeadMoved | LeaseLost):
-                    draft.timeout_s = deadline.remaining_s()
-                    if (stored := await self._stored(key, prepared)) is not None:
-                        return describe(key, stored, draft), Receipt(0, 0, existing=stored)
-                raise
-            if receipt.existing is None:
-                return self.remember(key, prepared, receipt), receipt
-            draft.timeout_s = deadline.remaining_s()
-            repeated = await self.compare(key, prepared, receipt.existing)
-            if repeated is not None:  # else it was deleted meanwhile
-                return repeated, receipt
+                reason = str(stale) if stale.may_be_stored else reason
+            except StoreError as error:
+                if not reason or isinstance(error, OutcomeUnknown):
+                    raise
+                raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
+            else:
+                if saved is not None:
+                    return saved
+        if reason:
+            raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, reason)
         raise StaleBase(key.id)
+
+    async def _try_to_save(
+        self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
+    ) -> tuple[Checkpoint, Receipt] | None:
+        """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
+        prepared = await self.prepare(key, state, draft, cache)
+        prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
+        try:
+            receipt = await self._commit_on(prepared, deadline)
+        except StaleBase:
+            raise
+        except BaseException as error:
+            self.cache.drop(key.digest, draft.namespace)  # saved or not: the next save reads what is there
+            if draft.replace and isinstance(error, HeadMoved | LeaseLost):
+                draft.timeout_s = deadline.remaining_s()
+                if (stored := await self._stored(key, prepared)) is not None:
+                    return describe(key, stored, draft), Receipt(0, 0, existing=stored)
+            raise
+        if receipt.existing is None:
+            return self.remember(key, prepared, receipt), receipt
+        draft.timeout_s = deadline.remaining_s()
+        try:
+            repeated = await self.compare(key, prepared, receipt.existing)
+        except StoreUnavailable as error:  # it is there, and whether it is the same could not be read
+            raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
+        return None if repeated is None else (repeated, receipt)
 
     async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:
         """Commit, also on the head of a newer generation when that has all that the save shares."""

@@ -415,6 +415,14 @@ class StoreUnavailable(StoreError):
     """The store could not be reached, or its disk refused."""
 
 
+class FolderMissing(BadURL, StoreUnavailable):
+    """The folder of a local store does not exist: the path is wrong, or its disk is not mounted."""
+
+
+class MissingSchema(StoreUnavailable):
+    """The server answers, and the tables of the store are not there: not yet made, or dropped."""
+
+
 class StoreFull(StoreUnavailable):
     """There is no space left where the store is kept."""
 
@@ -479,7 +487,7 @@ class StaleBase(StoreError):
     """Something was deleted since this process read the thread. The core re-bases and tries again.
 
     A backend may say in which generation the thread is now and which chunks its head has, so that a save
-    which shares only these need not read the thread again.
+    which shares only these need not read the thread again. A pair of stores may say that an attempt in the other store may have stored it.
     """
 
     def __init__(self, thread: str, generation: int | None = None, chunks: Iterable[bytes] = ()) -> None:
@@ -489,6 +497,7 @@ class StaleBase(StoreError):
         self.thread = thread
         self.generation = generation
         self.chunks = frozenset(chunks)
+        self.may_be_stored = False
 
 
 class OutOfTurn(StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -121,11 +121,15 @@ async def _open_inline(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    timeout_s = target.settings.timeout_s
-    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
-    return await _build(
-        target.served.sync(timeout_s), secondary, target, SyncRuntime(), another, checks_pair=True
-    )
+    def opener(served: Served) -> Callable[[], Awaitable[Backend]]:
+        async def make() -> Backend:
+            return served.sync(target.settings.timeout_s)
+
+        return make
+
+    runtime = SyncRuntime()
+    primary, secondary = await _made(target, opener, runtime)
+    return await _build(primary, secondary, target, runtime, another, checks_pair=True)
 
 
 async def _open_threaded(target: _Target) -> AsyncStore:
@@ -134,15 +138,32 @@ async def _open_threaded(target: _Target) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    timeout_s = target.settings.timeout_s
-    primary = await target.served.asynchronous(timeout_s)
-    secondary = None if target.secondary is None else await target.secondary.asynchronous(timeout_s)
+    def opener(served: Served) -> Callable[[], Awaitable[Backend]]:
+        return lambda: served.asynchronous(target.settings.timeout_s)
+
     runtime = AsyncRuntime()
+    primary, secondary = await _made(target, opener, runtime)
     homed = [None if one is None else cast(Backend, Homed(one, runtime.home)) for one in (primary, secondary)]
     assert homed[0] is not None
     store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
     store._twin = lambda: _twin(primary, secondary, target)
     return store
+
+
+async def _made(
+    target: _Target, opener: Callable[[Served], Callable[[], Awaitable[Backend]]], runtime: SyncRuntime
+) -> tuple[Backend, Backend | None]:
+    """Return the backends. One of a pair may be out of reach: then the other one tells what to do."""
+    if target.secondary is None:
+        return await opener(target.served)(), None
+    from .layers.unopened import made
+
+    primary = await made(target.served.shown, opener(target.served), runtime)
+    try:
+        return primary, await made(target.secondary.shown, opener(target.secondary), runtime)
+    except BaseException:
+        await primary.close()
+        raise
 
 
 def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> AsyncStore:

@@ -537,6 +537,19 @@ class AsyncStore(AsyncContext):
             raise BadArgument("this store has no secondary; open it with outlive.open(url, secondary=url)")
         return self._pair
 
+    async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
+        """Ask the store, or both stores of a pair, for one small record; return the seconds that each took.
+
+        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and the stores of a pair do not change places. Raises
+        StoreUnavailable when a store does not answer, also when it is the one that is not active.
+        """
+        timeout_s = self._timeout(timeout_s)
+        if self._pair is not None:
+            return await self._pair.ping(timeout_s)
+        from .layers.ping import ping
+
+        return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
+
     async def promote(self) -> Switched:
         """Make the secondary the active store, for every process that has opened this pair. Repeating it is fine.
 

@@ -559,6 +559,9 @@ class Store(SyncContext):
     def backup(self, url: str, *, progress: Progress | None = None) -> int:
         return run_now(self._store.backup(url, progress=progress))
 
+    def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
+        return run_now(self._store.ping(timeout_s=timeout_s))
+
     def promote(self) -> Switched:
         return run_now(self._store.promote())
 

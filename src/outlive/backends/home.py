@@ -7,7 +7,7 @@ import os
 import struct
 from hashlib import blake2b
 
-from ..errors import BadURL, Corrupt, NewerFormat
+from ..errors import BadURL, Corrupt, FolderMissing, NewerFormat
 from .disk import THREADS, Disk, WriteLock
 from .log import FORMAT
 
@@ -38,7 +38,9 @@ def _make_root(disk: Disk) -> None:
         if not os.path.isdir(disk.root):
             raise BadURL(f"{disk.root!r} is not a folder; give the path of one, or of nothing yet") from None
     except FileNotFoundError:
-        raise BadURL(f"the folder that should hold {disk.root!r} does not exist; create it first") from None
+        raise FolderMissing(
+            f"the folder that should hold {disk.root!r} does not exist; create it first"
+        ) from None
     Disk(os.path.dirname(os.path.abspath(disk.root))).sync_folder("")
 
 

@@ -40,6 +40,7 @@ from ..errors import (
     EpochPassed,
     HeadMoved,
     LeaseLost,
+    MissingSchema,
     NewerFormat,
     OutliveError,
     StaleBase,
@@ -48,7 +49,7 @@ from ..errors import (
 from ..runtime import Deadline
 from .memory import new_token
 from .postgres_audit import audit_store, audit_thread
-from .postgres_link import Link, MissingSchema, Parameter
+from .postgres_link import Link, Parameter
 from .postgres_pool import Pool
 from .postgres_rows import (
     Cells,

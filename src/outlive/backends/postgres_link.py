@@ -16,7 +16,16 @@ from typing import Any, Protocol, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
-from ..errors import BadArgument, Corrupt, OutliveError, StoreBusy, StoreError, StoreFull, StoreUnavailable
+from ..errors import (
+    BadArgument,
+    Corrupt,
+    MissingSchema,
+    OutliveError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
 from ..runtime import Deadline
 from .address import hide_secrets
 from .server import Lost, is_address, lock_ms, look_up
@@ -340,10 +349,6 @@ def _final(code: str, text: str) -> OutliveError:
     if code in ("42P01", "42883", "3F000"):
         return MissingSchema(f"outlive's tables are not in the database: {text}; open the store again")
     return StoreError(f"PostgreSQL refused ({code}): {text}")
-
-
-class MissingSchema(StoreUnavailable):
-    """The tables are not there: not yet made, or dropped."""
 
 
 def _first_line(text: str) -> str:

@@ -43,6 +43,7 @@ from ..entry_kind import RUN
 from ..errors import (
     BadURL,
     Corrupt,
+    FolderMissing,
     NewerFormat,
     OutliveError,
     StoreBusy,
@@ -374,7 +375,7 @@ class SQLiteBackend:
 
     def _open(self) -> apsw.Connection:
         if self._path != ":memory:" and not Path(self._path).absolute().parent.is_dir():
-            raise BadURL(f"the folder of {self._path!r} does not exist; create it first")
+            raise FolderMissing(f"the folder of {self._path!r} does not exist; create it first")
         if os.path.isdir(self._path):
             raise BadURL(f"{self._path!r} is a folder; give the path of a file in it")
         db = apsw.Connection(self._path)

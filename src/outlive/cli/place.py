@@ -207,7 +207,7 @@ def check_served(backend: Any, served: Served) -> None:
 async def _has_identity(backend: Any) -> bool:
     if backend.name == "redis":
         return b"key" in await backend._identity._load()
-    from ..backends.postgres_link import MissingSchema
+    from ..errors import MissingSchema
 
     try:
         return bool(await backend._ask(backend._sql.identity))

@@ -75,6 +75,7 @@ class Doubts:
             self._drop(commit)
             return result
         if isinstance(result, StaleBase):  # the core makes it again, with the same ids
+            result.may_be_stored = bool(doubt.epochs)
             self._keep(commit, doubt)
             return result
         answer = _answer(commit, result, doubt, epoch, self._is_strict)

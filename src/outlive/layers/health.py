@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import NotReplicated, OutcomeUnknown, StoreBusy, StoreFull, StoreUnavailable
+from ..errors import MissingSchema, NotReplicated, OutcomeUnknown, StoreBusy, StoreFull, StoreUnavailable
 
 
 def is_unreachable(error: object) -> bool:
@@ -15,6 +15,11 @@ def is_unreachable(error: object) -> bool:
     if isinstance(error, StoreUnavailable):
         return not isinstance(error, StoreBusy | StoreFull)
     return isinstance(error, OutcomeUnknown) and not isinstance(error, NotReplicated)
+
+
+def has_no_answer(error: object) -> bool:
+    """Tell whether a store that may be new did not answer: that it has no tables yet is an answer."""
+    return is_unreachable(error) and not isinstance(error, MissingSchema)
 
 
 @dataclass(slots=True)

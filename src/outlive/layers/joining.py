@@ -6,10 +6,11 @@ import contextlib
 from dataclasses import replace
 
 from ..errors import EntryHeld, OutliveError, StoreBusy, StoreError
-from .health import is_unreachable
+from ..runtime import Deadline
+from .health import has_no_answer, is_unreachable
 from .pair import ALONE, PRIMARY, SECONDARY, PairEnded, Side, check_match, new_pair, read_side
 from .status import Replication
-from .stores import Errors, Stores, other_key
+from .stores import PATIENCE_S, Errors, Stores, other_key
 from .switching import Switching
 
 _RACES = 20
@@ -24,15 +25,16 @@ class Joining:
         self._options = options
 
     async def join(self, offered: bytes) -> bytes:
-        """Open the pair; return the naming key."""
-        absent = await self._agree_on_key(offered)
+        """Open the pair; return the naming key. All of it has the time that one call has."""
+        deadline = Deadline(self._stores.timeout_s)
+        absent = await self._agree_on_key(offered, deadline)
         if not self._stores.key:  # both are new, and somebody only looks
             self._stores.key, self._stores.met = None, [False, False]
             return b""
         for _ in range(_RACES):
             with contextlib.suppress(EntryHeld):  # somebody else opens it at the same moment
                 try:
-                    await self._join(absent)
+                    await self._join(absent, deadline)
                 except PairEnded:
                     if not await self._has_begun_anew(absent):
                         raise
@@ -43,11 +45,18 @@ class Joining:
 
     # The naming key
 
-    async def _agree_on_key(self, offered: bytes) -> Errors:
+    async def _agree_on_key(self, offered: bytes, deadline: Deadline) -> Errors:
         """Let both have one naming key; return why one of them did not answer. When none does, raise."""
         stores = self._stores
         errors: list[StoreError | None] = [None, None]
-        for role in (SECONDARY, PRIMARY) if await self._knows_pair(SECONDARY) else (PRIMARY, SECONDARY):
+        knows_pair = await self._knows_pair(SECONDARY, errors, deadline)
+        await self._knows_pair(PRIMARY, errors, deadline)
+        failure = errors[PRIMARY]
+        if failure is not None and not knows_pair:
+            raise failure  # nobody else has the key of the pair; the secondary must not get one of its own
+        for role in (SECONDARY, PRIMARY) if knows_pair else (PRIMARY, SECONDARY):
+            if errors[role] is not None:
+                continue
             try:
                 key = await stores.both[role].identity(stores.key or offered)
             except StoreError as error:
@@ -61,12 +70,18 @@ class Joining:
             stores.key, stores.met[role] = key, True
         return errors
 
-    async def _knows_pair(self, role: int) -> bool:
-        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it."""
+    async def _knows_pair(self, role: int, errors: list[StoreError | None], deadline: Deadline) -> bool:
+        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it.
+
+        Each store is asked for half of the time that is left, before anything without a deadline of its own is asked of it.
+        """
         stores = self._stores
         try:
-            return await read_side(stores.both[role], stores.tenant, stores.patience_s) is not None
-        except OutliveError:  # a server without a schema, or none at all
+            return await read_side(stores.both[role], stores.tenant, _half(deadline)) is not None
+        except OutliveError as error:  # a server without a schema, or none at all
+            if isinstance(error, StoreError) and has_no_answer(error):
+                errors[role] = error
+                stores.note_health(role, error)
             return False
 
     # The record of the pair
@@ -84,10 +99,11 @@ class Joining:
         await stores.write(PRIMARY, primary, Side(new_pair(), PRIMARY, epoch))
         return True
 
-    async def _join(self, absent: Errors) -> None:
-        (primary, secondary), (no_primary, no_secondary) = await self._stores.sides(absent=absent)
+    async def _join(self, absent: Errors, deadline: Deadline) -> None:
+        left_s = _half(deadline)
+        (primary, secondary), (no_primary, no_secondary) = await self._stores.sides(left_s, absent)
         if no_primary is not None:
-            await self._join_without_primary(secondary, no_primary)
+            await self._join_without_primary(secondary, no_primary, deadline)
         elif no_secondary is not None:
             await self._join_without_secondary(primary, no_secondary)
         elif primary is not None and secondary is not None:
@@ -101,7 +117,7 @@ class Joining:
                 await self._switching.replace_primary(secondary, is_told=is_told)
             else:
                 await self._switching.add_secondary(primary, is_told=is_told)
-            await self._join(absent)  # now both say something
+            await self._join(absent, deadline)  # now both say something
 
     async def _join_both(self, primary: Side, secondary: Side) -> None:
         is_paused = not self._options.is_enabled
@@ -117,17 +133,25 @@ class Joining:
             primary, secondary = sorted((active, other), key=lambda side: side.role)
         await self._switching.adopt(primary, secondary)
 
-    async def _join_without_primary(self, secondary: Side | None, error: StoreError) -> None:
+    async def _join_without_primary(
+        self, secondary: Side | None, error: StoreError, deadline: Deadline
+    ) -> None:
+        """Open a pair whose primary does not answer, so that somebody can look at it, and promote the secondary."""
         stores, options = self._stores, self._options
         if secondary is None:
             raise error
         stores.epoch, stores.is_whole = secondary.epoch, True
+        stores.failed_over_at = secondary.failed_over_at
         if stores.is_failed_over:
             await self._pause_alone(secondary)
-        elif options.auto_failover and options.is_enabled and secondary.is_whole:
-            await self._switching.promote(automatic=True)
-        else:
-            raise error
+            return
+        if not options.is_enabled:
+            raise error  # it is for the store that is active
+        stores.is_whole = secondary.is_whole
+        if options.auto_failover and secondary.is_whole:
+            await self._switching.refresh(_half(deadline))  # one question without an answer is not enough
+            if not (stores.is_failed_over or stores.health[PRIMARY].is_healthy):
+                await self._switching.promote(automatic=True)
 
     async def _join_without_secondary(self, primary: Side | None, error: StoreError) -> None:
         if primary is None or primary.epoch % 2 == SECONDARY:
@@ -139,3 +163,7 @@ class Joining:
         """The other store cannot be told now that it is left behind: whoever switches replication on again tells it."""
         if not self._options.is_enabled and not active.is_paused:
             await self._stores.write(active.role, active, replace(active, is_paused=True))
+
+
+def _half(deadline: Deadline) -> float:
+    return min(deadline.left_s() / 2, PATIENCE_S if deadline.timeout_s is None else deadline.timeout_s)

@@ -60,6 +60,7 @@ class Side:
     is_whole: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the active one: replication is switched off
     is_by_hand: bool = False  # of the secondary: it was promoted by somebody, who will also end that
+    failed_over_at: int = 0  # of the secondary, while it is active: since when, in microseconds
     ended: int = JOINED
     revision: int = 0
     is_stored: bool = False
@@ -85,10 +86,11 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
         return None
     entry = found[0][1]
     try:
-        name, role, is_whole, is_paused, is_by_hand, ended = ormsgpack.unpackb(entry.body or b"")
+        name, role, *said = ormsgpack.unpackb(entry.body or b"")
+        is_whole, is_paused, is_by_hand, failed_over_at, ended = said
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    flags = is_whole, is_paused, is_by_hand, ended
+    flags = is_whole, is_paused, is_by_hand, failed_over_at, ended
     return Side(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
 
 
@@ -100,7 +102,8 @@ async def write_side(
     The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
-    body = ormsgpack.packb([new.pair, new.role, new.is_whole, new.is_paused, new.is_by_hand, new.ended])
+    flags = new.is_whole, new.is_paused, new.is_by_hand, new.failed_over_at, new.ended
+    body = ormsgpack.packb([new.pair, new.role, *flags])
     expect = old.rank if old is not None else ABSENT
     entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
     await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))

@@ -54,7 +54,9 @@ from .committing import Committing, Result
 from .doubt import CHANGING, Doubt, Doubts
 from .health import is_unreachable
 from .joining import Joining
+from .naming import KEYS, NAMING
 from .pair import PRIMARY, ROLES, SECONDARY, Gone, read_side
+from .ping import ping
 from .queue import Queue
 from .status import Replication, ReplicationStatus, Switched
 from .stores import Stores
@@ -68,6 +70,7 @@ _POSITIONS = {"writes": 2, "inventory": 1, "fetch": 2}  # arguments before the t
 _TIMELESS = frozenset(("share", "audit"))
 _BEAT_S = 0.2  # between looks at what is to be carried over
 _SWITCHES = 4  # that one call may live through
+_QUESTION = 3 / 4  # of what is left of a call, for asking both stores where the pair is
 _LEAST_S = 0.05  # in which a call can be tried again
 _LAST_S = 5.0  # for what is still queued when the store is closed
 
@@ -101,6 +104,7 @@ class Replicate:
         self._runtime = runtime
         self._timeout_s = timeout_s
         self._is_closed = False
+        self._is_joined = False
         self._ticker: Ticker | None = None
         self._queue = Queue(runtime)
         self._switching = Switching(self.stores, self._queue)
@@ -119,6 +123,7 @@ class Replicate:
         if not key:
             return key
         self.stores.is_named = self._naming(key)
+        self._is_joined = True
         self._keep_beating()
         return key
 
@@ -141,7 +146,7 @@ class Replicate:
             self._ticker.stop()
         try:
             async with self._upkeep.busy:
-                if self._options.is_enabled:
+                if self._options.is_enabled and self._is_joined:
                     await self._drain_at_last()
         finally:
             for backend in self.stores.both:
@@ -196,7 +201,7 @@ class Replicate:
             if name not in _TIMELESS:
                 kwargs["timeout_s"] = deadline.remaining_s() if is_last else self._share(deadline)
             try:
-                found = await getattr(self.stores.both[epoch % 2], name)(*args, **kwargs)
+                found = await getattr(self._asked(epoch, args), name)(*args, **kwargs)
                 if _is_absent(name, kwargs, found):
                     await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
@@ -210,6 +215,12 @@ class Replicate:
             else:
                 return found
         raise StoreUnavailable(f"{CHANGING}; try again")
+
+    def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
+        """Return the store to ask: the active one. But a pair can be opened with its keys while that does not answer: both have these."""
+        is_naming = args[:2] == (KEYS.tenant, NAMING)
+        is_left_out = is_naming and not self.stores.health[epoch % 2].is_healthy
+        return self.stores.both[1 - epoch % 2 if is_left_out else epoch % 2]
 
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """That something is not there counts only in a store that has not lost all it had."""
@@ -315,12 +326,18 @@ class Replicate:
         if not self._options.is_enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
             return False
         try:
-            if await self._switching.refresh(deadline.left_s() / 3):
+            if await self._switching.refresh(deadline.left_s() * _QUESTION):
                 return True
             if isinstance(error, EpochPassed) and not stores.is_announced:
                 return await self._switching.rise(error.current)
             if stores.health[PRIMARY].is_healthy or not self._upkeep.may_fail_over():
                 return False
+            if isinstance(error, EpochPassed):
+                # This call has not asked the primary before. Right after a failback a slow answer must not undo it.
+                if await self._switching.refresh(deadline.left_s() * _QUESTION):
+                    return True
+                if stores.health[PRIMARY].is_healthy:
+                    return False
             await self._switching.promote(automatic=True)
         except Gone:
             raise
@@ -328,6 +345,13 @@ class Replicate:
             stores.last_error = str(failure)
             return stores.epoch != epoch
         return True
+
+    async def ping(self, timeout_s: float | None) -> dict[str, float]:
+        """Ask both stores whether they answer; return the seconds that each took."""
+        if self._is_closed:
+            raise StoreClosed
+        named = dict(zip(ROLES, self.stores.both, strict=True))
+        return await ping(named, self.stores.tenant, self._timeout_s if timeout_s is None else timeout_s)
 
     @property
     def is_failed_over(self) -> bool:

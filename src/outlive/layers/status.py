@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,7 @@ class ReplicationStatus:
     is_enabled: bool
     active: str  # "primary" or "secondary"
     is_failed_over: bool
+    failed_over_at: dt.datetime | None  # since when the secondary is active; None while the primary is
     epoch: int
     failovers: int  # that this process made or saw
     primary_healthy: bool

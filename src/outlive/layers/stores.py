@@ -8,16 +8,17 @@ from dataclasses import replace
 from ..backend import Backend, ThreadKey
 from ..errors import BadURL, StoreError
 from ..event import FAILBACK, FAILOVER, Event, Watched
-from ..runtime import Runtime
+from ..runtime import Deadline, Runtime
 from .backlog import Backlog
 from .carrying import Carrier, IsNamed, lineage
-from .health import Health, is_unreachable
+from .health import Health, has_no_answer, is_unreachable
 from .note import Items, Pair
 from .pair import PRIMARY, ROLES, SECONDARY, Gone, PairEnded, Side, check_match, read_side, write_side
 from .queue import Queue
 from .withdrawal import Withdrawal
 
 PATIENCE_S = 5.0  # for one call that nobody asked for
+_LEAST_S = 0.05  # in which a store that is well answers
 
 Errors = Sequence[StoreError | None]  # of the primary and the secondary
 
@@ -42,12 +43,14 @@ class Stores:
         self.epoch = 0
         self.is_whole = True  # the store that is not active
         self.failovers = 0
+        self.failed_over_at = 0  # microseconds; as the secondary says
         self.is_by_hand = False  # the secondary was promoted by somebody
         self.is_announced = False  # a failback has begun, and the primary is gone again
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
         self.last_error: str | None = None
         self.branched: set[str] = set()  # threads that both stores had gone on with
+        self.timeout_s = timeout_s
         self.patience_s = min(PATIENCE_S, timeout_s or PATIENCE_S)
         self.carry_s = PATIENCE_S  # for a merge in the background, which may be larger than any save: callers that are in a hurry are not
         self._watched = watched
@@ -80,10 +83,15 @@ class Stores:
         if error is not None:
             self.last_error = f"{ROLES[role]}: {error}"
 
-    async def meet(self, role: int) -> None:
+    async def meet(self, role: int, timeout_s: float = PATIENCE_S) -> None:
         """Make sure that a store is open and has the naming key of the pair."""
         if self.met[role]:
             return
+        try:  # `identity` has no deadline of its own, so it is not asked of a store that does not answer
+            await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
+        except StoreError as error:
+            if has_no_answer(error):
+                raise
         key = await self.both[role].identity(self.key or b"")
         if self.key is not None and key != self.key:
             raise other_key()
@@ -92,7 +100,7 @@ class Stores:
     async def side(self, role: int, timeout_s: float = PATIENCE_S) -> Side | None:
         """Ask a store what it says of the pair; raise when it cannot be reached."""
         try:
-            await self.meet(role)
+            await self.meet(role, timeout_s)
             found = await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
         except StoreError as error:
             self.note_health(role, error)
@@ -105,13 +113,13 @@ class Stores:
     async def sides(
         self, timeout_s: float = PATIENCE_S, absent: Errors = (None, None)
     ) -> tuple[list[Side | None], Errors]:
-        """Ask both stores, but for one that is known not to answer."""
+        """Ask both stores, but for one that is known not to answer. Both together have so much time, the first two thirds of it."""
         sides: list[Side | None] = [None, None]
-        errors = list(absent)
-        for role in (PRIMARY, SECONDARY):
+        errors, deadline = list(absent), Deadline(timeout_s)
+        for role, share in ((PRIMARY, 2 / 3), (SECONDARY, 1)):
             if absent[role] is None:
                 try:
-                    sides[role] = await self.side(role, timeout_s)
+                    sides[role] = await self.side(role, max(_LEAST_S, deadline.left_s() * share))
                 except PairEnded:
                     raise
                 except StoreError as error:

@@ -56,6 +56,7 @@ class Switching:
             await self.add_secondary(primary)
         elif secondary is not None and secondary.epoch > stores.epoch:
             if secondary.epoch % 2 == SECONDARY:
+                stores.failed_over_at = secondary.failed_over_at
                 stores.enter(secondary.epoch, is_whole=stores.is_whole)
             else:  # whether the primary has everything, it alone can tell
                 stores.is_announced = stores.is_failed_over
@@ -69,7 +70,7 @@ class Switching:
             await self._finish_failback(primary, epoch)
         elif epoch % 2 == SECONDARY and secondary.epoch < epoch:
             raise Gone(SECONDARY)
-        stores.is_by_hand = secondary.is_by_hand
+        stores.is_by_hand, stores.failed_over_at = secondary.is_by_hand, secondary.failed_over_at
         stores.enter(epoch, is_whole=(secondary if epoch % 2 == PRIMARY else primary).is_whole)
 
     async def rise(self, least: int) -> bool:
@@ -109,7 +110,7 @@ class Switching:
             return  # somebody else has done it
         epoch = max(primary.epoch, secondary.epoch) + 1
         stores.last_error = "the primary has lost commits: the secondary has them"
-        await stores.write(SECONDARY, secondary, _promoted(secondary, epoch))
+        await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch))
         await stores.write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=False))
         stores.enter(epoch, is_whole=False)
 
@@ -139,7 +140,7 @@ class Switching:
         if epoch != secondary.epoch:  # the primary was active
             if not (secondary.is_whole or is_told):
                 raise Gone(PRIMARY)
-            await stores.write(SECONDARY, secondary, _promoted(secondary, epoch))
+            await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch))
         await stores.write(PRIMARY, None, Side(secondary.pair, PRIMARY, epoch, is_whole=False))
         stores.enter(epoch, is_whole=False)
 
@@ -174,7 +175,7 @@ class Switching:
             )
         epoch = max(stores.epoch, secondary.epoch) + 1
         epoch += epoch % 2 == PRIMARY
-        await stores.write(SECONDARY, secondary, _promoted(secondary, epoch, is_by_hand=not automatic))
+        await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch, is_by_hand=not automatic))
         stores.automatic += automatic
         stores.is_by_hand, stores.is_announced = not automatic, False
         stores.enter(epoch, is_whole=True)
@@ -215,7 +216,7 @@ class Switching:
             await stores.backlog(PRIMARY).carry_everything()
         carried = await stores.drain(SECONDARY, self._queue) + await stores.drain(PRIMARY, self._queue)
         epoch = secondary.epoch + 1
-        announced = replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False)
+        announced = replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False, failed_over_at=0)
         await stores.write(SECONDARY, secondary, announced)
         # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
         assert primary is not None
@@ -233,6 +234,14 @@ class Switching:
             await self._stores.write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried
 
-
-def _promoted(secondary: Side, epoch: int, *, is_by_hand: bool = False) -> Side:
-    return replace(secondary, epoch=epoch, is_whole=True, is_by_hand=is_by_hand)
+    def _promoted(self, secondary: Side, epoch: int, *, is_by_hand: bool = False) -> Side:
+        """Return what the secondary says when it becomes active. A second promotion of it keeps the moment of the first."""
+        stores = self._stores
+        stores.failed_over_at = secondary.failed_over_at or stores.runtime.now()
+        return replace(
+            secondary,
+            epoch=epoch,
+            is_whole=True,
+            is_by_hand=is_by_hand,
+            failed_over_at=stores.failed_over_at,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from ..errors import OutliveError, StoreError
@@ -92,7 +93,9 @@ class Upkeep:
         primary = stores.health[PRIMARY]
         if not primary.is_healthy:
             if self.may_fail_over() and stores.health[SECONDARY].is_healthy:
-                await self._switching.promote(automatic=True)
+                await self._switching.refresh()  # one question without an answer may be a busy machine
+                if self.may_fail_over() and not primary.is_healthy and stores.health[SECONDARY].is_healthy:
+                    await self._switching.promote(automatic=True)
         elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
             if not stores.is_failed_over:
                 stores.automatic = 0  # it is stable
@@ -124,6 +127,7 @@ class Upkeep:
             is_enabled=options.is_enabled,
             active=ROLES[stores.epoch % 2],
             is_failed_over=stores.is_failed_over,
+            failed_over_at=_moment(stores.failed_over_at) if stores.is_failed_over else None,
             epoch=stores.epoch,
             failovers=stores.failovers,
             primary_healthy=stores.health[PRIMARY].is_healthy,
@@ -156,3 +160,7 @@ class Upkeep:
         except StoreError as error:
             self._stores.note_health(role, error)
             return None
+
+
+def _moment(microseconds: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(microseconds / 1e6, dt.UTC)
