@@ -133,6 +133,7 @@ CALLS = {
         "delete": lambda store: store.delete("t"),
         "verify": lambda store: store.verify(),
         "size": lambda store: store.size(),
+        "ping": lambda store: store.ping(),
         "copy_to": lambda store: store.copy_to(outlive.open("memory:")._store),
         "import_thread": lambda store: store.import_thread('{"outlive": 1, "thread": "in"}'),
         "backup": lambda store: store.backup("memory:"),

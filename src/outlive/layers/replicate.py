@@ -20,6 +20,19 @@ was acknowledged in an epoch was in the secondary before anybody went on from th
 while it is active, a commit is acknowledged only if the pair's record in that very store, read after it, still says the
 same epoch. So what was acknowledged before the record changed is carried over before the primary opens.
 
+*What makes a refusal safe.* A call that finds the stores changing places is repeated, and may have been stored by then. Whatever may be stored
+makes the answer OutcomeUnknown, unless it is found (`doubt.py`). In strict mode a refusal of the repetition is definite all the same: the thread is
+moved to the new epoch before it refuses (`sealing.py`), from then on it takes nothing of an earlier epoch, and what only the store that was left has is
+withdrawn from it (`withdrawal.py`). The paths on which a commit is stored and not acknowledged, and what ends each of them:
+
+    primary stored it, secondary unreachable      NotReplicated; merged when the thread has not moved on, else withdrawn
+    primary stored it, thread moved on            repeated in the secondary; the orphan is withdrawn when the primary is reached
+    primary gave no answer                        the same, also when the request arrives late: the note is part of the commit
+    secondary stored it, failback announced       repeated in the primary; carried over before that opens, else withdrawn
+    secondary stored it, its record unreadable    OutcomeUnknown; repeated if the pair has changed places
+    a deletion, a pending write                   never refused; merged in any case
+    a claim                                       asks for the epoch first; an entry is withdrawn like a checkpoint
+
 In the other modes the old primary may have acknowledged what the secondary never saw. Nothing of that is lost unless the primary's
 storage is: its notes are there when it comes back, and are merged then. Where both stores went on from the same checkpoint, the
 thread has two heads; the one of the later epoch is the head.
