@@ -296,3 +296,21 @@ def test_what_else_was_not_acknowledged_is_withdrawn_too(deed):
     world.settle()
     assert look(world.other.store) == before
     world.check("strict", is_line=True)
+
+
+@pytest.mark.parametrize("how", ["asked again", "carried over in the background"])
+def test_what_is_acknowledged_has_everything_before_it_in_both_stores(how):
+    """Two saves of two clients, one after the other, did not reach the secondary. The second one does not go there alone."""
+    world = World("strict", 0)
+    for client, id in ((world.client, "b"), (world.other, "c")):
+        client.links[1].mode = "refuse"
+        with pytest.raises(outlive.NotReplicated):
+            client.store.thread("t").save(id, id=id)
+    world.other.heal()
+    if how == "asked again":
+        world.other.store.thread("t").save("c", id="c")
+    else:
+        queue = world.other.pair._queue
+        run_now(world.other.pair.stores.drain(0, queue, mine=queue.mine))
+    found = run_now(world.backends[1].history(ThreadKey.of("", "t"), None))[1]
+    assert [one.id for one in found] == ["c", "b", "a"]

@@ -62,8 +62,7 @@ class Backlog:
 
     async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> Items:
         """Return all that is queued of one thread, but for what is done."""
-        held = await all_entries(self._source, thread, NOTE, self._timeout_s)
-        return _together([entry for entry in held if entry.key not in done])
+        return _together([entry for entry in await self._notes_of(thread) if entry.key not in done])
 
     async def count(self, done: Collection[str] = (), mine: str | None = None) -> tuple[int, int, float]:
         """Return how many commits are queued, their bytes, and the age of the oldest in seconds."""
@@ -83,13 +82,19 @@ class Backlog:
         count, failure = 0, None
         async for page in self._pages(NOTE):
             in_flight = set(queue.in_flight) if queue is not None else set()
-            done, error = await self._carry(
-                [one for one in page if self._is_due(one[1].key, mine, in_flight)]
-            )
+            due = {(key, entry.key) for key, entry in page if self._is_due(entry.key, mine, in_flight)}
+            threads = {key for key, _ in due}
+            notes = [one for one in page if one[0] in threads]
+            if len(page) == _PAGE and len(due) < len(notes):
+                notes = [(key, one) for key in threads for one in await self._notes_of(key)]
+            done, error = await self._carry(notes, due)
             count, failure = count + done, failure or error
         if failure is not None:
             raise failure
         return count
+
+    async def _notes_of(self, thread: ThreadKey) -> list[Entry]:
+        return await all_entries(self._source, thread, NOTE, self._timeout_s)
 
     def _is_due(self, key: str, mine: str | None, in_flight: set[str]) -> bool:
         if key in in_flight:
@@ -97,17 +102,27 @@ class Backlog:
         recent = self._runtime.now() - int(_OTHERS_S * 1e6)
         return mine in (None, key[16:24]) or int(key[:16], 16) < recent
 
-    async def _carry(self, found: Sequence[Noted]) -> tuple[int, OutliveError | None]:
+    async def _carry(
+        self, found: Sequence[Noted], due: Collection[tuple[ThreadKey, str]]
+    ) -> tuple[int, OutliveError | None]:
+        """Carry over all that these notes name, and take off those that are due.
+
+        Whatever is carried of a thread goes with all that came before it, whoever queued that: what follows a save that is missing in the other
+        store would be taken there for what comes next.
+        """
         groups: dict[tuple[ThreadKey, int | None], list[Entry]] = {}
         for key, entry in found:  # apart by epoch: a thread may refuse those of one and take those of another
             groups.setdefault((key, items_in(entry).epoch), []).append(entry)
-        rows = [(key, _together(notes), [note.key for note in notes]) for (key, _), notes in groups.items()]
+        rows = [
+            (key, _together(notes), [note.key for note in notes if (key, note.key) in due])
+            for (key, _), notes in groups.items()
+        ]
         count, failure = 0, None
         for at in range(0, len(rows), _TOGETHER):
             batch = rows[at : at + _TOGETHER]
             results = await self._carry_batch([(key, items) for key, items, _ in batch])
             done = [row for row, error in zip(batch, results, strict=True) if error is None]
-            await self.take_off([(key, keys) for key, _, keys in done])
+            await self.take_off([(key, keys) for key, _, keys in done if keys])
             for key, items, keys in done:
                 self.carried.setdefault(key, set()).update(items.pairs)
                 count += len(keys)

@@ -353,10 +353,13 @@ def _may_be_overtaken(commit: Commit) -> bool:
 
 
 def _may_repeat(commit: Commit, result: object) -> bool:
-    """Tell whether a removal may be one that was refused before, whose note says more than its own.
+    """Tell whether a commit may be one that was not acknowledged before, so that more than its own note is to be carried over.
 
-    The checkpoints that it names are gone already; or what it is to erase was erased then, in chunks that it does not name any more.
+    What a save that is there already follows may not be in the other store either. The checkpoints that a removal names may be gone already; or
+    what it is to erase was erased then, in chunks that it does not name any more.
     """
+    if _is_there(result):
+        return True
     removal = commit.removal
     return removal is not None and (removal.erase or (isinstance(result, Receipt) and not result.removed))
 

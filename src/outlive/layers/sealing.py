@@ -48,7 +48,21 @@ class Sealing:
         return is_definite and not (self._epoch == epoch and thread.digest in self._sealed)
 
     async def seal(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
-        """Move a thread to an epoch, in the store that is active in it. With a note: the other store moves it too."""
+        """Move a thread to an epoch, unless it is there. With a note: the other store moves it too."""
+        role = epoch % 2
+        rows = await self._stores.both[role].threads(
+            thread.tenant, only=thread.id, heads=False, timeout_s=deadline.remaining_s()
+        )
+        if not rows or rows[0].epoch < epoch:
+            await self._move(thread, epoch, deadline)
+        if 1 - role == SECONDARY:  # it may be promoted again, with whatever it has then
+            with contextlib.suppress(StoreError):
+                await self._stores.settle_left(1 - role, thread, epoch)
+        if self._epoch != epoch or len(self._sealed) >= _MOST:
+            self._epoch, self._sealed = epoch, set()
+        self._sealed.add(thread.digest)
+
+    async def _move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
         key, role = self._queue.new_key(), epoch % 2
         backend = self._stores.both[role]
         try:
@@ -62,9 +76,3 @@ class Sealing:
             side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
             if side is None or side.epoch != epoch:
                 raise EpochPassed(thread.id, epoch, side.epoch if side is not None else epoch + 1)
-        if 1 - role == SECONDARY:  # it may be promoted again, with whatever it has then
-            with contextlib.suppress(StoreError):
-                await self._stores.settle_left(1 - role, thread, epoch)
-        if self._epoch != epoch or len(self._sealed) >= _MOST:
-            self._epoch, self._sealed = epoch, set()
-        self._sealed.add(thread.digest)
