@@ -80,19 +80,20 @@ def client(report, urls, folder, name, seed):
 
 def attempt(thread, log, state, id, rng, stop, **expected):
     """Save under one id, asking again while the outcome is unknown, or not; return the last answer."""
-    log("begin", thread.id, id, expected.get("expect", 0))
     answer = "not stored"
     while True:
+        log("begin", thread.id, id, answer)
+        reason = None
         try:
             thread.save(state, id=id, **expected)
             answer = "acknowledged"
-        except outlive.HeadMoved:
-            answer = "refused"
-        except outlive.OutcomeUnknown:
-            answer = "unknown"
-        except outlive.StoreError:
-            pass  # this time nothing was stored: what was unknown before stays so
-        log("end", thread.id, id, answer)
+        except outlive.HeadMoved as error:
+            answer, reason = "refused", str(error)
+        except outlive.OutcomeUnknown as error:
+            answer, reason = "unknown", str(error)
+        except outlive.StoreError as error:
+            reason = repr(error)  # this time nothing was stored: what was unknown before stays so
+        log("end", thread.id, id, answer, reason)
         if answer in ("acknowledged", "refused") or rng.random() < 0.2 or os.path.exists(stop):
             return answer
         time.sleep(rng.uniform(0, 0.1))
@@ -281,16 +282,14 @@ def url_of(server):
 
 
 def read_logs(folder):
-    """Return what became of each operation: by (thread, id)."""
+    """Return what became of each operation: by (thread, id). One whose last attempt did not end is unknown."""
     history = {}
     for path in sorted(folder.glob("*.log")):
         for line in path.read_text().splitlines():
-            at, what, thread, id, said = json.loads(line)
-            one = history.setdefault((thread, id), {"begin": at, "end": float("inf"), "answer": "unknown"})
-            if what == "end":
-                one["answer"], one["end"] = said, at
-            else:
-                one["expected"] = said
+            at, what, thread, id, answer, *reason = json.loads(line)
+            one = history.setdefault((thread, id), {"begin": at, "log": []})
+            one["log"].append([at, what, answer, *reason])
+            one["answer"], one["end"] = (answer, at) if what == "end" else ("unknown", float("inf"))
     return history
 
 
@@ -316,7 +315,8 @@ def check_thread(thread, operations, history, line):
     lost = by_answer.get("acknowledged", set()) - set(line)
     assert not lost, f"{thread}: acknowledged and not on the line: {lost}, of {history}"
     stored = (by_answer.get("refused", set()) | by_answer.get("not stored", set())) & set(ids)
-    assert not stored, f"{thread}: refused and stored: {stored}, of {history}"
+    told = {id: operations[id]["log"] for id in stored}
+    assert not stored, f"{thread}: refused and stored: {told}, of {history}"
     assert set(ids) <= set(operations)
     if thread == "log":
         return
