@@ -43,6 +43,7 @@ from outlive.backends import memory as memory_module
 from outlive.backends.disk import Disk
 from outlive.backends.file import FileBackend
 from outlive.backends.index import Index
+from outlive.backends.local import Inline
 from outlive.backends.log import START, Log
 from outlive.backends.memory import MemoryBackend
 from outlive.backends.view import Clock, Effect, Row
@@ -58,6 +59,7 @@ from outlive.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from outlive.runtime import run_now
 from outlive.testing.patience import PATIENCE_S
 
 SEED = int(os.environ.get("OUTLIVE_SEED", "20261115"))
@@ -418,11 +420,13 @@ def test_wrong_wiring_fails_at_the_constructor(tmp_path: Path) -> None:
 
 def unmarked(folder: Path, *names: str) -> None:
     """Save so that the marks stay behind, as after a power cut."""
+    marks = (folder / "lock").read_bytes()
     with log_of(folder).open("r+b") as file:
         before = file.read(START)
         save(opened(folder), *names)
         file.seek(0)
         file.write(before)
+    (folder / "lock").write_bytes(marks)
 
 
 @pytest.mark.parametrize("tail", [b"x", bytes(500), b"\xff" * 40, b"half"])
@@ -997,9 +1001,8 @@ def test_a_commit_that_waited_too_long_in_a_group_is_refused_and_the_patient_one
         fcntl.flock(file, fcntl.LOCK_EX)
         release = threading.Timer(1.5, fcntl.flock, (file, fcntl.LOCK_UN))
         release.start()
-        results = backend.commit_all(
-            [saving("c1", timeout_s=0.05), saving("c2", timeout_s=PATIENCE_S), saving("c3")]
-        )
+        commits = [saving("c1", timeout_s=0.05), saving("c2", timeout_s=PATIENCE_S), saving("c3")]
+        results = run_now(Inline(backend).commit_all(commits))
         release.join()
     assert [type(result) for result in results] == [StoreBusy, Receipt, Receipt]
     assert ids(opened(folder)) == ["c3", "c2"]

@@ -219,6 +219,13 @@ class WriteLock:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.005)
 
+    def write(self, data: bytes, at: int) -> None:
+        """Write into the file itself, while it is held."""
+        self._disk.write(self._fd, data, at)
+
+    def sync(self) -> None:
+        self._disk.sync(self._fd)
+
     def _mend(self) -> None:
         """Do what a process that died may not have done: sync the folders, sweep what it wrote aside."""
         for folder in ("", THREADS):

@@ -1,6 +1,6 @@
 """Records in a folder: an append-only log for each thread, shared by any number of threads and processes.
 
-    DIR/lock            never renamed; flock'ed for every write
+    DIR/lock            never renamed; flock'ed for every write. It also says how far each log is (`marks.py`)
     DIR/store           the naming key, written once
     DIR/index           a log of the threads that there are
     DIR/reserve         space for deletions on a full disk
@@ -63,6 +63,7 @@ from .home import make_folders, read_key, write_key
 from .index import Index
 from .log import Log
 from .logged_table import LoggedTable, problems
+from .marks import Marks
 from .memory import MemoryBackend, Table, same
 from .reserve import Reserve
 from .snapshot import is_deletion
@@ -93,8 +94,9 @@ class FileBackend(MemoryBackend):
             raise BadURL(f'fsync must be "full" or "normal", not {fsync!r}')
         self._is_full = fsync == "full"
         self._disk = disk or Disk(path)
-        self._index = Index(self._disk)
         self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
+        self._marks = Marks(self._disk, self._guard)
+        self._index = Index(self._disk, self._marks)
         self._reserve = Reserve(self._disk)
         self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
         self._cached_bytes = 0
@@ -177,6 +179,9 @@ class FileBackend(MemoryBackend):
         except Corrupt:
             if not is_deletion(commit):
                 raise
+        if self._marked(commit.thread):  # what begins anew is no older copy
+            self._marks.note(self._index.slot(commit.thread) or 0, commit.thread.digest, 0)
+            self._guard.sync()
         log = self._log(commit.thread)
         log.begin()
         return Batch(LoggedTable(commit.thread, log), self._disk, is_new=True, was_damaged=True)
@@ -208,6 +213,15 @@ class FileBackend(MemoryBackend):
         if new:
             self._create(new)
         self._each([batch for batch in batches if batch.has_effect], self._tidy)
+        self._note([batch for batch in batches if batch.has_effect and batch.failure is None])
+
+    def _note(self, batches: Iterable[Batch]) -> None:
+        """Note elsewhere how far logs are, as far as that is on disk. When it fails, an older copy may go unnoticed."""
+        with contextlib.suppress(OSError, Corrupt):
+            for batch in batches:
+                table, slot = batch.table, self._index.slot(batch.table.key)
+                if slot is not None and table.row is not None and table.log.acked == table.log.end:
+                    self._marks.note(slot, table.key.digest, table.row.revision)
 
     def _each(self, batches: Iterable[Batch], step: Callable[[Batch], None]) -> None:
         for batch in batches:
@@ -428,8 +442,20 @@ class FileBackend(MemoryBackend):
         if table is None or not table.log.resume(fd):
             table = LoggedTable(thread, self._log(thread))
             table.log.resume(fd)
-        table.catch_up(fd)
+            table.catch_up(fd)
+            self._check_newest(table)
+        else:
+            table.catch_up(fd)
         return table
+
+    def _check_newest(self, table: LoggedTable) -> None:
+        """Raise when a log had more commits before. A table that this process has kept is a witness of its own."""
+        marked = self._marked(table.key)
+        held = 0 if table.row is None else table.row.revision
+        if held < marked:
+            raise table.log.corrupt(
+                f"{table.log.name} is an older copy of itself: it ends with commit {held}, and {marked} were acknowledged"
+            )
 
     def _keep(self, table: LoggedTable) -> None:
         self._cache[table.key.digest] = table
@@ -439,9 +465,17 @@ class FileBackend(MemoryBackend):
         ):
             self._cached_bytes -= self._cache.popitem(last=False)[1].weight
 
+    def _marked(self, thread: ThreadKey) -> int:
+        """Return how many commits the log of a thread has had at least. Without the index nobody knows; who lists is told of that."""
+        try:
+            slot = self._index.slot(thread)
+        except Corrupt:
+            return 0
+        return 0 if slot is None else self._marks.read(slot, thread.digest)
+
     def _check_absent(self, thread: ThreadKey) -> None:
         self._index.catch_up()
-        if self._index.is_confirmed(thread):
+        if self._marked(thread) or self._index.is_confirmed(thread):
             raise Corrupt("its log is gone", thread=thread.id)
 
     def _log(self, thread: ThreadKey) -> Log:
@@ -468,12 +502,12 @@ class FileBackend(MemoryBackend):
         except FileNotFoundError:
             return problems(lambda: self._check_absent(thread))
         try:
-            return table.audit(fd)
+            return table.audit(fd) or problems(lambda: self._check_newest(table))
         finally:
             self._disk.close(fd)
 
     def _audit_store(self) -> list[Corrupt]:
-        index = Index(self._disk)
+        index = Index(self._disk, self._marks)
         found = problems(self._audit_key) + problems(index.catch_up)
         if found:
             return found
@@ -512,6 +546,7 @@ class FileBackend(MemoryBackend):
             try:
                 if batch.fd is not None:
                     batch.log.settle(batch.fd)
+                    self._note([batch])
             finally:
                 batch.close()
 

@@ -14,25 +14,34 @@ from ..errors import (
 from .disk import THREADS, Disk, WriteLock
 from .effects import pack, unpack
 from .log import Log
+from .marks import INDEX, Marks
 
 
 class Index:
     """The threads that there may be, and those of which that is certain. An entry is never taken back."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, marks: Marks) -> None:
         self._disk = disk
+        self._marks = marks
         self._forget()
 
     def _forget(self) -> None:
         self.log = Log(self._disk, "index", bytes(16))
         self._keys: dict[bytes, ThreadKey] = {}
         self._certain: set[bytes] = set()
+        self._slots: dict[bytes, int] = {}  # where each thread has its mark
 
     def is_there(self) -> bool:
         return "index" in self._disk.names()
 
     def is_confirmed(self, thread: ThreadKey) -> bool:
         return thread.digest in self._certain
+
+    def slot(self, thread: ThreadKey) -> int | None:
+        """Return where a thread has its mark; None when the index does not know it."""
+        if thread.digest not in self._slots:
+            self.catch_up()
+        return self._slots.get(thread.digest)
 
     def catch_up(self) -> dict[bytes, ThreadKey]:
         """Return the threads by digest."""
@@ -41,6 +50,7 @@ class Index:
         except FileNotFoundError:
             self._check_empty()
             self._forget()
+            self._check_newest()
             return {}
         try:
             return self._read_on(fd)
@@ -52,13 +62,25 @@ class Index:
         if any(name.endswith(".log") for name in self._disk.names(THREADS)):
             raise Corrupt("the index of the threads is gone")
 
+    def _check_newest(self) -> None:
+        """Raise when more threads were listed before than are now."""
+        marked = self._marks.read(INDEX, self.log.digest)
+        if len(self._keys) < marked:
+            raise Corrupt(
+                f"the index of the threads is an older copy of itself, or gone: it has {len(self._keys)} threads, and {marked} were listed"
+            )
+
     def _read_on(self, fd: int) -> dict[bytes, ThreadKey]:
+        is_known = bool(self._keys)
         try:
             if not self.log.resume(fd):
                 self._forget()
                 self.log.resume(fd)
+                is_known = False
             for frame in self.log.frames(fd):
                 self._apply(*unpack(frame.meta))
+            if not is_known:
+                self._check_newest()
         except BaseException:
             self._forget()
             raise
@@ -66,6 +88,8 @@ class Index:
 
     def _apply(self, is_certain: bool, names: Sequence[tuple[str, str]]) -> None:
         keys = [ThreadKey.of(*name) for name in names]
+        for key in keys:
+            self._slots.setdefault(key.digest, len(self._slots) + 1)
         self._keys.update((key.digest, key) for key in keys)
         if is_certain:
             self._certain.update(key.digest for key in keys)
@@ -81,6 +105,8 @@ class Index:
             if self.log.acked < self.log.end:  # also what a process left that died before its fsync
                 self._disk.sync(fd)
                 self.log.acknowledge(fd)
+        with contextlib.suppress(OSError):  # then an older copy may go unnoticed
+            self._marks.note(INDEX, self.log.digest, len(self._keys))
 
     def confirm(self, threads: Sequence[ThreadKey]) -> None:
         """Note that logs are there to stay. Not synced, and may fail: the threads are listed already."""
