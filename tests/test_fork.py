@@ -382,7 +382,7 @@ def test_a_program_that_forks_ends_by_itself_and_says_nothing(durability, backen
             child.start()
         store.thread("parent").save({{"step": 2}})
         for child in children:
-            child.join(PATIENCE_S)
+            child.join({PATIENCE_S})
             assert child.exitcode == 0
         """
     source = Path(outlive.__file__).parent.parent
