@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import apsw
 import psycopg
 import pytest
 import redis
@@ -484,12 +484,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
 def damage_run(backend, url, id):
     """Change the stored body of a run."""
     if backend == "sqlite":
-        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db, db:
-            assert (
-                db.execute("update entry set body = x'00' where kind = 'run' and key = ?", (id,)).rowcount
-                == 1
-            )
-        db.close()
+        with contextlib.closing(apsw.Connection(url.removeprefix("sqlite:///"))) as db:
+            db.execute("update entry set body = x'00' where kind = 'run' and key = ?", (id,))
+            assert db.changes() == 1
     elif backend == "postgresql":
         address, _, schema = url.partition("?schema=")
         with psycopg.connect(address, autocommit=True) as db:
