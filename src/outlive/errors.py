@@ -517,7 +517,7 @@ class Corrupt(StoreError):
             for name, value in (("thread", thread), ("checkpoint", checkpoint))
             if value is not None
         )
-        super().__init__(f"corrupt store:{where or ' (no thread)'}: {what}")
+        super().__init__(f"corrupt store:{where and where + ':'} {what}")
         self.what = what
         self.thread = thread
         self.checkpoint = checkpoint

@@ -73,7 +73,7 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     In place of a URL a client of redis-py will do.
     Options for all: tenant="", durability="sync" | "async", cache_bytes=64 MiB, timeout_s=30, on_event=function,
     key=outlive.KeyRing({id: key}) to seal what is stored, retain=outlive.Retain(...) to let old states go.
-    For file and SQLite: fsync="full" | "normal"; for servers see docs/backends.md.
+    For file and SQLite: fsync="full" | "normal"; for SQLite: accept_loss=True, to open a store whose log is damaged; for servers see docs/backends.md.
     With secondary=url there are two stores, of which either may fail: see docs/replication.md.
     Raises BadURL for what it does not understand, StoreError when the store cannot be opened.
     """
@@ -397,6 +397,15 @@ def _fsync(options: dict[str, Any]) -> str:
     return str(value)
 
 
+def _flag(name: str, options: dict[str, Any]) -> bool:
+    value = options.get(name, False)
+    if value in ("true", "false"):  # in the URL
+        return bool(value == "true")
+    if not isinstance(value, bool):
+        raise BadURL(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def _memory(url: str, options: dict[str, Any]) -> Served:
     scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
@@ -417,15 +426,16 @@ def _path(scheme: str, rest: str, example: str) -> str:
 
 
 def _sqlite(url: str, options: dict[str, Any]) -> Served:
-    scheme, rest, options = _parts(url, options, ("fsync",))
+    scheme, rest, options = _parts(url, options, ("fsync", "accept_loss"))
     fsync = _fsync(options)
+    accept_loss = _flag("accept_loss", options)
     path = _path(scheme, rest, "sqlite:///agent.db, or sqlite:////home/me/agent.db for an absolute path")
 
     def make(timeout_s: float | None) -> Local:
         from .backends.sqlite import SQLiteBackend
 
         where = path if path == ":memory:" else os.path.abspath(path)
-        return SQLiteBackend(where, fsync=fsync, timeout_s=timeout_s)
+        return SQLiteBackend(where, fsync=fsync, timeout_s=timeout_s, accept_loss=accept_loss)
 
     return _local(url.partition("?")[0], make)
 

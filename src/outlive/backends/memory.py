@@ -44,7 +44,7 @@ def new_token() -> int:
 def clock() -> Clock:
     """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
     lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
-    return Clock(time.time_ns() // 1000, lease // 1000, _boot_id())
+    return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
 
 
 _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
@@ -66,7 +66,7 @@ os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in 
 
 
 @functools.cache
-def _boot_id() -> str:
+def boot_id() -> str:
     """Name the clock for leases: it starts anew with the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -12,12 +12,9 @@ connection is closed just before one and opened again afterwards, in parent and 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
@@ -39,29 +36,19 @@ from ..backend import (
     checksum,
     escape,
 )
-from ..entry_kind import RUN
-from ..errors import (
-    BadURL,
-    Corrupt,
-    FolderMissing,
-    NewerFormat,
-    OutliveError,
-    StoreBusy,
-    StoreClosed,
-    StoreFull,
-    StoreUnavailable,
-)
+from ..errors import Corrupt, OutliveError
 from .memory import clock, new_token, same, write_order
 from .rules import decide
 from .snapshot import is_deletion
-from .sqlite_audit import orphans
-from .sqlite_rows import ENTRY, THREAD, KnownKeys, Rows, entry_of, one, thread_key
+from .sqlite_audit import Audit, orphans
+from .sqlite_entries import EntryQuery, prefix_range, thread_key
+from .sqlite_heads import THREADS, Found
+from .sqlite_link import Link, one
+from .sqlite_rows import KnownKeys, Rows
 from .sqlite_writer import Writer
 from .view import fitting
 
 T = TypeVar("T")
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x6F75746C  # "outl"
 _BUSY_S = 30.0
 _VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
 _WORTH_PAGES = 256  # less than this waits until more has gathered, or the store is closed: giving back takes as long as a save
@@ -72,40 +59,34 @@ class SQLiteBackend:
 
     name = "sqlite"
 
-    def __init__(self, path: str, *, fsync: str = "full", timeout_s: float | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, path: str, *, fsync: str = "full", timeout_s: float | None = None, accept_loss: bool = False
+    ) -> None:
         self._busy_s = timeout_s or _BUSY_S  # for what says nothing of its own
-        self._synchronous = {"full": 2, "normal": 1}[fsync]
-        self._connection: apsw.Connection | None = None
-        self._is_closed = False
         self._has_freed = False  # something was deleted, and its pages may not be given back yet
         self._known = KnownKeys()
         self.lock = threading.RLock()
-        with _translated():
-            self._db()
+        self._link = Link(
+            path, fsync=fsync, busy_s=self._busy_s, accepts_loss=accept_loss, on_rollback=self._known.forget
+        )
+        with self._link.translated():
+            self._link.db()
 
     def before_fork(self) -> None:
-        """Close the file: a child must not inherit what SQLite believes of its locks."""
-        if self._connection is not None and self._path != ":memory:":
-            self._connection.close()
-            self._connection = None
+        self._link.before_fork()
 
     def close(self) -> None:
-        self._is_closed = True
-        if self._connection is not None:
-            with _translated():
-                if self._has_freed:
-                    with contextlib.suppress(apsw.Error):
-                        self._connection.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
-                self._connection.close()
-            self._connection = None
+        if self._has_freed and self._link.is_open:
+            with self._link.translated(), contextlib.suppress(apsw.Error):
+                self._link.db().execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        self._link.close()
 
     def identity(self, offered: bytes) -> bytes:
-        with _translated():
-            with self._transaction("deferred") as db:  # only the first opener has to write
+        with self._link.translated():
+            with self._link.transaction("deferred") as db:  # only the first opener has to write
                 key = self._naming_key(db)
             if key is None:
-                with self._transaction("immediate") as db:
+                with self._link.transaction("immediate") as db:
                     key = self._naming_key(db) or self._adopt(db, offered)
             return key
 
@@ -129,9 +110,9 @@ class SQLiteBackend:
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
         try:
-            with _translated():
-                self._set_timeout(min((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
-                with self._transaction("immediate") as db:
+            with self._link.translated():
+                self._link.set_timeout(min((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
+                with self._link.transaction("immediate") as db:
                     results = self._commit_group(db, commits)
                 self._clean_up(commits, results)
                 return results
@@ -151,7 +132,7 @@ class SQLiteBackend:
         """Do all of some work or none of it; return what came of it, or why it was refused."""
         db.execute("savepoint one")
         try:
-            with _translated():
+            with self._link.translated():
                 done = work()
         except OutliveError as error:
             if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
@@ -175,7 +156,7 @@ class SQLiteBackend:
         """Give space back after a deletion. Only a courtesy, but for erasure: whatever is in the way, it is deleted."""
         if not any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
             return
-        db = self._db()
+        db = self._link.db()
         self._has_freed = True
         erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
         with contextlib.suppress(apsw.Error):
@@ -200,8 +181,8 @@ class SQLiteBackend:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> Reading:
-        with _translated(), self._transaction("deferred") as db:
-            view = Rows(db, thread)
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace)
             if view.row is None:
                 return Reading(0)
             record = view.newest(namespace, at) if id is None else view.find(namespace, id)
@@ -223,8 +204,8 @@ class SQLiteBackend:
         run: str | None = None,
         timeout_s: float | None = None,
     ) -> tuple[int, list[CheckpointRecord]]:
-        with _translated(), self._transaction("deferred") as db:
-            view = Rows(db, thread)
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace or "")
             if view.row is None:
                 return 0, []
             return view.row.generation, view.page(namespace, before, limit, run)
@@ -240,8 +221,8 @@ class SQLiteBackend:
         max_bytes: int,
         timeout_s: float | None = None,
     ) -> Page:
-        with _translated(), self._transaction("deferred") as db:
-            view = Rows(db, thread)
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace or "")
             if view.row is None:
                 return Page(0)
             page = view.page(namespace, before, limit, run)
@@ -251,7 +232,7 @@ class SQLiteBackend:
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
-        with _translated(), self._transaction("deferred") as db:
+        with self._link.translated(), self._link.transaction("deferred") as db:
             view = Rows(db, thread)
             pairs = view.written() if checkpoints is None else checkpoints
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
@@ -269,34 +250,14 @@ class SQLiteBackend:
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[tuple[ThreadKey, Entry]]:
-        by_id = kind == RUN and thread is None and statuses is None
-        table = "entry e indexed by entry_run" if by_id else "entry e"
-        where: list[tuple[str, Sequence[Any]]] = [
-            ("t.tenant = ?", [escape(tenant)]),
-            ("e.kind = 'run'", []) if by_id else ("e.kind = ?", [escape(kind)]),
-            ("e.key >= ? and e.key < ?", _prefix_range(prefix)),
-        ]
-        if thread is not None:
-            where.append(("t.digest = ?", [thread.digest]))
-        if statuses is not None:
-            where.append(
-                (f"e.status in ({', '.join('?' * len(statuses))})", [escape(status) for status in statuses])
-            )
-        if lapsed is not None:
-            now = clock()
-            where.append((f"(e.clock <> ? or e.until <= ?) = {int(lapsed)}", [now.id, now.lease]))
-        if after is not None:
-            where.append(("(e.key, t.digest) > (?, ?)", [escape(after[0]), after[1]]))
-        columns = ", ".join(f"e.{name}" for name in ENTRY.split(", "))
-        sql = (
-            f"select t.key, t.tenant, t.id, t.digest, {columns} from {table} join thread t on t.key = e.thread "
-            f"where {' and '.join(condition for condition, _ in where)} order by e.key, t.digest limit ?"
-        )
-        values = [value for _, some in where for value in some]
-        with _translated(), self._transaction("deferred") as db:
-            rows: list[Any] = db.execute(sql, [*values, limit]).fetchall()
-            found = [(thread_key(*row[1:4]), row) for row in rows]
-            return [(key, entry_of(row[0], key.id, row[4:])) for key, row in found]
+        query = EntryQuery(tenant, kind, prefix=prefix, statuses=statuses, after=after, limit=limit)
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            if thread is None:
+                return query.of_tenant(db, lapsed, clock())
+            view = Rows(db, thread)
+            if view.row is None or thread.tenant != tenant:
+                return []
+            return query.of_thread(db, thread, view.key, lapsed, clock())
 
     def threads(
         self,
@@ -309,33 +270,31 @@ class SQLiteBackend:
         heads: bool = True,
         timeout_s: float | None = None,
     ) -> list[ThreadRow]:
-        low, high = _prefix_range(prefix)
+        low, high = prefix_range(prefix)
         start = escape(after) if after is not None and escape(after) >= low else None
         where, values = (
-            f"id {'>=' if start is None else '>'} ? and id < ?",
+            f"t.id {'>=' if start is None else '>'} ? and t.id < ?",
             [low if start is None else start, high],
         )
         if only is not None:
-            where, values = "id = ?", [escape(only)]
-        sql = (
-            f"select {THREAD}, info, info_json, info_checksum from thread "
-            f"where tenant = ? and listed and {where} order by id limit ?"
-        )
-        with _translated(), self._transaction("deferred") as db:
-            rows: list[Any] = db.execute(sql, [escape(tenant), *values, limit]).fetchall()
-            roster = f"select id from roster where tenant = ? and {where} order by id limit ?"
+            where, values = "t.id = ?", [escape(only)]
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            rows: list[Any] = db.execute(
+                f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?",
+                [escape(tenant), *values, limit],
+            ).fetchall()
+            roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
             expected = [row[0] for row in db.execute(roster, [escape(tenant), *values, limit])]
             if expected != [row[3] for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
-            return [
-                Rows(db, thread_key(row[2], row[3], row[1]), row[:16]).summary(
-                    row[16], row[17], row[18], heads
-                )
-                for row in rows
-            ]
+            return [self._summary(db, row, heads) for row in rows]
+
+    def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
+        view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+        return view.summary(row[24], row[25], row[26], heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        with _translated(), self._transaction("deferred") as db:
+        with self._link.translated(), self._link.transaction("deferred") as db:
             view = Rows(db, thread)
             if view.row is None:
                 return Inventory(0, 0, {})
@@ -347,141 +306,21 @@ class SQLiteBackend:
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        with _translated(), self._transaction("deferred") as db:
+        with self._link.translated(), self._link.transaction("deferred") as db:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with _translated():
-            self._set_timeout(self._busy_s)
-        with _translated(), self._transaction("immediate") as db:
+        with self._link.translated():
+            self._link.set_timeout(self._busy_s)
+        with self._link.translated(), self._link.transaction("immediate") as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        with _translated(), self._transaction("deferred") as db:
+        with self._link.translated(), self._link.transaction("deferred") as db:
             if thread is not None:
-                return Rows(db, thread).audit()
+                return Audit(db, Rows(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()
-            return [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
-
-    # The connection
-
-    def _db(self) -> apsw.Connection:
-        if self._is_closed:
-            raise StoreClosed
-        if self._connection is None:
-            self._connection = self._open()
-        return self._connection
-
-    def _open(self) -> apsw.Connection:
-        if self._path != ":memory:" and not Path(self._path).absolute().parent.is_dir():
-            raise FolderMissing(f"the folder of {self._path!r} does not exist; create it first")
-        if os.path.isdir(self._path):
-            raise BadURL(f"{self._path!r} is a folder; give the path of a file in it")
-        db = apsw.Connection(self._path)
-        try:
-            self._configure(db)
-            self._migrate(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _configure(self, db: apsw.Connection) -> None:
-        db.set_busy_timeout(_milliseconds(self._busy_s))
-        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-        db.execute(
-            "pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory"
-        ).fetchall()
-        if self._is_ours(db) is None:
-            db.execute("pragma auto_vacuum = incremental")
-        _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall(), self._busy_s)
-        db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
-        if one(db, "pragma synchronous")[0] != self._synchronous:
-            raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
-
-    def _is_ours(self, db: apsw.Connection) -> bool | None:
-        """Tell whether the file is a store: None when it is empty. Anything else is left as it is."""
-        if one(db, "select count(*) from sqlite_schema")[0] == 0:
-            return None
-        if one(db, "pragma application_id")[0] != APPLICATION_ID:
-            raise BadURL(f"{self._path!r} is a SQLite file of another program; choose another path")
-        version = one(db, "pragma user_version")[0]
-        if version > SCHEMA_VERSION:
-            raise NewerFormat(f"the SQLite file {os.path.basename(self._path)!r}", version, SCHEMA_VERSION)
-        return True
-
-    def _migrate(self, db: apsw.Connection) -> None:
-        if self._is_ours(db):
-            return
-        db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
-        try:
-            if self._is_ours(db) is None:
-                from importlib import resources  # only who makes a file pays for it
-
-                db.execute(resources.files(__package__).joinpath("sqlite_schema.sql").read_text("utf-8"))
-                db.execute(
-                    f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION}"
-                )
-            db.execute("commit")
-        except BaseException:
-            db.execute("rollback")
-            raise
-
-    def _set_timeout(self, timeout_s: float) -> None:
-        self._db().set_busy_timeout(_milliseconds(timeout_s))
-
-    @contextlib.contextmanager
-    def _transaction(self, kind: str) -> Iterator[apsw.Connection]:
-        db = self._db()
-        try:
-            db.execute(f"begin {kind}")
-            yield db
-            db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
-        except BaseException:
-            self._known.forget()
-            with contextlib.suppress(apsw.Error):
-                db.execute("rollback")
-            raise
-
-
-def _prefix_range(prefix: str) -> tuple[str, str]:
-    """Return the bounds between which escaped ids with this prefix lie."""
-    low = escape(prefix)
-    return low, low + "\U0010ffff" * 1001
-
-
-def _milliseconds(timeout_s: float) -> int:
-    return max(1, int(timeout_s * 1000))
-
-
-def _patiently(work: Any, timeout_s: float) -> None:
-    """Repeat what SQLite refuses at once, without asking the busy handler, while others open the same file."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            work()
-            return
-        except (apsw.BusyError, apsw.LockedError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Say in the library's words what SQLite says in its own."""
-    try:
-        yield
-    except OutliveError:
-        raise
-    except (apsw.BusyError, apsw.LockedError) as error:
-        raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
-    except apsw.FullError as error:
-        raise StoreFull("no space is left for the SQLite file; nothing of this call was stored") from error
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise Corrupt(f"SQLite: {error}") from error
-    except apsw.Error as error:
-        raise StoreUnavailable(f"SQLite: {error}") from error
-    except (TypeError, ValueError) as error:  # a column that holds what it never should
-        raise Corrupt(f"a row cannot be read ({error})") from error
+            found = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
+        with self._link.translated():
+            return found + self._link.audit_log()

@@ -5,8 +5,9 @@
 -- `names` a checksum over the names of those chunks.
 create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
 
+-- Keys are never used again: rows of a thread whose own row was lost do not fall to another thread.
 create table thread(
-  key integer primary key, digest blob not null unique, tenant text not null, id text, listed integer not null,
+  key integer primary key autoincrement, digest blob not null unique, tenant text not null, id text, listed integer not null,
   generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
   checkpoints integer not null, entries integer not null, stored integer not null, created_at integer not null, updated_at integer not null,
   info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
@@ -16,9 +17,11 @@ create unique index thread_id on thread(tenant, id) where listed;
 create table roster(tenant text not null, id text not null, primary key(tenant, id)) without rowid;
 
 -- What the newest checkpoint of a namespace is, and how many there are: a row that vanished is missed.
+-- `record` is the checksum of that checkpoint. The row of the root namespace is written by every commit of the thread
+-- and has its revision: this row and that of `thread` tell of each other when one is lost or is an older copy.
 create table head(
-  digest blob not null, namespace text not null, epoch integer not null, seq integer not null, id text not null,
-  checkpoints integer not null, checksum blob not null,
+  digest blob not null, namespace text not null, thread integer not null, revision integer not null, epoch integer not null,
+  seq integer not null, id text, checkpoints integer not null, record blob, checksum blob not null,
   primary key(digest, namespace)) without rowid;
 
 create table checkpoint(
@@ -28,6 +31,11 @@ create table checkpoint(
   chunks blob not null, names blob not null, body blob not null, checksum blob not null);
 create unique index checkpoint_id on checkpoint(thread, id, namespace);
 create index checkpoint_order on checkpoint(thread, namespace, epoch, seq);
+
+-- The checksum of every checkpoint that was replaced: an older copy of its row is noticed.
+create table checkpoint_version(
+  thread integer not null, namespace text not null, id text not null, checksum blob not null,
+  primary key(thread, namespace, id)) without rowid;
 
 create table chunk(
   key integer primary key, thread integer not null, name blob not null, revision integer not null,
@@ -41,9 +49,10 @@ create table write(
   chunks blob not null, names blob not null, body blob not null, checksum blob not null);
 create unique index write_key on write(thread, namespace, checkpoint, task, idx);
 
--- How many writes a checkpoint has.
+-- How many writes a checkpoint has, and the exclusive or of their checksums.
 create table tally(
-  thread integer not null, namespace text not null, checkpoint text not null, writes integer not null, checksum blob not null,
+  thread integer not null, namespace text not null, checkpoint text not null, writes integer not null, sum blob not null,
+  checksum blob not null,
   primary key(thread, namespace, checkpoint)) without rowid;
 
 create table entry(
@@ -51,6 +60,13 @@ create table entry(
   fence integer not null, revision integer not null, until integer not null, clock text not null, body blob not null,
   checksum blob not null,
   primary key(thread, kind, key)) without rowid;
-create index entry_status on entry(kind, status, until);
+create index entry_status on entry(kind, status);
 -- A run is found by its id alone. A query uses this index only if it says `kind = 'run'` in so many words.
 create index entry_run on entry(key) where kind = 'run';
+
+-- The status and checksum of every entry: a row of `entry` that vanished or is an older copy of itself is noticed.
+create table entry_version(
+  thread integer not null, kind text not null, key text not null, status text not null, checksum blob not null,
+  primary key(thread, kind, key)) without rowid;
+create index entry_version_status on entry_version(kind, status);
+create index entry_version_run on entry_version(key) where kind = 'run';

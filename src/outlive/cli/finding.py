@@ -29,7 +29,7 @@ def lowest(store: Store) -> Any:
 
 
 def pragma(backend: Any, name: str) -> Any:
-    return backend._db().execute(f"pragma {name}").fetchall()[0][0]
+    return backend._link.db().execute(f"pragma {name}").fetchall()[0][0]
 
 
 def ask_postgres(backend: Any, statement: str) -> str:

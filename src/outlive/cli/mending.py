@@ -67,7 +67,6 @@ def parted(error: OutliveError) -> tuple[str, str]:
     if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
-    said = said.replace("corrupt store: (no thread):", "corrupt store:")
     if mend := _mend(error, said):
         return said, mend
     if isinstance(error, StoreUnavailable) and "; " in said and not said.endswith("?"):

@@ -53,7 +53,7 @@ def quoted(name: str) -> str:
 
 def _is_ours(path: Path) -> bool:
     """Tell whether a file is a store, by its header; one that was just made may have that in its log only."""
-    from ..backends.sqlite import APPLICATION_ID
+    from ..backends.sqlite_link import APPLICATION_ID
 
     try:
         with path.open("rb") as file:

@@ -21,7 +21,7 @@ def schema(store: Store, url: str) -> Iterator[Finding]:
 
 
 def _of_sqlite(backend: Any) -> str:
-    from ..backends.sqlite import SCHEMA_VERSION
+    from ..backends.sqlite_link import SCHEMA_VERSION
 
     return f"version {pragma(backend, 'user_version')}, this outlive writes {SCHEMA_VERSION}"
 

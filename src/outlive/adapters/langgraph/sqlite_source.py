@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ...backends.sqlite import APPLICATION_ID
+from ...backends.sqlite_link import APPLICATION_ID
 from ...errors import BadArgument, BadURL, Corrupt, StoreBusy, StoreUnavailable
 from .source import Pair, Row, WriteKey, WriteRow
 

@@ -1,0 +1,221 @@
+"""The write-ahead log that a killed process leaves behind: which commits of it were acknowledged.
+
+When SQLite recovers a log, it stops at the first frame whose checksum is wrong, because a crash in the middle of a write
+looks like that. So does a damaged frame: every acknowledged commit after it would be lost without a word. Two things tell the
+difference, and both are looked at before anything is written:
+
+- The mark. After each commit its place in the log (the log's salts and the number of frames) is written into a small file beside the
+  database, without a sync of its own. A log of these salts that has fewer sound frames lost something. With `fsync=normal` this
+  holds only until the machine is restarted, because a power cut may take the last commits away.
+- The frames. Each checksum continues that of the frame before, and is stored with it. So frames after the damage can
+  still be compared with their predecessor. Where there is no mark, a sound commit after the last one that SQLite
+  can read was lost. After a power cut, of which no mark may tell, it takes two: the last commit may have been torn, and was not acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+_MAGIC = 0x377F0682  # the last bit: big-endian checksums
+_HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint, salts, checksum
+_FRAME = struct.Struct(">6I")  # page, pages of the database after a commit or 0, salts, checksum
+_MARK = struct.Struct(">8s8s8sII")  # name and version, boot, salts, frames, whether they were synced
+_NAME = b"outlive1"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last commit that was acknowledged, as far as its process could write that down."""
+
+    boot: bytes
+    salts: bytes
+    frames: int
+    is_synced: bool
+
+
+class MarkFile:
+    """The file that holds the mark. It is there while a process has the database open, and after a crash."""
+
+    def __init__(self, database: str, boot: str, *, is_synced: bool) -> None:
+        self._path = f"{database}-ack"
+        self._log = f"{database}-wal"
+        self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
+        self._is_synced = is_synced
+        self._fd = self._log_fd = -1
+        self.existed = os.path.exists(self._path)
+        with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
+            self._fd = self._open(os.stat(database))
+
+    def _open(self, like: os.stat_result) -> int:
+        """Open or create the file, with the mode of the database; the lock says that it is in use."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                state = os.fstat(fd)
+                if state.st_nlink:  # else the last one to close it has just removed it
+                    if state.st_mode & 0o777 != like.st_mode & 0o777 and state.st_size == 0:
+                        os.fchmod(fd, like.st_mode & 0o777)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def read(self) -> Mark | None:
+        """Return the mark; None when nothing is written there, or something else."""
+        raw = os.pread(self._fd, _MARK.size + 4, 0) if self._fd >= 0 else b""
+        if len(raw) != _MARK.size + 4 or zlib.crc32(raw[:-4]).to_bytes(4) != raw[-4:]:
+            return None
+        name, boot, salts, frames, is_synced = _MARK.unpack(raw[:-4])
+        return Mark(boot, salts, frames, bool(is_synced)) if name == _NAME else None
+
+    def holds(self, mark: Mark) -> bool:
+        """Tell whether everything that was marked must be there: no power cut can have taken it away."""
+        return mark.is_synced or (mark.boot == self._boot and any(self._boot))
+
+    def acknowledge(self, frames: int, page_size: int) -> bool:
+        """Write down that the log is acknowledged up to this frame; False when the log is not where it was.
+
+        The salts are those of the last frame itself: should another process have begun the log again
+        meanwhile, its frames are not taken for acknowledged ones.
+        """
+        if self._fd < 0 or not frames:
+            return True
+        if self._log_fd < 0:
+            try:
+                self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+        header = os.pread(self._log_fd, _FRAME.size, _HEADER.size + (frames - 1) * (_FRAME.size + page_size))
+        if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
+            self._write(header[8:16], frames)
+        return True
+
+    def forget(self) -> None:
+        """Write down that nothing of the log is acknowledged."""
+        if self._fd >= 0:
+            self._write(bytes(8), 0)
+
+    def _write(self, salts: bytes, frames: int) -> None:
+        raw = _MARK.pack(_NAME, self._boot, salts, frames, self._is_synced)
+        with contextlib.suppress(OSError):  # the commit is done, whatever comes of its mark
+            os.pwrite(self._fd, raw + zlib.crc32(raw).to_bytes(4), 0)
+
+    @property
+    def log_is_gone(self) -> bool:
+        """Tell whether somebody deleted or replaced the log under this process."""
+        return self._log_fd >= 0 and os.fstat(self._log_fd).st_nlink == 0
+
+    def close(self) -> None:
+        """Close the file; the last process that closes the database removes it, as SQLite removes the log."""
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.exists(self._log) and os.fstat(self._fd).st_nlink:
+                    os.unlink(self._path)
+            os.close(self._fd)
+        self._fd = self._log_fd = -1
+
+
+def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
+    """Say what was acknowledged and is lost, when SQLite can read so many frames of a log."""
+    try:
+        with open(log, "rb") as file:
+            return _find_loss(_Log(file, page_size), frames, marks, mark)
+    except FileNotFoundError:
+        return None
+
+
+def _find_loss(log: _Log, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
+    if not log.salts:
+        return None
+    if mark is not None:
+        if mark.salts == log.salts and frames < mark.frames and marks.holds(mark):
+            return f"SQLite can read {frames} of its frames, and {mark.frames} were acknowledged"
+        if mark.boot == marks._boot or not mark.is_synced:
+            return None
+    elif marks.existed:
+        return None  # nothing was acknowledged, or a power cut came before it was written down
+    if log.commits_after(frames if log.is_sound else 0) >= (1 if mark is None else 2):
+        return f"SQLite can read {frames} of its frames, and there are sound commits after that"
+    return None
+
+
+class _Log:
+    """The frames of a log, read without SQLite."""
+
+    def __init__(self, file: BinaryIO, page_size: int) -> None:
+        self._file = file
+        self._size = _FRAME.size + page_size
+        raw = file.read(_HEADER.size)
+        self.salts, self.is_sound, self._order, self._start = b"", False, "<", (0, 0)
+        if len(raw) < _HEADER.size:
+            return
+        magic, *_, first, second = _HEADER.unpack(raw)
+        self._order = ">" if magic == _MAGIC + 1 else "<"
+        self._start = (first, second)
+        self.is_sound = (
+            magic in (_MAGIC, _MAGIC + 1) and _continue((0, 0), raw[:24], self._order) == self._start
+        )
+        if not self.is_sound:
+            self._order = "<" if sys.byteorder == "little" else ">"
+        self.salts = raw[16:24] if self.is_sound else file.read(_FRAME.size)[8:16]
+
+    def _frames(self, start: int) -> Iterator[tuple[bytes, bytes]]:
+        self._file.seek(_HEADER.size + start * self._size)
+        while len(raw := self._file.read(self._size)) == self._size:
+            yield raw[: _FRAME.size], raw[_FRAME.size :]
+
+    def commits_after(self, start: int) -> int:
+        """Return how many commits there are in a row of frames of which each continues the one before."""
+        most = count = 0
+        before: tuple[int, int] | None = None
+        for header, page in self._frames(start):
+            _, size, _, _, first, second = _FRAME.unpack(header)
+            is_sound = header[8:16] == self.salts and (
+                before is not None and _continue(before, header[:8] + page, self._order) == (first, second)
+            )
+            count = count + (size > 0) if is_sound else 0
+            most = max(most, count)
+            before = (first, second)
+        return most
+
+    def sound_frames(self, most: int) -> int:
+        """Return how many frames from the start on are sound, of so many."""
+        count, before = 0, self._start
+        for header, page in self._frames(0):
+            after = _FRAME.unpack(header)[4:]
+            if count == most or header[8:16] != self.salts or not self.is_sound:
+                break
+            if _continue(before, header[:8] + page, self._order) != after:
+                break
+            count, before = count + 1, (after[0], after[1])
+        return count
+
+
+def sound_frames(log: str, page_size: int, most: int) -> int:
+    """Return how many frames of a log are sound on the disk, of those that SQLite holds to be committed."""
+    with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
+        return _Log(file, page_size).sound_frames(most)
+    return 0
+
+
+def _continue(before: tuple[int, int], data: bytes, order: str) -> tuple[int, int]:
+    """Return SQLite's checksum over data that follows data with this checksum."""
+    first, second = before
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for at in range(0, len(words), 2):
+        first = (first + words[at] + second) & 0xFFFFFFFF
+        second = (second + words[at + 1] + first) & 0xFFFFFFFF
+    return first, second
