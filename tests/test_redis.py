@@ -521,7 +521,7 @@ def test_a_slot_that_moves_in_the_middle_of_saves_loses_nothing(cluster):
 def key_of(id, prefix="outlive:"):
     from outlive.backends.redis_rows import Keys
 
-    return Keys.of(prefix, ThreadKey.of("", id).digest).all[0]
+    return Keys.of(prefix, ThreadKey.of("", id).digest, is_single=True).all[0]
 
 
 # How long a thread lives -------------------------------------------------------------------------------------
@@ -546,7 +546,7 @@ def test_a_thread_has_six_keys_at_most_and_all_in_one_slot(valkey_server):
         digest = ThreadKey.of("", "t").digest.hex().encode()
         own = [key for key in keys if digest in key]
         assert len(own) == 6
-        assert len(keys) == 6 + 3  # two indexes of the bucket, and the identity
+        assert len(keys) == 6 + 4  # two indexes and the roster of the bucket, and the identity
         assert len({key[key.index(b"{") : key.index(b"}")] for key in keys if b"{" in key}) == 1
 
 
@@ -587,7 +587,8 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
         assert run(thread_ids(store)) == []
         assert run(store._engine.backend.entries("", "run")) == []
         left = [key for key in valkey_server.call("KEYS", "*") if not key.endswith(b"identity")]
-        assert left == []  # the lines of the indexes were cleared by the listings
+        assert left == [b"outlive:{310}:roster"]  # the lines of the indexes were cleared by the listings
+        assert sorted(valkey_server.call("HGETALL", left[0])) == [b"0", b"0", b"entries", b"threads"]
         saved = run(thread.save({"n": 2}))
         assert (saved.seq, saved.parent) == (1, None)
         assert run(store._engine.backend.inventory(ThreadKey.of("", "t"))).generation != generation
@@ -667,7 +668,11 @@ def test_a_deleted_thread_leaves_one_small_key(valkey_server):
         thread = whole_thread(run, store)
         run(thread.save({"blob": random.Random(1).randbytes(5_000_000)}))
         assert run(thread.delete())
-        left = [key for key in valkey_server.call("KEYS", "*") if not key.endswith(b"identity")]
+        left = [
+            key
+            for key in valkey_server.call("KEYS", "*")
+            if ThreadKey.of("", "t").digest.hex().encode() in key
+        ]
         assert len(left) == 1
         assert valkey_server.call("MEMORY", "USAGE", left[0]) < 500
         assert run(thread.save({"n": 1})).seq == 3
@@ -730,17 +735,22 @@ def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server
         assert run(store.verify()).problems == ()
 
 
-def test_what_adds_nothing_registers_nothing(valkey_server, cluster, colour):
-    for url, server in ((valkey_server.url, valkey_server), (cluster.url, None)):
+def test_a_thread_that_is_deleted_before_it_begins_takes_its_place_in_the_store(
+    valkey_server, cluster, colour
+):
+    for url in (valkey_server.url, cluster.url):
         with opened(url, colour) as (run, store):
             backend = store._engine.backend
             for number in range(5):
                 key = ThreadKey.of("", f"{number}")
                 run(commit_one(backend, Commit(key, removal=Removal(everything=True))))
                 run(commit_one(backend, Commit(key, removal=Removal(checkpoints=(("", "a"),)))))
-            assert backend._identity.buckets == set()
-            if server is not None:
-                assert server.call("HKEYS", "outlive:identity") == [b"key"]
+            assert run(thread_ids(store)) == []
+            with opened(url, colour) as (again, other):
+                for number in range(5):
+                    again(other.thread(f"{number}").save({"n": number}))
+            assert run(thread_ids(store)) == [f"{number}" for number in range(5)]
+            assert run(store.verify()).problems == ()
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-lru", "noeviction"])
@@ -1002,9 +1012,10 @@ def test_a_value_that_is_gone_is_noticed(valkey_server):
                 valkey_server.call("HSET", key, field, value)
         order = next(key for key in valkey_server.call("KEYS", "*") if digest in key and key.endswith(b":o"))
         for member in valkey_server.call("ZRANGE", order, 0, -1):
+            score = valkey_server.call("ZSCORE", order, member)
             valkey_server.call("ZREM", order, member)
             assert run(thread.verify()).problems, member
-            valkey_server.call("ZADD", order, 0, member)
+            valkey_server.call("ZADD", order, score, member)
         for index in ("threads", "entries"):
             key = key_of("t")[: -len("dd36512605158b9a3c54290941255110:m")] + index
             for member in valkey_server.call("ZRANGE", key, 0, -1):

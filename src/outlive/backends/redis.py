@@ -1,6 +1,6 @@
 """Records in Redis or Valkey: one server, Sentinel or Cluster. Plain commands and Lua, no modules.
 
-A thread has at most six keys, all in one slot with the two indexes of its bucket, and every commit is one script:
+A thread has at most six keys, all in one slot with the indexes and the roster of its bucket, and every commit is one script:
 all of it or nothing, whatever happens to client or server. An ordinary save is decided by the script
 (`redis_commit.lua`); all other commits are gathered, decided here by `rules.decide`, and applied by a second script
 if the thread is still what was gathered. What a crash of the server loses is decided by its persistence
@@ -35,11 +35,13 @@ from ..errors import (
 from . import redis_rows as rows
 from .memory import write_order
 from .redis_audit import Audit
+from .redis_bucket_audit import BucketAudit
 from .redis_commits import Choices, Commits, renews_only
 from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_listing import Listing
 from .redis_nodes import slot_of
+from .redis_rebuild import Rebuild
 from .redis_rows import Keys, Stored, pack, pair_field, text
 from .redis_scripts import script
 from .server import Attempts, Deadline
@@ -61,7 +63,8 @@ class RedisBackend:
         self._is_closed = False
         self._slots: dict[int, int] = {}
         self._identity = Identity(self, choices.prefix)
-        self._listing = Listing(self, choices.prefix, self._identity)
+        self._rebuild = Rebuild(self, link, choices)
+        self._listing = Listing(self, choices.prefix, self._identity, self._rebuild)
         self._commits = Commits(self, link, choices, self._identity)
 
     def __repr__(self) -> str:
@@ -98,16 +101,34 @@ class RedisBackend:
         return self._slots[bucket]
 
     def keys(self, thread: ThreadKey) -> Keys:
-        return Keys.of(self._choices.prefix, thread.digest)
+        return self.keys_of(thread.digest)
+
+    def keys_of(self, digest: bytes) -> Keys:
+        return Keys.of(self._choices.prefix, digest, is_single=not self.is_sharded)
 
     async def ask(
         self, thread: ThreadKey, name: str, said: Any, timeout_s: float | None = None, *args: bytes
     ) -> Any:
         """Run a script on one thread."""
-        call = self.call(self.keys(thread), name, pack(said), *args)
+        keys = self.keys(thread)
+        call = self.call(keys, name, pack(said), *args)
+        return await self.repaired(
+            thread,
+            keys.bucket,
+            lambda: self.attempt(lambda deadline: self._link.one(call, deadline), timeout_s),
+        )
+
+    async def repaired(self, thread: ThreadKey, bucket: int, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Send a script, and once more when the roster of its bucket had to be built anew."""
         try:
-            return await self.attempt(lambda deadline: self._link.one(call, deadline), timeout_s)
+            reply = await send()
+            if rows.is_torn(reply):
+                await self._rebuild.buckets({bucket})
+                reply = await send()
+            return reply
         except Corrupt as error:
+            if error.thread is not None:
+                raise
             raise Corrupt(error.what, thread=thread.id) from error
 
     async def ask_all(self, calls: Sequence[Call], timeout_s: float | None = None) -> list[Any]:
@@ -193,7 +214,7 @@ class RedisBackend:
         """Nothing was found: was there never anything, or is half of the thread gone?"""
         count, ttl_ms = reply[3:]
         if count != stored.checkpoints:
-            if ttl_ms >= 0:
+            if rows.is_ending(ttl_ms):
                 return Reading(0)
             raise Corrupt(f"it has {count} checkpoints instead of {stored.checkpoints}", thread=thread.id)
         if reply[1] is not None and id is None:
@@ -297,10 +318,13 @@ class RedisBackend:
         start = b"e" + text(kind) + b"\0"
         low = b"[" + start + text(prefix)
         if after is not None and start + text(after[0]) >= low[1:]:
-            low = (b"(" if after[1] >= thread.digest else b"[") + start + text(after[0])
+            is_over = (
+                after[1] >= thread.digest
+            )  # then it goes on behind the key, and the checksum that follows it
+            low = b"(" + start + text(after[0]) + b"\0\xff" if is_over else b"[" + start + text(after[0])
         high = b"(" + start + text(prefix) + b"\xff"
         reply = await self.ask(thread, "entries", (limit, *asked), timeout_s, low, high)
-        rows.stored_of(thread, reply[0])
+        rows.stored_of(thread, reply[0])  # raises when it is damaged
         return [(thread, rows.entry_of(thread, field, value)) for field, value in rows.pairs(reply[1:])]
 
     async def threads(
@@ -355,5 +379,5 @@ class RedisBackend:
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:
-            return [*await self._identity.audit(), *await self._listing.audit()]
+            return await BucketAudit(self, self._choices.prefix, self._identity, self._rebuild).run()
         return await Audit(self, thread).run()

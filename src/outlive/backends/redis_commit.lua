@@ -1,14 +1,15 @@
 -- An ordinary save, decided here as `rules.decide` does: nothing is changed before everything holds.
-local fresh, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 14)
+local fresh, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks, knows =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 15)
 local blob, at = ARGV[2], now()
-local raw, row = load_row()
-if row == false then return { 'damaged', raw } end
+local raw, row, wrong, place = look(true)
+if wrong then return { 'damaged', wrong } end
 local field = draft and draft[1] .. '\0' .. draft[2]
 
 if row and field then
   local stored = redis.call('HGET', R, field)
   if stored then
+    if not redis.call('ZSCORE', O, (members(draft[1], draft[2], stored))) then stored = '' end -- the client takes it for damage
     if touch then redis.call('HSET', M, 'row', raw) end -- so that WAIT waits for what this connection wrote
     return { 'existing', raw, stored }
   end
@@ -16,16 +17,32 @@ end
 
 local names = {}
 for i = 1, #entries do names[i] = entries[i][1] end
-if is_known(row, tokens) then
+-- A commit says its own token, then those of commits that were given up: these do nothing if they come after it.
+if row and string.find(row.tokens, sub(tokens, 1, 16), 1, true) then
   if touch then redis.call('HSET', M, 'row', raw) end
   return { 'repeated', raw, (hmget(E, names)) }
 end
 
+-- What is there must be what was stored last. Where something is not there, none of its kind may be lost.
+local held = row and hmget(E, names) or {}
+if row then
+  for i = 1, #names do
+    if held[i] then
+      if not entries[i][7] and not redis.call('ZSCORE', O, member('e', names[i], held[i])) then return { 'entry', i } end
+    elseif not fence and redis.call('HLEN', E) ~= row.entries then
+      return { 'damaged', 'entries of it are gone' }
+    end
+  end
+  if #writes > 0 and redis.call('HLEN', W) ~= row.writes then return { 'damaged', 'writes of it are gone' } end
+end
+
 -- What must still hold
 if fence then
-  local held = row and redis.call('HGET', E, fence[1])
-  if not held or sub(held, 1, 32) ~= fence[2] or status_clock(held) ~= 'running' then
-    return { 'lease', held or false }
+  local owner = row and redis.call('HGET', E, fence[1])
+  if owner and not redis.call('ZSCORE', O, member('e', fence[1], owner)) then return { 'lease', '' } end
+  if not owner and row and redis.call('HLEN', E) ~= row.entries then return { 'damaged', 'entries of it are gone' } end
+  if not owner or sub(owner, 1, 32) ~= fence[2] or status_clock(owner) ~= 'running' then
+    return { 'lease', owner or false }
   end
 end
 if epoch and row and epoch < row.epoch then return { 'epoch', row.epoch } end
@@ -33,7 +50,7 @@ if generation and (not row or row.generation ~= generation) then
   -- with what the client needs to try again without reading the thread first
   local head = row and draft and head_of(draft[1])
   local stored = head and redis.call('HGET', R, draft[1] .. '\0' .. head)
-  return { 'generation', row and row.generation or false, stored and (names_and_run(stored)) or '' }
+  return { 'generation', row and row.generation or false, head or '', stored or '' }
 end
 -- The generation tells of deletions. A server that came back without its last commits, or a replica in its place,
 -- does not tell that chunks are gone, so they are looked for.
@@ -52,15 +69,17 @@ if generation then
   end
   local found, count = hmget(C, fields)
   for i = 1, count do
-    if not found[i] then return { 'generation', false, '' } end
+    if not found[i] then return { 'generation', false, '', '' } end
   end
 end
 if expect then
-  local head = row and head_of(expect[1]) or false
+  local head, _, place = false, nil, nil
+  if row then head, _, place = head_of(expect[1]) end
+  if row and not is_newest(row, place) then return { 'damaged', DISAGREE } end
+  head = head or false
   if head ~= expect[2] then return { 'head', head } end
 end
 
-local held = row and hmget(E, names) or {}
 for i = 1, #entries do
   local _, payload, keeps, status, rank, is_next, gone, _, _, _, wanted, lapsed = unpack(entries[i], 1, 12)
   local stored, had, clock, old = held[i], nil, nil, nil
@@ -78,31 +97,30 @@ for i = 1, #entries do
   end
 end
 
-if not row and is_elsewhere() then return { 'elsewhere' } end
+local parent = draft and draft[4] or false
+if draft and draft[3] and row then
+  local head, _, place = head_of(draft[1])
+  if not is_newest(row, place) then return { 'damaged', DISAGREE } end
+  parent = head or parent
+end
+local home = not row and store_of(knows)
+if home == ELSEWHERE then return { 'elsewhere' } end
 
 -- From here on nothing refuses. The first write is one that a full server refuses, before anything was changed.
-local parent = draft and draft[3] and row and head_of(draft[1]) or draft and draft[4] or false
-local is_new = not row
+local is_new, was = not row, row and standing(row)
 if is_new then
-  row = {
-    generation = fresh, revision = first_revision(ttl_ms, at), epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0, writes = 0,
-    entries = 0, stored = 0, info_version = 0, info = 0, tokens = '',
-  }
-  redis.call('HSET', M, 'row', row_text(row))
-  register()
-  redis.call('UNLINK', R, O, C, W, E) -- what an eviction may have left of a former thread
+  redis.call('HSET', M, 'row', '')
+  row = first_row(ttl_ms, at, place, tenant .. '\0' .. id)
+  row.generation = fresh
 end
-local was_listed = is_listed(row)
-local had_entries = row.entries > 0
+if ttl_ms > 0 then row.ends = 1 end
 row.revision = row.revision + 1
 row.epoch = math.max(row.epoch, epoch or 0)
 row.updated = int(at)
-remember(row, tokens)
+row.tokens = sub(tokens .. row.tokens, 1, 128)
 local revision = int(row.revision)
 
-for i = 3, 3 * chunks, 3 do
-  row.stored = row.stored + store_chunk(ARGV[i], revision, ARGV[i + 1], ARGV[i + 2])
-end
+row.stored = row.stored + store_chunks(chunks, revision)
 
 if draft then
   row.seq = row.seq + 1
@@ -110,9 +128,10 @@ if draft then
   local created = draft[5] > 0 and draft[5] or at
   local head = order .. struct.pack('>I8I4', created, parent and #parent or NONE)
   local text = parent or ''
-  redis.call('HSET', R, field, head .. sum(head .. text .. sub(blob, -8)) .. text .. blob)
-  local one, all = members(draft[1], draft[2], order)
-  redis.call('ZADD', O, 0, one, 0, all)
+  local value = head .. sum(head .. text .. sub(blob, -8)) .. text .. blob
+  redis.call('HSET', R, field, value)
+  local one, all = members(draft[1], draft[2], value)
+  changes[one], changes[all] = true, true
   row.checkpoints = row.checkpoints + 1
   row.stored = row.stored + draft[6]
 end
@@ -123,11 +142,11 @@ for i = 1, #writes do
   rest = ARGV[rest]
   if is_control then rank = hex(row.epoch) .. hex(0) .. hex(row.revision) end
   local value = rank .. sum(rank .. sub(rest, -8)) .. rest
+  local former = is_control and redis.call('HGET', W, name)
   local added = redis.call(is_control and 'HSET' or 'HSETNX', W, name, value)
-  if added == 1 then
-    redis.call('ZADD', O, 0, 'w' .. name)
-    row.writes = row.writes + 1
-  end
+  if former then changes[member('w', name, former)] = false end
+  if is_control or added == 1 then changes[member('w', name, value)] = true end
+  row.writes = row.writes + added
   accepted[i] = (is_control or added == 1) and '1' or '0'
 end
 
@@ -146,28 +165,18 @@ if #entries > 0 then
     end
     if lease then lapses, clock = hex(at + lease), 'redis' end
     if is_next then rank = sub(rank, 1, 16) .. hex(row.revision) .. sub(rank, 33) end
-    local before, after = present[name], not gone and entry_value(rank, lapses, status, clock, payload)
-    if before then forget_entry(tenant, name) end
+    local head, tail = rank .. lapses, struct.pack('>I4I4', #status, #clock) .. status .. clock
+    local before, after = present[name], not gone and head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
+    change_entry(tenant, name, before, after)
     if after then
       redis.call('HSET', E, name, after)
-      index_entry(tenant, name, after)
-      if not before then
-        redis.call('ZADD', O, 0, 'e' .. name)
-        row.entries = row.entries + 1
-      end
     elseif before then
       redis.call('HDEL', E, name)
-      redis.call('ZREM', O, 'e' .. name)
-      row.entries = row.entries - 1
     end
+    row.entries = row.entries + (after and 1 or 0) - (before and 1 or 0)
     present[name] = after
   end
 end
 
-if not was_listed then
-  if is_listed(row) then redis.call('ZADD', THREADS, 0, tenant .. '\0' .. id) end
-  if not had_entries then redis.call('HSET', M, 'tenant', tenant, 'id', id) end
-end
-redis.call('HSET', M, 'row', row_text(row))
-keep_alive(ttl_ms)
+settle(was, row, tenant, id, ttl_ms, home)
 return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }

@@ -17,7 +17,6 @@ from .redis_gathered import Gathering
 from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_rows import Keys
-from .redis_scripts import script
 from .rules import decide
 from .server import Deadline, GivenUp
 from .snapshot import done_before, is_deletion, is_plain, removes_only
@@ -96,10 +95,13 @@ class Commits:
     async def _by_script(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
         """Let the server decide."""
         args = messages.plain_commit(
-            commit, tokens, self._choices.ttl_ms, touch=self._choices.wait_replicas > 0
+            commit,
+            tokens,
+            self._choices.ttl_ms,
+            touch=self._choices.wait_replicas > 0,
+            own=self._own if commit.generation is None else b"",  # with one, it begins no thread
         )
-        call = self._putting(keys, "commit", args, may_begin=commit.generation is None)
-        reply = await self._send(call, commit, deadline)
+        reply = await self._send(self._backend.call(keys, "commit", *args), commit, deadline)
         receipt = messages.receipt(commit, reply)
         if reply[0] == b"ok" and reply[-1] == 1:
             await self._has_begun(deadline)
@@ -114,15 +116,15 @@ class Commits:
             )
             snapshot, raw, now = gathering.snapshot(reply)
             if not raw and self._choices.ttl_ms:
-                snapshot.row = Row(new_token(), now, 0, 0, now)  # see `first_revision` in redis_thread.lua
+                snapshot.row = Row(new_token(), now, 0, 0, now)  # see `first_row` in redis_bucket.lua
             if gathering.is_done:
                 return await self._settle(commit, done_before(commit, snapshot), keys, deadline)
             effect, receipt = decide(commit, snapshot, Clock(now, now, rows.CLOCK), new_token())
             if effect is None:
                 return await self._settle(commit, receipt, keys, deadline)
             base = messages.base(commit, snapshot.row) if raw else None
-            args = messages.effect(effect, tokens, raw, base, self._choices.ttl_ms)
-            reply = await self._send(self._putting(keys, "apply", args, may_begin=not raw), commit, deadline)
+            args = messages.effect(effect, tokens, raw, base, self._choices.ttl_ms, self._own)
+            reply = await self._send(self._backend.call(keys, "apply", *args), commit, deadline)
             messages.check(commit.thread, reply)
             if reply[0] == b"ok":
                 if not raw:
@@ -136,18 +138,16 @@ class Commits:
 
     async def _delete(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
         """Delete a thread, whatever is there and however damaged."""
-        args = messages.deletion(commit, tokens, self._choices.ttl_ms)
+        args = messages.deletion(commit, tokens, self._choices.ttl_ms, self._own)
         reply = await self._send(self._backend.call(keys, "apply", *args), commit, deadline)
         return messages.deleted(commit.thread, reply)
 
     # The store itself
 
-    def _putting(self, keys: Keys, name: str, args: list[bytes], *, may_begin: bool) -> Call:
-        """Return the call that puts something. Where it may begin a thread, a single server registers that with it."""
-        if not may_begin or self._backend.is_sharded or not self._identity.own:
-            return self._backend.call(keys, name, *args)
-        with_store = (*keys.all, self._identity.key)
-        return Call.of(self._backend.slot(keys.bucket), script(name), with_store, *args, self._identity.own)
+    @property
+    def _own(self) -> bytes:
+        """The naming key that a script compares and keeps; in a Cluster the client does that."""
+        return b"" if self._backend.is_sharded else self._identity.own
 
     async def _has_begun(self, deadline: Deadline) -> None:
         """Make sure, in a Cluster, that a thread which began did so in the store that was opened."""
@@ -168,7 +168,12 @@ class Commits:
             waiting = Call(call.slot, call.args, call.script, ("WAIT", wanted, wait_ms))
             return self._confirmed(commit, *await self._link.one(waiting, attempt))
 
-        return await self._backend.attempt(work, deadline.remaining_s(), commit)
+        bucket = self._backend.keys(commit.thread).bucket
+        return await self._backend.repaired(
+            commit.thread,
+            bucket,
+            lambda: self._backend.attempt(work, deadline.remaining_s(), commit),
+        )
 
     async def _settle(self, commit: Commit, receipt: Receipt, keys: Keys, deadline: Deadline) -> Receipt:
         """Return the receipt of what was there before, when enough replicas have that too."""

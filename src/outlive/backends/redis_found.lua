@@ -1,21 +1,29 @@
--- Entries that an index names, with the id of their thread. Lines of what a TTL has taken are cleared: of a thread that is gone,
--- and of one that was begun again. An entry that changed since its line was read must still be what was asked for.
+-- Entries that an index names, with the id of their thread. Lines of what a TTL has taken are cleared. An entry that changed since
+-- its line was read must still be what was asked for.
 local tenant, fields, met, statuses, lapsed = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
-if redis.call('HEXISTS', M, 'row') == 0 then
-  for i = 1, #fields do
-    forget_entry(tenant, fields[i])
-    redis.call('ZREM', ENTRIES, met[i])
+local raw, row, wrong, place = look()
+if not row then
+  if place then
+    clear_lines()
+    clear_over(place, 'e')
+    return { false }
   end
-  return { false }
+  return { '!' .. (wrong or TORN) } -- a line that nothing else knows of
 end
 local values, at = hmget(E, fields), hex(now())
 for i = 1, #fields do
-  local is_whole, its = pcall(ending, values[i]) -- a damaged one is for the client to find
-  local one, two
-  if is_whole then one, two = lines(tenant, fields[i], its) end
-  if not values[i] or is_whole and met[i] ~= one and met[i] ~= two then
-    redis.call('ZREM', ENTRIES, met[i])
-    if values[i] and not is_asked(values[i], statuses, lapsed, at) then values[i] = false end
+  local value = values[i]
+  local is_whole, one, two = pcall(lines, tenant, fields[i], value)
+  local is_shown = value and is_whole and (met[i] == one or met[i] == two)
+  local start = 'e' .. fields[i]
+  local is_damaged = value and not redis.call('ZSCORE', O, member('e', fields[i], value))
+    or not value and redis.call('ZRANGEBYLEX', O, '[' .. start .. '\0', '(' .. start .. '\1', 'LIMIT', 0, 1)[1]
+  if is_damaged then
+    values[i] = '' -- for the client to find
+  elseif not is_shown and redis.call('ZSCORE', ENTRIES, met[i]) then
+    return { '!' .. TORN } -- not changed meanwhile: the line is wrong
+  elseif not is_shown and value and not is_asked(value, statuses, lapsed, at) then
+    values[i] = false
   end
 end
-return { redis.call('HGET', M, 'id'), values }
+return { raw, redis.call('HGET', M, 'id'), values }

@@ -43,7 +43,7 @@ class Gathering:
         When the thread knows the commit's token, `is_done` is set.
         """
         if reply[0] == b"damaged":
-            raise Corrupt("its row is damaged", thread=self._thread.id)
+            raise rows.damage_of(self._thread, reply[1])
         _, now, raw, info, records, heads, writes, has, entries, sizes, stamps = reply
         stored = rows.stored_of(self._thread, raw)
         if stored is None:

@@ -1,8 +1,8 @@
 -- A page of records, newest first: of one namespace or of all. With `max_bytes` also their chunks, each once: the page ends before
 -- the record whose chunks would be too much, but has one.
 local namespace, before, limit, run, max_bytes, ttl_ms = unpack(cmsgpack.unpack(ARGV[1]), 1, 6)
-local raw, row = load_row()
-if not row then return { raw or false } end
+local raw, row, wrong = look()
+if not row then return { wrong and '!' .. wrong or false } end
 local low, high, start
 if namespace then
   low, high, start = '[n' .. namespace .. '\0', '(n' .. namespace .. '\1', #namespace + 19
@@ -13,7 +13,7 @@ if before then
   local order = struct.pack('>I8I8', before[1], before[2]) .. before[3]
   high = '(' .. (namespace and 'n' .. namespace .. '\0' or 'a') .. order
 end
-if ttl_ms and ttl_ms > 0 then keep_alive(ttl_ms) end
+if ttl_ms and ttl_ms > 0 then raw = refresh(raw, row, ttl_ms) end
 local found, count = {}, 0
 local names, seen, bytes, is_cut = {}, {}, 0, 0
 
@@ -38,14 +38,15 @@ while count < limit and is_cut == 0 do
   local fields = {}
   for i = 1, #page do
     if namespace then
-      fields[i] = namespace .. '\0' .. sub(page[i], start)
+      fields[i] = namespace .. '\0' .. sub(page[i], start, -10)
     else
       local at = string.find(page[i], '\0', start, true)
-      fields[i] = sub(page[i], at + 1) .. '\0' .. sub(page[i], start, at - 1)
+      fields[i] = sub(page[i], at + 1, -10) .. '\0' .. sub(page[i], start, at - 1)
     end
   end
   local values = hmget(R, fields)
   for i = 1, #fields do
+    if values[i] and sub(values[i], 29, 36) ~= sub(page[i], -8) then values[i] = '' end
     local fits = not run
     if run and values[i] then
       local _, its = names_and_run(values[i])

@@ -6,7 +6,7 @@ A bucket is noted before its first thread, so that what is noted is a superset o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ormsgpack
@@ -17,12 +17,14 @@ from . import redis_rows as rows
 from .redis_links import Call, Link
 from .redis_nodes import slot_of
 from .redis_rows import BUCKETS
+from .redis_scripts import script
 from .server import BegunAnew, Deadline, Lost
 
 if TYPE_CHECKING:
     from .redis import RedisBackend
 
 FORMAT = 1
+_KEY_GONE = "the naming key of this store is gone; put it back from a backup"
 
 
 class Identity:
@@ -31,7 +33,7 @@ class Identity:
     def __init__(self, backend: RedisBackend, prefix: str) -> None:
         self._backend = backend
         self._prefix = prefix
-        self.key = f"{prefix}identity"
+        self.key = rows.identity_key(prefix)
         self._slot = slot_of(self.key)
         self.buckets: set[int] = set()
         self.own = b""  # the naming key as this process knows it, packed
@@ -55,14 +57,14 @@ class Identity:
         if not held and not await self._used():
             return
         if b"key" not in await self._load():  # nobody else was just about to begin it
-            raise Corrupt("the naming key of this store is gone; put it back from a backup")
+            raise Corrupt(_KEY_GONE)
 
     async def _used(self, deadline: Deadline | None = None) -> set[int]:
-        """Return the buckets that have a thread or an entry."""
+        """Return the buckets that have an index or a roster."""
         calls = [
             Call(
                 self._backend.slot(bucket),
-                ("EXISTS", rows.threads_key(self._prefix, bucket), rows.entries_key(self._prefix, bucket)),
+                ("EXISTS", *(key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS)),
             )
             for bucket in range(BUCKETS)
         ]
@@ -78,18 +80,13 @@ class Identity:
         losses = link.losses
         if (losses == self._losses and not is_first) or not self.own:
             return
-        buckets = [part for bucket in self.buckets for part in (str(bucket), "1")]
-        commands: list[tuple[Any, ...]] = [
-            ("HSETNX", self.key, "key", self.own),
-            ("HGET", self.key, "key"),
-        ]
-        if buckets:
-            commands.append(("HSET", self.key, *buckets))
+        # On a single server, what is noted is what its threads noted.
+        buckets = self.buckets if self._backend.is_sharded else ()
         try:
-            replies = await link.all([Call(self._slot, command) for command in commands], deadline)
+            held = await link.one(self._registration(buckets), deadline)
         except Lost:
             return  # its node may be another one than that of the thread: the next commit asks again
-        if replies[1] != self.own:
+        if held != self.own:
             raise BegunAnew("this store was emptied and begun anew by another process; open it again")
         self._losses = losses
 
@@ -99,19 +96,26 @@ class Identity:
 
     async def _load(self) -> dict[bytes, bytes]:
         held = dict(rows.pairs(await self._ask("HGETALL")))
-        self._note(list(held))
+        self._note(held)
         return held
 
-    def _note(self, fields: Sequence[bytes]) -> None:
-        self.buckets.update(int(field) for field in fields if field != b"key")
+    def _note(self, held: Mapping[bytes, bytes]) -> bool:
+        """Learn which buckets are in use; tell whether the list is as long as it should be."""
+        noted = {int(field) for field in held if field.isdigit() and int(field) < BUCKETS}
+        self.buckets = self.buckets | noted if self._backend.is_sharded else noted
+        return held.get(b"buckets", b"0") == b"%d" % len(noted)
+
+    def _registration(self, buckets: Iterable[int]) -> Call:
+        return Call.of(self._slot, script("register"), [self.key], self.own, *map(str, buckets))
 
     async def register(self, bucket: int, deadline: Deadline) -> None:
         """Note that a bucket is in use, before it is. On a single server the script that begins a thread does that."""
         if bucket not in self.buckets:
-            await self._backend.ask_all(
-                [Call(self._slot, ("HSET", self.key, str(bucket), "1"))], deadline.remaining_s()
-            )
-            self.buckets.add(bucket)
+            await self._note_all({bucket}, deadline)
+
+    async def _note_all(self, buckets: set[int], deadline: Deadline) -> None:
+        await self._backend.ask_all([self._registration(buckets)], deadline.remaining_s())
+        self.buckets |= buckets
 
     async def check_eviction(self, *, allowed: bool, has_ttl: bool) -> None:
         """Refuse a server that throws records away when its memory is full. Who may not ask is not told."""
@@ -130,37 +134,51 @@ class Identity:
 
     async def complete(self, deadline: Deadline) -> None:
         """Learn of buckets that others began to use."""
-        calls = [Call(self._slot, ("HKEYS", self.key))]
-        (fields,) = await self._backend.ask_all(calls, deadline.remaining_s())
-        self._note(fields)
-        if self._backend.is_sharded and not self._is_complete:
-            # The list is on one node and a thread on another: a failover of the one may have lost what the other has.
-            for bucket in await self._used(deadline) - self.buckets:
-                await self.register(bucket, deadline)
+        calls = [Call(self._slot, ("HGETALL", self.key))]
+        (flat,) = await self._backend.ask_all(calls, deadline.remaining_s())
+        held = dict(rows.pairs(flat))
+        is_whole = self._note(held) and (b"key" in held or not self.own)
+        # In a Cluster the list is on one node and a thread on another: a failover of the one may have lost what the other has.
+        if not is_whole or (self._backend.is_sharded and not self._is_complete):
+            await self._find_all(held, deadline)
         self._is_complete = True
+
+    async def _find_all(self, held: Mapping[bytes, bytes], deadline: Deadline) -> None:
+        """Look for buckets that are in use and not noted. A naming key that is gone is put back by who knows it."""
+        used = await self._used(deadline)
+        if used and b"key" not in held and not self.own:
+            raise Corrupt(_KEY_GONE)
+        if used:
+            await self._note_all(used, deadline)
 
     async def format(self) -> int:
         """Return the format that the store was made with."""
-        return int(ormsgpack.unpackb((await self._load())[b"key"])[0])
-
-    async def audit(self) -> list[Corrupt]:
-        """Check the naming key."""
         held = await self._load()
         if b"key" not in held:
-            return (
-                [Corrupt("the naming key of this store is gone; put it back from a backup")] if held else []
-            )
+            raise Corrupt(_KEY_GONE)
+        _naming_key(held[b"key"])
+        return int(ormsgpack.unpackb(held[b"key"])[0])
+
+    async def audit(self) -> list[Corrupt]:
+        """Check the naming key, and whether all buckets in use are noted."""
+        used = await self._used()  # first: a bucket that is begun meanwhile is noted with it
+        held = dict(rows.pairs(await self._ask("HGETALL")))
+        if b"key" not in held:
+            return [Corrupt(_KEY_GONE)] if held or used else []
         try:
             _naming_key(held[b"key"])
         except Corrupt as error:
             return [error]
+        is_whole = self._note(held)
+        if not self._backend.is_sharded and (not is_whole or used - self.buckets):
+            return [Corrupt("the identity of this store does not name the buckets that are in use")]
         return []
 
 
 def _naming_key(value: bytes) -> bytes:
     try:
         format, buckets, key, check = ormsgpack.unpackb(value)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise Corrupt("the naming key of this store is damaged; put it back from a backup") from error
     if isinstance(format, int) and format > FORMAT:
         raise NewerFormat("this store", format, FORMAT)

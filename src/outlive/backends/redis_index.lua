@@ -1,12 +1,12 @@
--- Some lines of each of some indexes, one behind the other. A line of entries has behind its key: NUL, digest, when its lease
--- ends, by which clock, and perhaps its status.
-local limit, statuses, lapsed = unpack(cmsgpack.unpack(ARGV[1]), 1, 3)
+-- Some lines of each of some indexes, one behind the other; or nothing of one that has not as many lines as the roster says. The keys are
+-- the indexes, then their rosters. A line of entries has behind its key: NUL, digest, when its lease ends, by which clock, and perhaps its status.
+local limit, statuses, lapsed, what, is_single = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
 local time = redis.call('TIME')
 local now = string.format('%016x', time[1] * 1000000 + time[2])
-local sub = string.sub
+local sub, indexes = string.sub, #KEYS / 2
 
 local function fits(line, start)
-  local at = string.find(line, '\0', start, true) + 33
+  local at = (string.find(line, '\0', start, true) or #line) + 33
   if lapsed ~= 'any' and lapsed ~= (sub(line, at + 16, at + 16) ~= '1' or sub(line, at, at + 15) <= now) then return false end
   if not statuses then return true end
   for i = 1, #statuses do
@@ -15,7 +15,7 @@ local function fits(line, start)
   return false
 end
 
-local function look(key, low, high, start)
+local function find(key, low, high, start)
   if lapsed == 'any' and not statuses then return redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, limit) end
   local found = {}
   while true do
@@ -29,6 +29,15 @@ local function look(key, low, high, start)
   end
 end
 
+-- On a single server a bucket that is noted has a roster; in a Cluster it may be noted beforehand.
+local function is_whole(index, roster)
+  local known = redis.call('HMGET', roster, 'threads', what)
+  if not known[1] and is_single then return false end
+  return redis.call('ZCARD', index) == tonumber(known[2] or 0)
+end
+
 local found = {}
-for i = 1, #KEYS do found[i] = look(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], tonumber(ARGV[3 * i + 1])) end
+for i = 1, indexes do
+  found[i] = is_whole(KEYS[i], KEYS[indexes + i]) and find(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], tonumber(ARGV[3 * i + 1]))
+end
 return found

@@ -89,6 +89,22 @@ class Link:
             pools = await self.nodes.pools(deadline)
             return [(await pool.call([command], deadline))[0] for pool in pools]
 
+    async def scan(self, pattern: str, deadline: Deadline) -> list[bytes]:
+        """Return all keys of all nodes that match a pattern."""
+        found: list[bytes] = []
+        with self._hidden():
+            for pool in await self.nodes.pools(deadline):
+                cursor: bytes = b"0"
+                while True:
+                    (reply,) = await pool.call([("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)], deadline)
+                    if isinstance(reply, ResponseError):
+                        raise self._failure(reply, pool)
+                    cursor = reply[0]
+                    found += reply[1]
+                    if cursor == b"0":
+                        break
+        return found
+
     async def warm(self, count: int, deadline: Deadline) -> None:
         """Open connections to every node beforehand."""
         with self._hidden():
@@ -152,6 +168,8 @@ class Link:
         if kind:
             self.nodes.distrust(pool)
             return Lost(f"{kind} {said}" if kind not in said else said, sent=False)
+        if "WRONGTYPE" in f"{code} {said}":
+            return Corrupt("a key holds a value of another type")
         if "user_script" in said:
             return Corrupt(f"a script stumbled over a stored value: {said}")
         return StoreUnavailable(f"Redis refused the command: {said}")

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+Taken = tuple[bytes, bytes, int]
 Line = tuple[bytes, int, bytes]  # (what it is sorted by, number of the range, the line itself)
 
 
@@ -42,20 +43,21 @@ class Merge:
         self._count = count
         self._ranges = dict(enumerate(ranges))  # those that may have more
         self._starts = [len(one.start) for one in ranges]
+        self._buckets = [one.bucket for one in ranges]
         self._queues: dict[int, deque[bytes]] = {}
         self._heads: list[Line] = []
         self._hungry = list(self._ranges)
 
-    async def take(self, count: int) -> list[tuple[bytes, bytes]]:
-        """Return the next lines, each with what stands behind its start; fewer at the end."""
-        taken: list[tuple[bytes, bytes]] = []
+    async def take(self, count: int) -> list[Taken]:
+        """Return the next lines, each with what stands behind its start and its bucket; fewer at the end."""
+        taken: list[Taken] = []
         while len(taken) < count:
             if self._hungry:
                 await self._fill()
             if not self._heads:
                 break
             order, number, line = heapq.heappop(self._heads)
-            taken.append((line, order))
+            taken.append((line, order, self._buckets[number]))
             self._advance(number)
         return taken
 

@@ -19,6 +19,7 @@ from ..backend import (
 from ..errors import (
     BadArgument,
     Corrupt,
+    DamagedEntry,
     EntryHeld,
     EpochPassed,
     HeadMoved,
@@ -61,8 +62,8 @@ def check_numbers(commit: Commit) -> None:
             raise BadArgument(f"Redis counts to 2**53, and a record of this commit has {number}")
 
 
-def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool) -> list[bytes]:
-    """Return the arguments of `redis_commit.lua`."""
+def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool, own: bytes = b"") -> list[bytes]:
+    """Return the arguments of `redis_commit.lua`. `own` is the naming key, where the commit may begin a thread."""
     thread = commit.thread
     draft = commit.checkpoints[0] if commit.checkpoints else None
     blob = b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
@@ -82,16 +83,23 @@ def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool) -> 
         text(thread.id),
         touch,
         len(commit.chunks),
+        bool(own),
     )
     said = [False if value is None else value for value in header]
-    return [pack(said), blob, *_chunks(commit), *extras.values]
+    return [pack(said), blob, *_chunks(commit), *extras.values, *([own] if own else [])]
 
 
-def effect(done: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int) -> list[bytes]:
-    """Return the arguments of `redis_apply.lua`."""
+def effect(
+    done: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int, own: bytes
+) -> list[bytes]:
+    """Return the arguments of `redis_apply.lua`. `own` is the naming key, as far as this process knows it."""
     thread, row, extras = done.thread, done.row, Extras(len(done.chunks))
     times = str(row.created_at), str(done.at)
-    info = None if done.info is None else rows.info_value(thread, done.info, done.info_projection)
+    info = (
+        None
+        if done.info is None
+        else rows.info_value(thread, done.info, done.info_projection, row.info_version)
+    )
     header = (
         tokens.hex(),
         raw if base is None else False,
@@ -108,8 +116,10 @@ def effect(done: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None
         text(thread.tenant),
         text(thread.id),
         len(done.chunks),
+        bool(own),
     )
-    return [pack(header), rows.pack_names(done.removed_chunks), *_chunks(done), *extras.values]
+    names = rows.pack_names(done.removed_chunks)
+    return [pack(header), names, *_chunks(done), *extras.values, *([own] if own else [])]
 
 
 def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
@@ -182,15 +192,16 @@ def base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
     return str(row.generation), row.revision, False if version is None else version, until
 
 
-def deletion(commit: Commit, tokens: bytes, ttl_ms: int) -> list[bytes]:
+def deletion(commit: Commit, tokens: bytes, ttl_ms: int, own: bytes) -> list[bytes]:
     """Return the arguments of `redis_apply.lua` that delete a thread, whatever is there and however damaged."""
     assert commit.removal is not None
     done = Effect(commit.thread, Row(new_token(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase)
-    return effect(done, tokens, b"", (False, 0, False, 0), ttl_ms)
+    return effect(done, tokens, b"", (False, 0, False, 0), ttl_ms, own)
 
 
 def deleted(thread: ThreadKey, reply: list[Any]) -> Receipt:
     """Say what a deletion did; when it was done before, that there was something."""
+    check(thread, reply)
     row = _row(thread, reply)
     return Receipt(row.generation, row.revision, removed=1 if reply[0] == b"repeated" else reply[2])
 
@@ -209,7 +220,7 @@ def _row(thread: ThreadKey, reply: list[Any]) -> Row:
 
 def check(thread: ThreadKey, reply: list[Any]) -> None:
     if reply[0] == b"damaged":
-        raise Corrupt("its row is damaged", thread=thread.id)
+        raise rows.damage_of(thread, reply[1])
     if reply[0] == b"elsewhere":
         raise BegunAnew("this store was emptied and begun anew by another process; open it again")
 
@@ -254,6 +265,9 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
     if kind == b"head" and commit.expect_head is not None:
         head = None if reply[1] is None else rows.plain(reply[1])
         return HeadMoved(thread.id, *commit.expect_head, head)
+    if kind == b"entry":
+        entry = commit.entries[reply[1] - 1]
+        return DamagedEntry(thread.id, entry.kind, entry.key, "")
     if kind == b"held":
         entry = commit.entries[reply[1] - 1]
         field = rows.entry_field(entry.kind, entry.key)
@@ -261,8 +275,18 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
     if kind == b"repeated":  # what it saved was deleted since
         return StaleBase(thread.id)
-    generation = None if reply[1] is None else int(reply[1])
-    return StaleBase(thread.id, generation, rows.unpack_names(reply[2]))
+    return StaleBase(thread.id, None if reply[1] is None else int(reply[1]), _head_chunks(commit, *reply[2:]))
+
+
+def _head_chunks(commit: Commit, head: bytes, value: bytes) -> tuple[bytes, ...]:
+    """Return the chunks that the head has now: what shares only these may be sent again at once."""
+    if not value:
+        return ()
+    field = text(commit.checkpoints[0].namespace) + b"\0" + head
+    try:
+        return rows.record_of(commit.thread, field, value).chunks
+    except Corrupt:
+        return ()
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:

@@ -7,6 +7,7 @@ covered. Ids stand in the field names only, and the client's checksum binds a va
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import struct
@@ -35,28 +36,43 @@ from .view import Row
 
 BUCKETS = 1024  # for ever: a thread's keys depend on it
 CLOCK = "redis"  # leases are timed by the server
+LAST = b"\xff"  # the last member of an order; its score is the revision
 _NONE = 0xFFFFFFFF
 _LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
 _RECORD = ("step", "source", "size", "added", "body", "projection", "format", "version")
 _fields_of = attrgetter(*_RECORD)
 _lengths = struct.Struct(">III")
 _place = struct.Struct(">QQQI")
-_row = re.compile(rb"(\d+ ){12}[0-9a-f]*")  # what the scripts take for one
+_row = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # what the scripts take for one
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a thread: six of its own, and the two indexes of its bucket. All are in one slot."""
+    """The keys of a thread: six of its own, two indexes and the roster of its bucket. All are in one slot.
+
+    On a single server the identity of the store is added: there one script may look at both.
+    """
 
     bucket: int
     all: tuple[str, ...]
 
     @classmethod
-    def of(cls, prefix: str, digest: bytes) -> Keys:
+    @functools.lru_cache(4096)  # making them takes longer than all else that is done with them
+    def of(cls, prefix: str, digest: bytes, *, is_single: bool) -> Keys:
         bucket = int.from_bytes(digest[:2], "big") % BUCKETS
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
         own = [base + letter for letter in _LETTERS]
-        return cls(bucket, (*own, threads_key(prefix, bucket), entries_key(prefix, bucket)))
+        store = (identity_key(prefix),) if is_single else ()
+        return cls(
+            bucket,
+            (
+                *own,
+                threads_key(prefix, bucket),
+                entries_key(prefix, bucket),
+                roster_key(prefix, bucket),
+                *store,
+            ),
+        )
 
 
 def threads_key(prefix: str, bucket: int) -> str:
@@ -65,6 +81,17 @@ def threads_key(prefix: str, bucket: int) -> str:
 
 def entries_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:entries"
+
+
+def roster_key(prefix: str, bucket: int) -> str:
+    return f"{prefix}{{{bucket}}}:roster"
+
+
+BUCKET_KEYS = (threads_key, entries_key, roster_key)
+
+
+def identity_key(prefix: str) -> str:
+    return f"{prefix}identity"
 
 
 def text(value: str) -> bytes:
@@ -314,6 +341,7 @@ class Stored:
     entries: int
     bytes: int
     has_info: bool
+    has_end: bool
 
     @property
     def is_listed(self) -> bool:
@@ -324,20 +352,42 @@ def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
     """Return the row of a thread, checked; None when there is none."""
     if raw is None:
         return None
+    if raw.startswith(b"!"):  # what a script found out
+        raise damage_of(thread, raw[1:])
     said, check = raw[:-9], raw[-8:]
     if _sum(thread.digest.hex().encode() + said) != check or not _row.fullmatch(said):
         raise Corrupt("its row is damaged", thread=thread.id)
     *numbers, tokens = said.split(b" ")
-    g, v, e, s, c, u, n, w, k, b, x, i = map(int, numbers)
-    return Stored(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i))
+    g, v, e, s, c, u, n, w, k, b, x, i, z = map(int, numbers)
+    return Stored(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i), bool(z))
 
 
-def info_value(thread: ThreadKey, info: bytes, projection: str | None) -> bytes:
-    return info + _seal_info(thread, info, None if projection is None else projection.encode())
+TORN = b"?"  # what a script says of a bucket whose roster is gone
 
 
-def _seal_info(thread: ThreadKey, info: bytes, projection: bytes | None) -> bytes:
-    return _seal(thread, b"info", ormsgpack.packb((info, projection)))
+def damage_of(thread: ThreadKey, found: bytes) -> Corrupt:
+    """Return the error for what a script found out about a thread."""
+    what = "the roster of its bucket is gone" if found == TORN else found.decode(errors="replace")
+    return Corrupt(what, thread=thread.id)
+
+
+def is_ending(ttl_ms: int) -> bool:
+    """Tell whether keys that disagree may be those of a thread that a TTL is just taking, while a clock is set back."""
+    return 0 <= ttl_ms < 1000
+
+
+def is_torn(reply: Sequence[Any]) -> bool:
+    """Tell whether a script gave up because the indexes of its bucket are not what they should be."""
+    return bool(reply[0] == b"!" + TORN or (reply[0] == b"damaged" and reply[1] == TORN))
+
+
+def info_value(thread: ThreadKey, info: bytes, projection: str | None, version: int) -> bytes:
+    return info + _seal_info(thread, info, None if projection is None else projection.encode(), version)
+
+
+def _seal_info(thread: ThreadKey, info: bytes, projection: bytes | None, version: int) -> bytes:
+    """The version is sealed too: an older copy does not pass."""
+    return _seal(thread, b"info", ormsgpack.packb((info, projection, version)))
 
 
 def info_of(thread: ThreadKey, stored: Stored, value: bytes | None, projection: bytes | None) -> bytes | None:
@@ -346,7 +396,7 @@ def info_of(thread: ThreadKey, stored: Stored, value: bytes | None, projection: 
         raise Corrupt("its metadata is gone", thread=thread.id)
     if value is None:
         return None
-    if value[-8:] != _seal_info(thread, value[:-8], projection):
+    if value[-8:] != _seal_info(thread, value[:-8], projection, stored.row.info_version):
         raise Corrupt("its metadata is damaged", thread=thread.id)
     return value[:-8]
 

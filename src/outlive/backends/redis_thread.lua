@@ -1,9 +1,16 @@
--- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries, and of the bucket: the
--- index of threads, the index of entries; and perhaps, of the store, its identity. Numbers in a row are below 2^53; a generation is 63 bits, so it is text.
-local M, R, O, C, W, E, THREADS, ENTRIES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local IDENTITY = KEYS[9]
+-- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries; of its bucket: the index of threads, the
+-- index of entries, the roster; and of the store, on a single server, its identity. Numbers in a row are below 2^53; a generation is
+-- 63 bits, so it is text.
+--
+-- What is stored vouches for what else is stored. The order holds the checksum of every record, write and entry, and the revision of the
+-- row. The roster says which threads have a row. So a key that is gone, or is an older copy of itself, is noticed. The indexes are
+-- derived from the rest: the roster counts their lines, and a client builds one anew that is not what it should be.
+local M, R, O, C, W, E, THREADS, ENTRIES, ROSTER, IDENTITY = unpack(KEYS, 1, 10)
 local WHO = M and string.sub(M, -34, -3) -- the digest, in hex
 local NONE = 4294967295 -- in place of the length of a text that is not there
+local LAST = '\255' -- the last member of an order; its score is the revision
+local TORN = '?' -- the roster of the bucket is gone
+local UNSURE = 'the server lost keys, and nothing tells whether it had this thread; delete the thread to begin it again'
 local sub, format = string.sub, string.format
 
 local function now()
@@ -15,46 +22,68 @@ local function int(number) return format('%.0f', number) end
 local function hex(number) return format('%016x', number) end
 local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
 
--- The row of the thread: twelve numbers, the tokens of its last commits, newest first, and a checksum.
-local ROW = '^' .. string.rep('(%d+) ', 12) .. '(%x*)$'
+-- How a thread stands: 'l' when it is listed, 'e' when it has entries, both, or nothing.
+local function standing(row)
+  local is_listed = row.checkpoints > 0 or row.writes > 0 or row.info > 0
+  return (is_listed and 'l' or '') .. (row.entries > 0 and 'e' or '')
+end
 
-local function load_row()
-  local raw = redis.call('HGET', M, 'row')
-  if not raw then return nil, nil end
+-- The row of the thread: thirteen numbers, the tokens of its last commits, newest first, and a checksum.
+local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
+
+local function parse_row(raw)
   local text = sub(raw, 1, -10)
-  local g, v, e, s, c, u, n, w, k, b, x, i, t = string.match(text, ROW)
-  if not g or sum(WHO .. text) ~= sub(raw, -8) then return raw, false end
-  return raw, {
+  local g, v, e, s, c, u, n, w, k, b, x, i, z, t = string.match(text, ROW)
+  if not g or sum(WHO .. text) ~= sub(raw, -8) then return nil end
+  return {
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
-    info_version = tonumber(x), info = tonumber(i), tokens = t,
+    info_version = tonumber(x), info = tonumber(i), ends = tonumber(z), tokens = t,
   }
 end
 
 local function row_text(row)
-  -- Counts are never below 0, also when a damaged value told a wrong size.
-  local function count(number) return math.max(0, number) end
-  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
-    row.seq, row.created, row.updated, count(row.checkpoints), count(row.writes), count(row.entries), count(row.stored),
-    row.info_version, row.info, row.tokens)
+  local max = math.max -- counts are never below 0, also when a damaged value told a wrong size
+  local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
+    row.seq, row.created, row.updated, max(0, row.checkpoints), max(0, row.writes), max(0, row.entries), max(0, row.stored),
+    row.info_version, row.info, row.ends, row.tokens)
   return text .. ' ' .. sum(WHO .. text)
 end
 
--- A commit says its own token, then those of commits that were given up: these do nothing if they come after it.
-local function is_known(row, tokens) return row and string.find(row.tokens, sub(tokens, 1, 16), 1, true) end
-local function remember(row, tokens) row.tokens = sub(tokens .. row.tokens, 1, 128) end
-
-local function is_listed(row) return row.checkpoints > 0 or row.writes > 0 or row.info > 0 end
-
--- A thread begins only in the store that its writer knows, whose naming key is the last argument, and its bucket is noted
--- with it. (A Cluster has the identity on another node: there the client does that.)
-local function is_elsewhere()
-  local held = IDENTITY and redis.call('HGET', IDENTITY, 'key')
-  return held and held ~= ARGV[#ARGV]
+-- In the roster is when a thread ends, 0 for never, and then how it stands: what a TTL leaves behind. Say why a thread without a row is damaged, and what the roster has of one that a TTL has taken. Nothing: it never was.
+local function why_missing()
+  local place, count, lost = unpack(redis.call('HMGET', ROSTER, WHO, 'threads', 'lost'), 1, 3)
+  if count and not place and not lost then return nil end -- the usual case
+  if redis.call('EXISTS', R, O, C, W, E) > 0 then return 'its row is gone; delete the thread to begin it again' end
+  if place then
+    local ends = tonumber(string.match(place, '^%d+')) or 0
+    if ends > 0 and ends <= now() / 1000 + 10000 then return nil, place end -- clocks of a primary and its successor differ
+    return 'all keys of it are gone; delete the thread to begin it again'
+  end
+  if lost then return UNSURE end
+  if redis.call('EXISTS', THREADS, ENTRIES) > 0 then return TORN end
+  if IDENTITY and redis.call('HEXISTS', IDENTITY, string.match(M, '{(%d+)}')) == 1 then return TORN end
 end
 
-local function register()
-  if IDENTITY then redis.call('HSET', IDENTITY, 'key', ARGV[#ARGV], string.match(M, '{(%d+)}'), '1') end
+-- Tell whether the order has as many members as it should have.
+local function is_full(row)
+  local count = standing(row) == '' and 0 or 2 * row.checkpoints + row.writes + row.entries + 1
+  return redis.call('ZCARD', O) == count
+end
+
+-- Return the row as text and as a table, or why it cannot be used, and perhaps what the roster has. Who looks at the newest checkpoint
+-- alone may leave the members uncounted: see `is_newest`.
+local DISAGREE = 'its row and its order do not agree'
+local function look(uncounted)
+  local raw = redis.call('HGET', M, 'row')
+  if not raw then return nil, nil, why_missing() end
+  local row = parse_row(raw)
+  if not row then return raw, nil, 'its row is damaged' end
+  if standing(row) ~= '' then
+    local revision = redis.call('ZSCORE', O, LAST)
+    if not revision or tonumber(revision) ~= row.revision or not (uncounted or is_full(row)) then return raw, nil, DISAGREE end
+  end
+  return raw, row
 end
 
 -- Commands take some thousand arguments at most: pages.
@@ -68,37 +97,105 @@ local function hmget(key, fields)
   return found, count
 end
 
+local function in_pages(command, key, list)
+  local done = 0
+  for start = 1, #list, 1000 do
+    done = done + redis.call(command, key, unpack(list, start, math.min(start + 999, #list)))
+  end
+  return done
+end
+
 local function prefixed(letter, names)
   local fields = {}
   for i = 1, #names do fields[i] = letter .. names[i] end
   return fields
 end
 
--- The order: 'n' namespace NUL epoch seq id, 'a' epoch seq id NUL namespace, 'w' write, 'e' entry.
+-- The order: 'n' namespace NUL epoch seq id, 'a' epoch seq id NUL namespace, 'w' write, 'e' entry; each with NUL and the checksum of its
+-- value behind that. And LAST.
+local function members(namespace, id, value)
+  local order, check = sub(value, 1, 16), '\0' .. sub(value, 29, 36)
+  return 'n' .. namespace .. '\0' .. order .. id .. check, 'a' .. order .. id .. '\0' .. namespace .. check
+end
+
+local function member(letter, field, value)
+  local at = letter == 'w' and 49 or 65
+  return letter .. field .. '\0' .. sub(value, at, at + 7)
+end
+
+-- Return a value if the order holds its checksum. Else an empty one, which the client takes for damage.
+local function vouched(value, member)
+  return value and (redis.call('ZSCORE', O, member) and value or '')
+end
+
+local function record_at(namespace, id)
+  local value = redis.call('HGET', R, namespace .. '\0' .. id)
+  return value and vouched(value, (members(namespace, id, value)))
+end
+
+-- Return the id of the newest checkpoint, its checksum, and its place.
 local function head_of(namespace)
   local start = 'n' .. namespace .. '\0'
   local found = redis.call('ZREVRANGEBYLEX', O, '(n' .. namespace .. '\1', '[' .. start, 'LIMIT', 0, 1)[1]
-  return found and sub(found, #start + 17)
+  if found then return sub(found, #start + 17, -10), sub(found, -8), sub(found, #start + 1, #start + 16) end
 end
 
-local function members(namespace, id, order)
-  return 'n' .. namespace .. '\0' .. order .. id, 'a' .. order .. id .. '\0' .. namespace
+-- Tell whether a head is the newest, of all that was saved or because no member is missing.
+local function is_newest(row, place)
+  return place == struct.pack('>I8I8', row.epoch, row.seq) or row.seq == 0 or is_full(row)
 end
 
--- The stamp of a chunk: the revision that stored it last, the checksum of its bytes, and one of the stamp.
-local function stamp(name, revision, crc)
-  local text = revision .. ' ' .. crc
-  return text .. ' ' .. sum(name .. text)
+local function head_record(namespace)
+  local id, check, at = head_of(namespace)
+  local value = id and redis.call('HGET', R, namespace .. '\0' .. id)
+  return id or false, value and (sub(value, 29, 36) == check and value or '') or false, at
 end
 
-local function store_chunk(name, revision, crc, data)
-  if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
-    redis.call('HSET', C, 's' .. name, stamp(name, revision, crc))
-    return #data
+-- Return fields and values that the order names, from low to high.
+local function in_order(key, low, high, at)
+  local fields = redis.call('ZRANGEBYLEX', O, low, high)
+  local checks = {}
+  for i = 1, #fields do fields[i], checks[i] = sub(fields[i], 2, -10), sub(fields[i], -8) end
+  local values = hmget(key, fields)
+  for i = 1, #fields do
+    if values[i] and sub(values[i], at, at + 7) ~= checks[i] then values[i] = '' end
   end
-  local held = string.match(redis.call('HGET', C, 's' .. name) or '', '^%d+ (%x+) ')
-  redis.call('HSET', C, 's' .. name, stamp(name, revision, held or crc))
-  return 0
+  return fields, values
+end
+
+local function writes_of(field) return in_order(W, '[w' .. field .. '\0', '(w' .. field .. '\1', 49) end
+
+local changes = {} -- of the order: member, and whether it is to be there
+
+local function write_order(row)
+  if standing(row) == '' then return redis.call('DEL', O) end
+  local gone, put = {}, { row.revision, LAST }
+  for member, stays in pairs(changes) do
+    if stays then put[#put + 1] = 0 end
+    local list = stays and put or gone
+    list[#list + 1] = member
+  end
+  in_pages('ZREM', O, gone)
+  in_pages('ZADD', O, put)
+end
+
+-- Store the chunks among the arguments, from the third on; return the bytes that were added. One that is there is stamped again. The
+-- stamp is the revision that stored it last, the checksum of its bytes, and one of the stamp.
+local function store_chunks(count, revision)
+  local stamps, added = {}, 0
+  for i = 3, 3 * count, 3 do
+    local name, crc, data = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    if redis.call('HSETNX', C, 'd' .. name, data) == 1 then
+      added = added + #data
+    else
+      crc = string.match(redis.call('HGET', C, 's' .. name) or '', '^%d+ (%x+) ') or crc
+    end
+    stamps[#stamps + 1] = 's' .. name
+    local text = revision .. ' ' .. crc
+    stamps[#stamps + 1] = text .. ' ' .. sum(name .. text)
+  end
+  in_pages('HSET', C, stamps)
+  return added
 end
 
 -- Names of chunks, each behind its length. (cmsgpack knows no binary strings.)
@@ -138,62 +235,38 @@ local function status_clock(value)
   return sub(value, 81, 80 + status), sub(value, 81 + status, 80 + status + clock), sub(value, 81 + status + clock)
 end
 
-local function entry_value(rank, lapses, status, clock, payload)
-  local head = rank .. lapses
-  local tail = struct.pack('>I4I4', #status, #clock) .. status .. clock
-  return head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
-end
-
--- Lines of the index of entries: 'k' tenant, kind, key, digest; then when the lease ends, by which clock, and the status. With a
--- status there is a second one, 's' tenant, kind, status, key, digest, end, clock: those that run are few among those that ended.
-local function lines(tenant, field, ending)
-  local line = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO .. ending
-  local status = sub(ending, 18)
-  if status == '' then return line, line end
-  local at = string.find(field, '\0', 1, true) or #field -- a damaged name has none
-  local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. WHO
-  return line, by .. sub(ending, 1, 17)
-end
-
-local function ending(value)
-  local status, clock = status_clock(value)
-  return sub(value, 49, 64) .. (clock == 'redis' and '1' or '0') .. status
-end
-
-local function index_entry(tenant, field, value)
-  local one, two = lines(tenant, field, ending(value))
-  redis.call('ZADD', ENTRIES, 0, one, 0, two)
-end
-
 local function is_asked(value, statuses, lapsed, at)
-  local status, clock = status_clock(value)
+  local is_whole, status, clock = pcall(status_clock, value)
+  if not is_whole then return true end -- the client finds out why
   local fits = not statuses
   for i = 1, statuses and #statuses or 0 do fits = fits or statuses[i] == status end
   return fits and (lapsed == 'any' or lapsed == (clock ~= 'redis' or sub(value, 49, 64) <= at))
 end
 
-local function forget_entry(tenant, field)
-  local start = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO
-  local found = redis.call('ZRANGEBYLEX', ENTRIES, '[' .. start, '(' .. start .. '\127')
-  for i = 1, #found do
-    local one, two = lines(tenant, field, sub(found[i], #start + 1))
-    redis.call('ZREM', ENTRIES, one, two)
-  end
-end
-
 -- All keys of a thread end at one moment. A handle without a TTL leaves the one that the thread has.
-local function keep_alive(ttl_ms)
+local function keep_alive(row, ttl_ms)
+  if row.ends == 0 then return '0' end
   local ends = math.floor(now() / 1000) + ttl_ms
   if ttl_ms == 0 then
     local left = redis.call('PTTL', M)
-    if left <= 0 then return end
+    if left <= 0 then return '0' end
     ends = redis.pcall('PEXPIRETIME', M) -- since Redis 7
     if type(ends) ~= 'number' then ends = math.floor(now() / 1000) + left end
   end
   for i = 1, 6 do
     if ttl_ms > 0 or redis.call('PTTL', KEYS[i]) == -1 then redis.call('PEXPIREAT', KEYS[i], int(ends)) end
   end
+  return int(ends)
 end
 
--- A thread that a TTL has taken leaves no counter behind: where there is one, revisions, and so fences, start with the time.
-local function first_revision(ttl_ms, at) return ttl_ms > 0 and at or 0 end
+-- A reading counts for the TTL as a commit does.
+local function refresh(raw, row, ttl_ms)
+  if row.ends == 0 then
+    row.ends = 1
+    raw = row_text(row)
+    redis.call('HSET', M, 'row', raw)
+  end
+  local ends, is = keep_alive(row, ttl_ms), standing(row)
+  if is ~= '' then redis.call('HSET', ROSTER, WHO, ends .. is) end
+  return raw
+end

@@ -1,15 +1,17 @@
 -- The writes of some checkpoints, or of all.
 local wanted = cmsgpack.unpack(ARGV[1])
-local raw, row = load_row()
-if not row then return { raw or false } end
-if not wanted then return { raw, redis.call('HGETALL', W) } end
+local raw, row, wrong = look()
+if not row then return { wrong and '!' .. wrong or false } end
 local found = {}
-for i = 1, #wanted do
-  local names = redis.call('ZRANGEBYLEX', O, '[w' .. wanted[i] .. '\0', '(w' .. wanted[i] .. '\1')
-  for j = 1, #names do
-    local name = sub(names[j], 2)
-    found[#found + 1] = name
-    found[#found + 1] = redis.call('HGET', W, name)
+local function add(fields, values)
+  for i = 1, #fields do
+    found[#found + 1] = fields[i]
+    found[#found + 1] = values[i]
   end
+end
+if not wanted then
+  add(in_order(W, '[w', '(x', 49))
+elseif row.writes > 0 then
+  for i = 1, #wanted do add(writes_of(wanted[i])) end
 end
 return { raw, found }

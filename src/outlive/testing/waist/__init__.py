@@ -4,6 +4,7 @@ from .commits import CommitContract
 from .deletion import DeletionContract
 from .entries import EntryContract
 from .expectations import ExpectationContract
+from .first_calls import FirstCallContract
 from .ids import IdContract
 from .merging import MergeContract
 from .order import OrderContract
@@ -22,6 +23,7 @@ class WaistContract(
     EntryContract,
     MergeContract,
     ThreadContract,
+    FirstCallContract,
     IdContract,
 ):
     """The rules of `outlive.backend`, each a test."""

@@ -1,0 +1,81 @@
+"""The indexes of a bucket, built again from its threads.
+
+An index and a roster are derived from the rows. One that is gone, or has not the lines that it should have, is repaired: all
+threads of the bucket are looked for by SCAN, and each says what it has. What cannot be found again stays noted: a thread of which
+only a line or a place in the roster is left is damaged, and when nothing at all is left of a bucket in use, no thread of
+it can begin unless it is deleted first.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..backend import ThreadKey
+from ..errors import Corrupt
+from . import redis_rows as rows
+from .redis_links import Call, Link
+from .redis_rows import pack
+from .redis_scripts import script
+
+if TYPE_CHECKING:
+    from .redis import RedisBackend
+    from .redis_commits import Choices
+
+
+class Rebuild:
+    """How the indexes of a store are repaired."""
+
+    def __init__(self, backend: RedisBackend, link: Link, choices: Choices) -> None:
+        self._backend = backend
+        self._link = link
+        self._prefix = choices.prefix
+        self._has_ttl = choices.ttl_ms > 0
+
+    async def buckets(self, wanted: set[int]) -> None:
+        """Build the indexes of some buckets again."""
+        found = await self._threads()
+        for bucket in sorted(wanted):
+            await self._bucket(bucket, found.get(bucket, set()))
+
+    async def _threads(self) -> dict[int, set[bytes]]:
+        """Return the digests of all threads that have a row, by bucket."""
+        escaped = re.sub(r"([*?\[\]\\^])", r"\\\1", self._prefix)
+        keys = await self._backend.attempt(
+            lambda deadline: self._link.scan(f"{escaped}{{*}}:*:m", deadline), None
+        )
+        shape = re.compile(re.escape(self._prefix.encode()) + rb"\{(\d+)\}:([0-9a-f]{32}):m")
+        found: dict[int, set[bytes]] = {}
+        for key in keys:
+            if match := shape.fullmatch(key):
+                found.setdefault(int(match[1]), set()).add(bytes.fromhex(match[2].decode()))
+        return found
+
+    async def _bucket(self, bucket: int, digests: set[bytes]) -> None:
+        slot = self._backend.slot(bucket)
+        keys = [key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS]
+        members, count = await self._backend.ask_all(
+            [Call(slot, ("ZRANGE", keys[0], 0, -1)), Call(slot, ("HGET", keys[2], "threads"))]
+        )
+        is_unknown = count is None
+        named = [(self._digest(member, bucket), member) for member in members]
+        lines = {digest: member for digest, member in named if digest}
+        calls = [Call(slot, ("ZREM", keys[0], member)) for digest, member in named if not digest]
+        for digest in sorted({*digests, *lines}):
+            said = pack((lines.get(digest, False), is_unknown and not self._has_ttl))
+            calls.append(self._backend.call(self._backend.keys_of(digest), "rebuild", said))
+        replies = await self._backend.ask_all(calls)
+        is_odd = (
+            any(reply != [0] for reply in replies) or not replies
+        )  # it is not the roster alone that is gone
+        is_lost = is_unknown and is_odd and not (self._has_ttl or self._backend.is_sharded)
+        await self._backend.ask_all([Call.of(slot, script("recount"), keys, "1" if is_lost else "0")])
+
+    def _digest(self, line: bytes, bucket: int) -> bytes:
+        """Return the digest of the thread that a line names; none of one that is damaged."""
+        tenant, _, id = line.partition(b"\0")
+        try:
+            digest = ThreadKey.of(rows.plain(tenant), rows.plain(id)).digest
+        except Corrupt:
+            return b""
+        return digest if self._backend.keys_of(digest).bucket == bucket else b""

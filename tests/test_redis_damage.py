@@ -1,0 +1,277 @@
+"""Redis keys that are lost, put back as they were before, or changed: every answer is right or a typed error, and verify tells."""
+
+import contextlib
+import os
+import random
+import re
+
+import pytest
+
+import outlive
+from outlive import Interrupt
+from outlive.backend import ThreadKey
+from outlive.backends.redis_rows import Keys
+from outlive.errors import Corrupt, StoreError
+from outlive.testing.servers import ValkeyServer
+
+LONG = bool(os.environ.get("OUTLIVE_LONG"))
+LETTERS = "mrocwe"
+OTHER = "other"
+SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
+
+
+def keys_of(id):
+    return Keys.of("outlive:", ThreadKey.of("", id).digest, is_single=True).all
+
+
+def begin(store, id="t"):
+    """Give a thread something of everything."""
+    thread = store.thread(id)
+    text = [f"message {n}" for n in range(300)]
+    for n in range(3):
+        thread.save({"n": n, "text": text[: 100 * n]}, id=f"c{n}")
+    thread.save({"asked": True}, id="c3", interrupts=[Interrupt("q", "ask")])
+    thread.resume("q", "first answer")
+    thread.write("task", [("channel", "first" * 40)])
+    thread.update({"title": "first"})
+    with store.run(id, run_id="run-1") as run:
+        run.step("one", lambda: 1)
+        run.complete("done")
+    store.run(id, run_id="run-2").start().interrupt()
+
+
+def go_on(store, id="t"):
+    """Change something of everything, so that most counts are the same afterwards."""
+    thread = store.thread(id)
+    thread.save({"n": 4}, id="c4")
+    thread.remove(["c0"])
+    thread.save({"n": 22}, id="c2", replace=True)
+    thread.resume("q", "second answer", checkpoint="c3")
+    thread.update({"title": "second"})
+    run = store.retry("run-2").start()
+    run.step("two", lambda: 2)
+    run.complete("done too")
+
+
+def answers(store, id="t"):
+    """Ask everything; an answer may be an error."""
+    thread = store.thread(id)
+    calls = {
+        "load": thread.load,
+        "load by id": lambda: thread.load("c1"),
+        "load replaced": lambda: thread.load("c2"),
+        "exists": lambda: [thread.exists(f"c{n}") for n in range(6)],
+        "history": lambda: [(c.id, c.seq, c.parent) for c in thread.history()],
+        "metadata": thread.metadata,
+        "writes": lambda: thread.writes("c3"),
+        "threads": lambda: [(info.id, info.checkpoints) for info in store.threads()],
+        "runs": lambda: shown(store.runs()),
+        "runs by status": lambda: shown(store.runs(status="completed")),
+        "runs of the thread": lambda: shown(store.runs(thread=id)),
+        "interrupted": lambda: shown(store.interrupted()),
+        "stored result": lambda: store.run(id, run_id="run-1").start().result,
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            found[name] = call()
+        except StoreError as error:
+            found[name] = error
+    return found
+
+
+def shown(runs):
+    """Return what is told of runs. One that is damaged is listed as what it is, and hides no other."""
+    runs = list(runs)
+    if any(not run.is_readable for run in runs):
+        raise Corrupt("a run is damaged")
+    return [(run.id, run.status, run.result) for run in runs]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ValkeyServer(ram=True) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server):
+    server.call("FLUSHALL")
+    return server.url
+
+
+@pytest.fixture
+def store_with(url):
+    """Two threads: one that is damaged, and one that must not notice."""
+    with outlive.open(url) as store:
+        store.thread(OTHER).save({"n": 1})
+        begin(store)
+
+
+def dumped(server):
+    return {key: server.call("DUMP", key) for key in server.call("KEYS", "*")}
+
+
+def put(server, key, value):
+    server.call("DEL", key)
+    if value is not None:
+        server.call("RESTORE", key, 0, value)
+
+
+def judge(server, what, sound, *, must_tell=True, is_seen=True):
+    """Ask a damaged store: the answer is the truth or an error, verify tells, no save is lost, and the thread can be deleted."""
+    with outlive.open(server.url) as store:
+        report = store.verify()
+        assert not must_tell or not report.ok, f"{what}: verify says that all is well"
+    with outlive.open(server.url) as store:
+        for name, answer in answers(store).items():
+            if is_seen and not isinstance(answer, StoreError):
+                assert repr(answer) == repr(sound[name]), f"{what}: {name} is {answer!r:.300}"
+        assert store.thread(OTHER).load() == {"n": 1}, what
+    with outlive.open(server.url) as store:
+        thread = store.thread("t")
+        try:
+            saved = thread.save({"new": True}, id="new")
+        except StoreError:
+            saved = None
+        if saved and is_seen:
+            head, seq, _ = sound["history"][0]
+            assert (saved.seq, saved.parent) == (seq + 1, head), f"{what}: saved as {saved}"
+            with contextlib.suppress(StoreError):
+                assert thread.load() == {"new": True}, what
+        store.delete("t")
+        assert thread.load() is None, what
+        assert thread.save({"again": True}).seq >= 1, what
+        assert thread.load() == {"again": True}, what
+        assert sorted(info.id for info in store.threads()) == [OTHER, "t"], what
+        assert not list(store.runs()), what
+        if is_seen:
+            assert store.verify().ok, f"{what}: {store.verify().problems}"
+
+
+def damaged(server, changes):
+    """Do each change to a copy of the store, judge it, and put everything back."""
+    with outlive.open(server.url) as store:
+        sound = answers(store)
+        assert not [answer for answer in sound.values() if isinstance(answer, StoreError)]
+        assert store.verify().ok
+    dump = dumped(server)
+    for what, change, options in changes:
+        server.call("FLUSHALL")
+        for key, value in dump.items():
+            put(server, key, value)
+        change()
+        judge(server, what, sound, **options)
+
+
+def thread_keys(server):
+    digest = ThreadKey.of("", "t").digest.hex().encode()
+    bucket = b"{%s}" % re.search(rb"{(\d+)}", keys_of("t")[0].encode())[1]
+    return sorted(key for key in server.call("KEYS", "*") if digest in key or bucket in key)
+
+
+def test_no_key_of_a_thread_or_its_bucket_is_lost_unnoticed(server, store_with):
+    with outlive.open(server.url) as store:
+        go_on(store)
+    keys = thread_keys(server)
+    assert len(keys) == 9
+    damaged(server, [(f"{key} is gone", lambda key=key: server.call("DEL", key), {}) for key in keys])
+
+
+def test_no_key_of_a_thread_is_taken_for_the_truth_when_it_is_an_older_copy(server, store_with):
+    older = dumped(server)
+    with outlive.open(server.url) as store:
+        go_on(store)
+    newer = dumped(server)
+    keys = [key for key in thread_keys(server) if older.get(key) != newer[key]]
+    assert {chr(key[-1]) for key in keys} >= set("mrowe")
+    damaged(
+        server,
+        [
+            (f"{key} is older", lambda key=key: put(server, key, older[key]), {"must_tell": key[-1:] != b"c"})
+            for key in keys
+        ],
+    )
+
+
+def each_part(server, key):
+    """Return the fields of a hash with their values, or the members of a sorted set."""
+    if server.call("TYPE", key) == b"hash":
+        flat = server.call("HGETALL", key)
+        return list(zip(flat[::2], flat[1::2], strict=True))
+    return [(member, None) for member in server.call("ZRANGE", key, 0, -1)]
+
+
+def drop(server, key, name, value):
+    server.call("ZREM" if value is None else "HDEL", key, name)
+
+
+def flip(chance, data):
+    changed = bytearray(data or b"x")
+    changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+    return bytes(changed)
+
+
+def change_part(server, chance, key, name, value):
+    """Change one bit of a value or of a member."""
+    if value is None:
+        score = server.call("ZSCORE", key, name)
+        server.call("ZREM", key, name)
+        server.call("ZADD", key, score, flip(chance, name))
+    else:
+        server.call("HSET", key, name, flip(chance, value))
+
+
+def change_name(server, chance, key, name, value):
+    server.call("HDEL", key, name)
+    server.call("HSET", key, flip(chance, name), value)
+
+
+def test_no_field_or_member_is_lost_older_or_changed_unnoticed(server, store_with):
+    chance = random.Random(SEED)
+    older = {key: dict(each_part(server, key)) for key in thread_keys(server)}
+    with outlive.open(server.url) as store:
+        go_on(store)
+    changes = []
+    for key in thread_keys(server):
+        for name, value in each_part(server, key):
+            where = f"{name} of {key}"
+            is_chunk = {"must_tell": key[-1:] != b"c"}  # one that no checkpoint needs may go
+            changes.append((f"no {where}", lambda part=(key, name, value): drop(server, *part), is_chunk))
+            # A changed name is found by verify alone: what it named is not missed by its number.
+            is_seen = {"is_seen": value is not None}
+            changed = lambda part=(key, name, value): change_part(server, chance, *part)  # noqa: E731
+            changes.append((f"other {where}", changed, is_seen))
+            renamed = lambda part=(key, name, value): change_name(server, chance, *part)  # noqa: E731
+            if value is not None:
+                changes.append((f"renamed {where}", renamed, {"is_seen": False}))
+            former = older.get(key, {}).get(name)
+            if former is not None and former != value and (key[-2:], name) != (b":m", b"projection"):
+                put_back = lambda part=(key, name, former): server.call("HSET", *part)  # noqa: E731
+                changes.append((f"older {where}", put_back, is_chunk))
+    if not LONG:
+        changes = [one for one in changes if one[0].startswith("older")] + chance.sample(changes, 10)
+    damaged(server, changes)
+
+
+@pytest.mark.parametrize(
+    "command", [("SET", b"text"), ("SADD", b"x"), ("RPUSH", b"x")], ids=lambda one: one[0]
+)
+def test_a_key_of_another_type_is_damage(server, store_with, command):
+    with outlive.open(server.url) as store:
+        go_on(store)
+        sound = answers(store)
+    for key in thread_keys(server):
+        value = server.call("DUMP", key)
+        server.call("DEL", key)
+        server.call(command[0], key, command[1])
+        with outlive.open(server.url) as store:
+            assert not store.verify().ok, key
+            for name, answer in answers(store).items():
+                assert isinstance(answer, StoreError) or repr(answer) == repr(sound[name]), (key, name)
+            if chr(key[-1]) in LETTERS and key[-2:-1] == b":":
+                assert store.thread(OTHER).load() == {"n": 1}
+                store.delete("t")
+                assert store.thread("t").save({"n": 1}).seq >= 1
+                return
+        put(server, key, value)
