@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import re
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from outlive.backend import ThreadKey
 from outlive.backends.redis_rows import Keys
 from outlive.errors import Corrupt, StoreError
 from outlive.testing.servers import ValkeyServer
+from outlive.testing.servers.resp import Refused
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 LETTERS = "mrocwe"
@@ -275,3 +277,98 @@ def test_a_key_of_another_type_is_damage(server, store_with, command):
                 assert store.thread("t").save({"n": 1}).seq >= 1
                 return
         put(server, key, value)
+
+
+# Servers that evict -----------------------------------------------------------------------------------------------
+
+
+def evict(server, policy):
+    """Let the server throw away about a tenth of its keys."""
+    before = len(server.call("KEYS", "*"))
+    server.call("CONFIG", "SET", "maxmemory-policy", policy)
+    try:
+        used = int(server.info("memory")["used_memory"])
+        with server.connect() as connection:
+            while len(connection.call("KEYS", "*")) > 9 * before / 10:
+                used -= 20_000
+                connection.call("CONFIG", "SET", "maxmemory", used)
+                with contextlib.suppress(Refused):
+                    connection.call("SET", "needs", "memory")
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", "0")
+        server.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert int(server.info("stats")["evicted_keys"]) > 0
+
+
+@pytest.mark.parametrize("policy", ["allkeys-random", "allkeys-lru", "volatile-random"])
+def test_no_thread_whose_keys_were_evicted_looks_as_if_it_never_was(server, url, policy):
+    options = {"ttl_s": 600} if policy.startswith("volatile") else {}
+    ids = [f"{n}" for n in range(60)]
+    with outlive.open(url, **options) as store:
+        for id in ids:
+            store.thread(id).save(heavy(id))
+        evict(server, policy)
+        lost = [id for id in ids if is_lost(store, id)]
+        assert lost
+        for id in lost:
+            store.delete(id)
+            assert store.thread(id).save({"id": "other"}).seq >= 1
+        assert sorted(info.id for info in store.threads()) == sorted(ids)
+
+
+def heavy(id):
+    return {"id": id, "text": random.Random(id).randbytes(5000)}
+
+
+def is_lost(store, id):
+    """Tell whether a thread raises. Otherwise it is whole; and what is saved to a lost one is refused or there."""
+    fresh = store.thread(id)
+    store._store._engine.cache.drop(ThreadKey.of("", id).digest)
+    try:
+        assert fresh.load() == heavy(id)
+    except StoreError:
+        with contextlib.suppress(StoreError):
+            fresh.save({"id": "more"})
+            assert fresh.load() == {"id": "more"}
+        return True
+    return False
+
+
+def test_a_thread_that_its_ttl_took_is_no_damage_and_one_that_was_evicted_is(server, url):
+    with outlive.open(url, ttl_s=60) as store:
+        store.thread("lost").save({"n": 1})
+    with outlive.open(url, ttl_s=0.3) as store:
+        store.thread("over").save({"n": 1})
+        store.run("over", run_id="r").start().interrupt()
+        time.sleep(0.5)
+        for key in server.call("KEYS", "*:" + ThreadKey.of("", "lost").digest.hex() + ":*"):
+            server.call("DEL", key)
+        assert store.thread("over").load() is None
+        with pytest.raises(Corrupt, match="all keys of it are gone"):
+            store.thread("lost").load()
+    with outlive.open(url, ttl_s=60) as store:
+        assert store.thread("over").save({"n": 2}).seq == 1
+        assert [info.id for info in store.runs()] == []
+        store.delete("lost")
+        assert [info.id for info in store.threads()] == ["over"]
+        assert store.verify().problems == ()
+
+
+def test_a_store_that_was_emptied_is_empty(server, url):
+    with outlive.open(url) as store:
+        begin(store)
+        server.call("FLUSHALL")
+        assert store.thread("t").load() is None
+        assert list(store.threads()) == list(store.runs()) == []
+        assert store.thread("t").save({"n": 1}).seq == 1
+        assert [info.id for info in store.threads()] == ["t"]
+        assert store.verify().problems == ()
+
+
+def test_a_thread_begun_by_a_deletion_is_listed_with_its_runs(url):
+    with outlive.open(url) as store:
+        store.delete("t")
+        store.thread("t").save({"n": 1})
+        store.run("t", run_id="r").start().interrupt()
+        assert [info.id for info in store.threads()] == ["t"]
+        assert [run.id for run in store.interrupted()] == ["r"]

@@ -63,7 +63,7 @@ class RedisBackend:
         self._is_closed = False
         self._slots: dict[int, int] = {}
         self._identity = Identity(self, choices.prefix)
-        self._rebuild = Rebuild(self, link, choices)
+        self._rebuild = Rebuild(self, link, choices, self._identity)
         self._listing = Listing(self, choices.prefix, self._identity, self._rebuild)
         self._commits = Commits(self, link, choices, self._identity)
 

@@ -61,15 +61,19 @@ class Identity:
 
     async def _used(self, deadline: Deadline | None = None) -> set[int]:
         """Return the buckets that have an index or a roster."""
+        timeout_s = None if deadline is None else deadline.remaining_s()
+        if not self._backend.is_sharded:
+            call = Call.of(self._slot, script("used"), self._keys_of(0), str(BUCKETS))
+            (found,) = await self._backend.ask_all([call], timeout_s)
+            return set(found)
         calls = [
-            Call(
-                self._backend.slot(bucket),
-                ("EXISTS", *(key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS)),
-            )
-            for bucket in range(BUCKETS)
+            Call(self._backend.slot(bucket), ("EXISTS", *self._keys_of(bucket))) for bucket in range(BUCKETS)
         ]
-        replies = await self._backend.ask_all(calls, None if deadline is None else deadline.remaining_s())
+        replies = await self._backend.ask_all(calls, timeout_s)
         return {bucket for bucket, is_there in enumerate(replies) if is_there}
+
+    def _keys_of(self, bucket: int) -> list[str]:
+        return [key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS]
 
     async def reassure(self, link: Link, deadline: Deadline, *, is_first: bool = False) -> None:
         """Make sure, after a server was lost or when a thread begins, that the store is still the one that was opened.
@@ -148,8 +152,17 @@ class Identity:
         used = await self._used(deadline)
         if used and b"key" not in held and not self.own:
             raise Corrupt(_KEY_GONE)
-        if used:
+        if b"key" not in held and not self._backend.is_sharded:
+            await self.restore()
+        elif used:
             await self._note_all(used, deadline)
+
+    async def restore(self) -> None:
+        """Put a naming key that is gone back. Unless the store was emptied, all buckets may have been in use."""
+        held = await self._load()
+        if self.own and b"key" not in held:
+            noted = set(range(BUCKETS)) if await self._used() else set()
+            await self._note_all(noted, self._backend.deadline(None))
 
     async def format(self) -> int:
         """Return the format that the store was made with."""

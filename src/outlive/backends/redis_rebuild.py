@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..backend import ThreadKey
 from ..errors import Corrupt
 from . import redis_rows as rows
+from .redis_identity import Identity
 from .redis_links import Call, Link
 from .redis_rows import pack
 from .redis_scripts import script
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class Rebuild:
     """How the indexes of a store are repaired."""
 
-    def __init__(self, backend: RedisBackend, link: Link, choices: Choices) -> None:
+    def __init__(self, backend: RedisBackend, link: Link, choices: Choices, identity: Identity) -> None:
+        self._identity = identity
         self._backend = backend
         self._link = link
         self._prefix = choices.prefix
@@ -34,6 +36,9 @@ class Rebuild:
 
     async def buckets(self, wanted: set[int]) -> None:
         """Build the indexes of some buckets again."""
+        if not self._backend.is_sharded:
+            await self._identity.restore()
+            wanted = wanted & self._identity.buckets  # none of a store that was emptied
         found = await self._threads()
         for bucket in sorted(wanted):
             await self._bucket(bucket, found.get(bucket, set()))

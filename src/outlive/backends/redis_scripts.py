@@ -24,7 +24,7 @@ def script(name: str) -> Script:
 
 
 _THREAD, _BUCKET = "thread", "bucket"  # what the others are made of
-_ALONE = ("index", "lines", "recount", "register")
+_ALONE = ("index", "lines", "recount", "register", "used")
 
 
 def _load(folder: Traversable, name: str) -> Script:

@@ -9,7 +9,7 @@ local M, R, O, C, W, E, THREADS, ENTRIES, ROSTER, IDENTITY = unpack(KEYS, 1, 10)
 local WHO = M and string.sub(M, -34, -3) -- the digest, in hex
 local NONE = 4294967295 -- in place of the length of a text that is not there
 local LAST = '\255' -- the last member of an order; its score is the revision
-local TORN = '?' -- the roster of the bucket is gone
+local TORN = '?' -- the roster of the bucket or the identity is gone
 local UNSURE = 'the server lost keys, and nothing tells whether it had this thread; delete the thread to begin it again'
 local sub, format = string.sub, string.format
 
@@ -62,7 +62,9 @@ local function why_missing()
   end
   if lost then return UNSURE end
   if redis.call('EXISTS', THREADS, ENTRIES) > 0 then return TORN end
-  if IDENTITY and redis.call('HEXISTS', IDENTITY, string.match(M, '{(%d+)}')) == 1 then return TORN end
+  if not IDENTITY then return nil end
+  local key, noted = unpack(redis.call('HMGET', IDENTITY, 'key', string.match(M, '{(%d+)}')), 1, 2)
+  if noted or not key then return TORN end -- without the identity the client looks whether anything is left
 end
 
 -- Tell whether the order has as many members as it should have.
