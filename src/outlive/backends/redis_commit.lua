@@ -57,15 +57,15 @@ end
 if generation then
   local brought, fields = {}, {}
   for i = 3, 3 * chunks, 3 do brought[ARGV[i]] = true end
-  local function look(names)
+  local function add_missing(names)
     for _, name in ipairs(split(names)) do
       if not brought[name] then fields[#fields + 1] = 's' .. name end
     end
   end
-  if draft then look(sub(blob, 13, 12 + struct.unpack('>I4', blob))) end
+  if draft then add_missing(sub(blob, 13, 12 + struct.unpack('>I4', blob))) end
   for i = 1, #writes do
     local rest = ARGV[writes[i][4]]
-    look(sub(rest, 5, 4 + struct.unpack('>I4', rest)))
+    add_missing(sub(rest, 5, 4 + struct.unpack('>I4', rest)))
   end
   local found, count = hmget(C, fields)
   for i = 1, count do

@@ -57,7 +57,7 @@ class Keys:
     all: tuple[str, ...]
 
     @classmethod
-    @functools.lru_cache(4096)  # making them takes longer than all else that is done with them
+    @functools.lru_cache(1024)  # making them takes longer than all else that is done with them
     def of(cls, prefix: str, digest: bytes, *, is_single: bool) -> Keys:
         bucket = int.from_bytes(digest[:2], "big") % BUCKETS
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
