@@ -38,7 +38,6 @@ For local file systems, with flock and rename as Linux has them, and up to some 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -56,22 +55,20 @@ from ..backend import (
     ThreadRow,
     escape,
 )
-from ..errors import BadURL, Corrupt, NotErased, OutliveError, StoreError
+from ..errors import BadURL, Corrupt, OutliveError, StoreError
 from .batch import Batch
-from .disk import BUSY_S, THREADS, Disk, WriteLock, busy, is_full, translated
+from .disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
+from .group_writer import GroupWriter
 from .home import make_folders, read_key, write_key
 from .index import Index
-from .log import Log
-from .logged_table import LoggedTable, problems
+from .logged_table import LoggedTable, log_of, problems
 from .marks import Marks
 from .memory import MemoryBackend, Table, same
-from .reserve import Reserve
 from .snapshot import is_deletion
 from .view import fitting
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
-_NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
 _CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
 _CACHED_BYTES = 32 << 20
 _SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
@@ -97,7 +94,9 @@ class FileBackend(MemoryBackend):
         self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
         self._marks = Marks(self._disk, self._guard)
         self._index = Index(self._disk, self._marks)
-        self._reserve = Reserve(self._disk)
+        self._writer = GroupWriter(
+            self._disk, self._guard, self._index, self._marks, syncs_always=self._is_full
+        )
         self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
         self._cached_bytes = 0
         with translated():
@@ -145,11 +144,10 @@ class FileBackend(MemoryBackend):
         batches: dict[bytes, Batch] = {}
         try:
             results = [self._decide(batches, commit, waited_s) for commit in commits]
-            self._store(list(batches.values()))
+            self._writer.store(list(batches.values()))
         finally:
             for batch in batches.values():
                 batch.close()
-        self._reserve.keep()
         for batch in batches.values():
             if batch.failure is None and batch.is_kept and not batch.is_new:
                 self._keep(batch.table)
@@ -182,13 +180,13 @@ class FileBackend(MemoryBackend):
         if self._marked(commit.thread):  # what begins anew is no older copy
             self._marks.note(self._index.slot(commit.thread) or 0, commit.thread.digest, 0)
             self._guard.sync()
-        log = self._log(commit.thread)
+        log = log_of(self._disk, commit.thread)
         log.begin()
         return Batch(LoggedTable(commit.thread, log), self._disk, is_new=True, was_damaged=True)
 
     def _opened_batch(self, thread: ThreadKey) -> Batch:
         """Open a thread for writing. Its table is kept in memory again only when all went well."""
-        log = self._log(thread)
+        log = log_of(self._disk, thread)
         try:
             fd = log.open(write=True)
         except FileNotFoundError:
@@ -203,115 +201,6 @@ class FileBackend(MemoryBackend):
             self._disk.close(fd)
             raise
         return Batch(table, self._disk, fd)
-
-    def _store(self, batches: list[Batch]) -> None:
-        """Make the group last; a thread whose disk refuses fails alone."""
-        new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
-        old = [batch for batch in batches if not batch.is_new]
-        self._each(old, lambda batch: self._spared(batch, lambda: batch.log.write(batch.file)))
-        self._each(old, self._make_durable)  # after all writes: one fsync often carries others along
-        if new:
-            self._create(new)
-        self._each([batch for batch in batches if batch.has_effect], self._tidy)
-        self._note([batch for batch in batches if batch.has_effect and batch.failure is None])
-
-    def _note(self, batches: Iterable[Batch]) -> None:
-        """Note elsewhere how far logs are, as far as that is on disk. When it fails, an older copy may go unnoticed."""
-        with contextlib.suppress(OSError, Corrupt):
-            for batch in batches:
-                table, slot = batch.table, self._index.slot(batch.table.key)
-                if slot is not None and table.row is not None and table.log.acked == table.log.end:
-                    self._marks.note(slot, table.key.digest, table.row.revision)
-
-    def _each(self, batches: Iterable[Batch], step: Callable[[Batch], None]) -> None:
-        for batch in batches:
-            if batch.failure is None:
-                try:
-                    with translated():
-                        step(batch)
-                except OutliveError as error:
-                    self._fail(batch, error)
-
-    def _spared(self, batch: Batch, step: Callable[[], None]) -> None:
-        """Do a step. Where the disk is full, what removes something does it with the space that is set aside for that."""
-        try:
-            step()
-        except OSError as error:
-            if not (is_full(error) and batch.frees and self._reserve.release()):
-                raise
-            step()
-
-    def _fail(self, batch: Batch, error: OutliveError) -> None:
-        """Cut what was written, as far as the disk lets us, or it would be found and believed."""
-        batch.failure = batch.failure or error
-        if batch.fd is not None:
-            batch.log.retreat(batch.fd)
-        if batch.is_new:
-            with contextlib.suppress(OSError):
-                self._disk.remove(batch.log.name)
-
-    def _make_durable(self, batch: Batch) -> None:
-        """Sync and mark: also what a process left that died before its fsync, if this commit has seen it."""
-        table = batch.table
-        if table.log.end == table.log.acked:
-            return
-        now = time.monotonic()
-        if self._is_full or now - table.synced_at >= _NORMAL_S:
-            self._disk.sync(batch.file)  # the commit point: a crash before may leave nothing, after it all
-            table.log.acknowledge(batch.file)
-            table.synced_at = now
-
-    def _create(self, batches: list[Batch]) -> None:
-        """Make the logs of new threads. Always synced: a rename may reach the disk before the contents."""
-        try:
-            with translated():
-                self._index.announce([batch.table.key for batch in batches], self._guard)
-                with self._guard.renaming(THREADS):
-                    self._each(batches, lambda batch: self._spared(batch, lambda: self._create_one(batch)))
-        except StoreError as error:
-            for batch in batches:
-                self._fail(batch, error)
-        made = [batch for batch in batches if batch.failure is None]
-        for batch in made:
-            batch.is_new = False
-        self._index.confirm([batch.table.key for batch in made])
-
-    def _create_one(self, batch: Batch) -> None:
-        with batch.log.aside():
-            pass
-        batch.fd = batch.log.open(write=True)
-
-    def _tidy(self, batch: Batch) -> None:
-        """Take what was removed out of the file. It is removed in any case; only who erases it is told when that fails."""
-        try:
-            if batch.table.wants_rewrite():
-                self._rewrite(batch)
-        except (StoreError, OSError) as error:
-            failure: BaseException | None = error
-            if is_full(error) and batch.frees:
-                failure = self._rewrite_without_room(batch)
-            if failure is not None and batch.erases:
-                raise NotErased(batch.table.key.id, str(failure)) from failure
-
-    def _rewrite_without_room(self, batch: Batch) -> BaseException | None:
-        """Make room by what was removed itself, and try once more; return what is in the way."""
-        try:
-            self._reserve.release()
-            batch.table.free_dead(batch.file)
-            self._rewrite(batch)
-        except (StoreError, OSError) as error:
-            return error
-        return None
-
-    def _rewrite(self, batch: Batch) -> None:
-        """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""
-        batch.is_kept = False  # every chunk will have moved
-        fresh = self._log(batch.table.key)
-        fresh.begin()
-        with self._guard.renaming(THREADS), fresh.aside() as fd:
-            for meta, data in batch.table.snapshot(batch.file):
-                fresh.add(meta, data)
-                fresh.write(fd)
 
     # Reading
 
@@ -415,10 +304,10 @@ class FileBackend(MemoryBackend):
 
     def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
         try:
-            fd = self._log(thread).open()
+            fd = log_of(self._disk, thread).open()
         except FileNotFoundError:
             self._check_absent(thread)
-            return look(LoggedTable(thread, self._log(thread)), -1)
+            return look(LoggedTable(thread, log_of(self._disk, thread)), -1)
         try:
             table = self._caught_up(thread, fd)
             self._keep(table)
@@ -440,7 +329,7 @@ class FileBackend(MemoryBackend):
         if table is not None:
             self._cached_bytes -= table.weight
         if table is None or not table.log.resume(fd):
-            table = LoggedTable(thread, self._log(thread))
+            table = LoggedTable(thread, log_of(self._disk, thread))
             table.log.resume(fd)
             table.catch_up(fd)
             self._check_newest(table)
@@ -478,9 +367,6 @@ class FileBackend(MemoryBackend):
         if self._marked(thread) or self._index.is_confirmed(thread):
             raise Corrupt("its log is gone", thread=thread.id)
 
-    def _log(self, thread: ThreadKey) -> Log:
-        return Log(self._disk, f"{THREADS}/{thread.digest.hex()}.log", thread.digest, thread.id)
-
     def _log_names(self) -> list[str]:
         return [name for name in self._disk.names(THREADS) if name.endswith(".log")]
 
@@ -496,7 +382,7 @@ class FileBackend(MemoryBackend):
 
     def _audit_thread(self, thread: ThreadKey) -> list[Corrupt]:
         """Read the whole log again, past the cache."""
-        table = LoggedTable(thread, self._log(thread))
+        table = LoggedTable(thread, log_of(self._disk, thread))
         try:
             fd = table.log.open()
         except FileNotFoundError:
@@ -546,7 +432,7 @@ class FileBackend(MemoryBackend):
             try:
                 if batch.fd is not None:
                     batch.log.settle(batch.fd)
-                    self._note([batch])
+                    self._writer.note([batch])
             finally:
                 batch.close()
 

@@ -12,6 +12,7 @@ from ..backend import (
 from ..errors import (
     Corrupt,
 )
+from .disk import THREADS, Disk
 from .effects import Chunk, pack_effect, unpack_effect
 from .log import START, Frame, Log
 from .memory import Table
@@ -174,6 +175,11 @@ class LoggedTable(Table):
         if self.log.has_bad_mark(fd):
             found.append(self.log.corrupt(f"one of the two marks of {self.log.name} is damaged"))
         return found
+
+
+def log_of(disk: Disk, thread: ThreadKey) -> Log:
+    """Return the log of a thread."""
+    return Log(disk, f"{THREADS}/{thread.digest.hex()}.log", thread.digest, thread.id)
 
 
 def removes(effect: Effect) -> bool:
