@@ -21,10 +21,8 @@ import threading
 import time
 import uuid
 
-import pytest
-
 import outlive
-from crash import LONG, ForkServer
+from crash import LONG
 from outlive.testing.patience import eventually
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.servers import PostgresServer, ValkeyServer
@@ -237,9 +235,9 @@ class Round:
     @contextlib.contextmanager
     def freeze_client(self):
         worker = self.clients[self.rng.randrange(CLIENTS)]
-        os.kill(worker.pid, signal.SIGSTOP)
+        worker.signal(signal.SIGSTOP)
         yield
-        os.kill(worker.pid, signal.SIGCONT)
+        worker.signal(signal.SIGCONT)
 
     # The check
 
@@ -326,12 +324,6 @@ def check_thread(thread, operations, history, line):
         one = operations[id]
         assert one["end"] > latest or one["answer"] != "acknowledged", f"{thread}: {id} out of order"
         latest = max(latest, one["begin"]) if one["answer"] == "acknowledged" else latest
-
-
-@pytest.fixture(scope="module")
-def workers():
-    with ForkServer() as server:
-        yield server
 
 
 def test_acknowledged_is_on_the_line_once_and_refused_is_nowhere_under_random_faults(workers, tmp_path):

@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 import outlive
-from crash import LONG, ForkServer, ram_folder, rounds
+from crash import LONG, ram_folder, rounds
 from outlive import BadURL, Corrupt, StoreUnavailable
 from outlive.backends import sqlite_wal
 from test_full_disk import without_privileges
@@ -24,10 +24,9 @@ SAVES = 20
 FRAME = 24 + 4096
 
 
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
+@pytest.fixture
+def server(workers):
+    return workers
 
 
 @pytest.fixture
