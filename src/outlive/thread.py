@@ -127,7 +127,8 @@ class AsyncThread:
             id=id, parent=parent, expect=expect, step=step, source=source, metadata=metadata, next_nodes=next_nodes,
             completed_tasks=completed_tasks, interrupts=interrupts, run=run, writes=writes, replace=replace, timeout_s=timeout_s,
         )  # fmt: skip
-        draft.fence = self._fence(fence)
+        if fence is not None:
+            draft.fence = self._fence(fence)
         if self._type is not None and not accepts(self._type, state):
             name = getattr(self._type, "__qualname__", None) or str(self._type)
             raise BadArgument(
