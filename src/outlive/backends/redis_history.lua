@@ -48,9 +48,9 @@ while count < limit and is_cut == 0 do
   for i = 1, #fields do
     if values[i] and sub(values[i], 29, 36) ~= sub(page[i], -8) then values[i] = '' end
     local fits = not run
-    if run and values[i] then
-      local _, its = names_and_run(values[i])
-      fits = its == run
+    if run then
+      local _, its = names_and_run(values[i] or '')
+      fits = its == run or not is_sound(values[i] or '') -- a damaged one is for the client to find
     end
     if fits and count < limit and max_bytes and is_cut == 0 and not has_room(values[i]) then is_cut = 1 end
     if fits and count < limit and is_cut == 0 then

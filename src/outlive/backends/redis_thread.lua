@@ -231,6 +231,12 @@ local function names_and_run(value)
   return sub(value, at, at + names - 1), run ~= NONE and sub(value, at + names, at + names + run - 1)
 end
 
+-- Tell whether a record matches the checksum that was made here.
+local function is_sound(value)
+  local is_whole, at = pcall(lengths, value)
+  return is_whole and sum(sub(value, 1, 28) .. sub(value, 37, at - 13) .. sub(value, -8)) == sub(value, 29, 36)
+end
+
 -- An entry: rank (epoch, fence, revision), until, checksum, lengths of status and clock, status, clock, payload.
 local function status_clock(value)
   local status, clock = struct.unpack('>I4I4', value, 73)
