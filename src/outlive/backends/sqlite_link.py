@@ -188,7 +188,7 @@ class Link:
         log = f"{self.path}-wal"
         if not os.path.exists(log):
             return
-        mark = marks.read()
+        mark = marks.read() if marks.existed else None
         frames = 0
         if one(db, "pragma journal_mode")[0] == "wal":
             frames = max(0, db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0])
@@ -196,6 +196,7 @@ class Link:
         if lost is None:
             return
         if not self._accepts_loss:
+            marks.discard()
             raise Corrupt(
                 f"the write-ahead log {log!r} is damaged: {lost}, so saves would be lost. All files are left as they are; "
                 "restore them from a backup, or continue without these saves: outlive.open(url, accept_loss=True)"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import struct
 import sys
@@ -28,6 +29,7 @@ _MAGIC = 0x377F0682  # the last bit: big-endian checksums
 _HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint, salts, checksum
 _FRAME = struct.Struct(">6I")  # page, pages of the database after a commit or 0, salts, checksum
 _MARK = struct.Struct(">8s8s8sII")  # name and version, boot, salts, frames, whether they were synced
+_SIZE = _MARK.size + 4  # with a CRC-32
 _NAME = b"outlive1"
 
 
@@ -50,9 +52,11 @@ class MarkFile:
         self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
         self._is_synced = is_synced
         self._fd = self._log_fd = -1
+        self._map: mmap.mmap | None = None
         self.existed = os.path.exists(self._path)
         with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
             self._fd = self._open(os.stat(database))
+            self._map = self._mapped()
 
     def _open(self, like: os.stat_result) -> int:
         """Open or create the file, with the mode of the database; the lock says that it is in use."""
@@ -70,10 +74,17 @@ class MarkFile:
                 raise
             os.close(fd)
 
+    def _mapped(self) -> mmap.mmap:
+        """Map the mark, so that it is written without a call of the system; its bytes are there before that."""
+        if os.fstat(self._fd).st_size != _SIZE:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, self._packed(bytes(8), 0), 0)
+        return mmap.mmap(self._fd, _SIZE)
+
     def read(self) -> Mark | None:
         """Return the mark; None when nothing is written there, or something else."""
-        raw = os.pread(self._fd, _MARK.size + 4, 0) if self._fd >= 0 else b""
-        if len(raw) != _MARK.size + 4 or zlib.crc32(raw[:-4]).to_bytes(4) != raw[-4:]:
+        raw = self._map[:] if self._map is not None else b""
+        if len(raw) != _SIZE or zlib.crc32(raw[:-4]).to_bytes(4) != raw[-4:]:
             return None
         name, boot, salts, frames, is_synced = _MARK.unpack(raw[:-4])
         return Mark(boot, salts, frames, bool(is_synced)) if name == _NAME else None
@@ -88,27 +99,35 @@ class MarkFile:
         The salts are those of the last frame itself: should another process have begun the log again
         meanwhile, its frames are not taken for acknowledged ones.
         """
-        if self._fd < 0 or not frames:
+        if self._map is None or not frames:
             return True
-        if self._log_fd < 0:
-            try:
+        try:
+            if self._log_fd < 0:
                 self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return False
-        header = os.pread(self._log_fd, _FRAME.size, _HEADER.size + (frames - 1) * (_FRAME.size + page_size))
+            place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
+            header = os.pread(self._log_fd, _FRAME.size, place)
+        except FileNotFoundError:
+            return False
+        except OSError:  # the commit is done, whatever comes of its mark
+            return True
         if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
-            self._write(header[8:16], frames)
+            self._map[:] = self._packed(header[8:16], frames)
         return True
 
     def forget(self) -> None:
         """Write down that nothing of the log is acknowledged."""
-        if self._fd >= 0:
-            self._write(bytes(8), 0)
+        if self._map is not None:
+            self._map[:] = self._packed(bytes(8), 0)
 
-    def _write(self, salts: bytes, frames: int) -> None:
+    def discard(self) -> None:
+        """Remove a file that was not there before: the next one to open the database finds what this one found."""
+        if not self.existed:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _packed(self, salts: bytes, frames: int) -> bytes:
         raw = _MARK.pack(_NAME, self._boot, salts, frames, self._is_synced)
-        with contextlib.suppress(OSError):  # the commit is done, whatever comes of its mark
-            os.pwrite(self._fd, raw + zlib.crc32(raw).to_bytes(4), 0)
+        return raw + zlib.crc32(raw).to_bytes(4)
 
     @property
     def log_is_gone(self) -> bool:
@@ -119,13 +138,15 @@ class MarkFile:
         """Close the file; the last process that closes the database removes it, as SQLite removes the log."""
         if self._log_fd >= 0:
             os.close(self._log_fd)
+        if self._map is not None:
+            self._map.close()
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.exists(self._log) and os.fstat(self._fd).st_nlink:
                     os.unlink(self._path)
             os.close(self._fd)
-        self._fd = self._log_fd = -1
+        self._fd, self._log_fd, self._map = -1, -1, None
 
 
 def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
