@@ -44,7 +44,7 @@ _IN_ONE_COLOUR = {
 
 # Modules with few tests that take long: begun last, one of them would keep a single worker busy in the end.
 _FIRST = (
-    "test_redis", "test_replicate", "test_faults", "test_runs", "test_replicate_chaos", "test_corruption", "test_kill",
+    "test_redis", "test_replicate", "test_faults", "test_runs", "test_replicate_chaos", "test_replicate_history", "test_corruption", "test_kill",
     "test_replicate_losses", "test_cli_pairs", "test_postgres", "test_cancellation", "test_processes", "test_servers",
     "test_replicate_moments", "test_fork", "test_file_power_cut", "test_chaos", "test_retain", "test_damage_fuzz", "test_run_endings",
     "test_encrypt",

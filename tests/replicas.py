@@ -111,7 +111,7 @@ class Link:
 class Client:
     """A client of a pair in memory, in which nothing happens by itself: its store, and its links to both backends."""
 
-    def __init__(self, backends, runtime=None, timeout_s=5.0, **options):
+    def __init__(self, backends, runtime=None, timeout_s=5.0, key=b"k" * 32, **options):
         self.links = [Link(Interposed(backend)) for backend in backends]
         chosen = Replication.of({"health_check_interval_s": 1000, "auto_failover": False, **options})
         runtime = runtime or SyncRuntime()
@@ -119,7 +119,7 @@ class Client:
             *self.links, chosen, runtime=runtime, naming=lambda key: lambda *chunk: True, timeout_s=timeout_s
         )
         self.pair._keep_beating = lambda: None
-        key = run_now(self.pair.identity(b"k" * 32))
+        key = run_now(self.pair.identity(key))
         engine = Engine(self.pair, Codec(), Namer(key), Cache(1 << 20), runtime)
         self.store = Store(AsyncStore(engine, Settings("testing:"), pair=self.pair))
 

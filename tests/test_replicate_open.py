@@ -1,5 +1,6 @@
 """Opening a pair of which one store is out of reach, asking both whether they are there, and how long all of that may take."""
 
+import contextlib
 import datetime as dt
 import os
 import shutil
@@ -176,6 +177,41 @@ def test_opening_a_pair_takes_no_longer_than_one_call_whichever_store_is_down(op
         assert down == (0, 1)
     assert sum(one.given_s for one in slow) <= timeout_s
     assert time.monotonic() - start < 60
+
+
+class Fading:
+    """A store that answers so many calls, and none after them."""
+
+    def __init__(self, inner, left):
+        self.inner, self.name, self.left = inner, inner.name, left
+
+    def __getattr__(self, name):
+        method = getattr(self.inner, name)
+
+        async def call(*args, **options):
+            self.left -= 1
+            if self.left < 0 and name != "close":
+                raise outlive.StoreUnavailable("gone")
+            return await method(*args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["primary", "secondary"])
+@pytest.mark.parametrize("lost", [None, 0], ids=["new", "the primary has lost all it had"])
+def test_a_store_that_goes_away_while_a_pair_is_opened_leaves_no_other_key_behind(role, lost):
+    """A store adopts the key of its partner, or none: else they could never be opened together."""
+    for number in range(12):
+        backends = memories()
+        if lost is not None:
+            Client(backends, key=b"f" * 32)
+            backends[lost] = memories()[lost]
+        fading = [Fading(one, number if at == role else 1000) for at, one in enumerate(backends)]
+        with contextlib.suppress(outlive.StoreUnavailable):
+            Client(fading, auto_failover=True, key=b"s" * 32)
+        client = Client(backends, key=b"t" * 32)
+        client.store.thread("t").save(1)
+        assert client.store.thread("t").load() == 1
 
 
 class Hesitant:

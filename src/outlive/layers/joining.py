@@ -51,23 +51,26 @@ class Joining:
         errors: list[StoreError | None] = [None, None]
         knows_pair = await self._knows_pair(SECONDARY, errors, deadline)
         await self._knows_pair(PRIMARY, errors, deadline)
-        failure = errors[PRIMARY]
-        if failure is not None and not knows_pair:
-            raise failure  # nobody else has the key of the pair; the secondary must not get one of its own
         for role in (SECONDARY, PRIMARY) if knows_pair else (PRIMARY, SECONDARY):
             if errors[role] is not None:
                 continue
+            # Only a pair whose stores both answer gets a new key: one of them would else adopt another than its partner has.
+            mine = stores.key or (b"" if any(errors) else offered)
             try:
-                key = await stores.both[role].identity(stores.key or offered)
+                key = await stores.both[role].identity(mine)
             except StoreError as error:
                 if not is_unreachable(error) or any(errors):
                     raise
                 errors[role] = error
                 stores.note_health(role, error)
                 continue
+            if not key and (failure := errors[1 - role]) is not None:
+                raise failure
             if stores.key is not None and key != stores.key:
                 raise other_key()
             stores.key, stores.met[role] = key, True
+        if all(errors) and (failure := errors[PRIMARY]) is not None:
+            raise failure
         return errors
 
     async def _knows_pair(self, role: int, errors: list[StoreError | None], deadline: Deadline) -> bool:
