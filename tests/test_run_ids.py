@@ -7,6 +7,9 @@ import apsw.ext
 import pytest
 
 import outlive
+from outlive.backend import ThreadKey, escape
+from outlive.backends.file import FileBackend
+from outlive.backends.run_index import RunIndex
 from outlive.runtime import run_now
 
 
@@ -49,3 +52,48 @@ def test_a_run_is_found_by_one_call(url, tmp_path, monkeypatch):
         assert store.find_run("r3").thread == "t3"
         assert len(calls) == 1
         assert run_now(real("", "run", prefix="r3"))
+
+
+def test_the_file_backend_opens_only_the_thread_of_the_run(tmp_path, monkeypatch):
+    looked = []
+    real = FileBackend._look_once
+
+    def look_once(self, thread, *rest):
+        looked.append(thread.id)
+        return real(self, thread, *rest)
+
+    with outlive.open(f"file:{tmp_path}/store") as store:
+        for n in range(20):
+            store.thread(f"t{n}").save({"n": n})
+            store.run(f"t{n}", run_id=f"r{n}").start().complete()
+        with outlive.open(f"file:{tmp_path}/store") as other:
+            monkeypatch.setattr(FileBackend, "_look_once", look_once)
+            assert other.find_run("r7").thread == "t7"
+            assert other.find_run("nobody") is None
+            assert looked == ["t7"]
+            store.run("t3", run_id="later").start().complete()  # a process that has read the index sees it
+            assert other.find_run("later").thread == "t3"
+            store.delete("t7")
+            assert other.find_run("r7") is None
+            other.run("t8", run_id="r7").start().complete()
+            assert store.find_run("r7").thread == "t8"
+
+
+def test_runs_are_paged_by_id_and_thread():
+    index = RunIndex()
+    keys = [ThreadKey.of("", f"t{n}") for n in range(5)]
+    for key in keys:
+        for run in ("a", "a\0", "ab", "b", "\ud800"):
+            index.add(key, run)
+            index.add(ThreadKey.of("other", key.id), run)
+    index.add(keys[0], "a")
+    whole = [(run, key.digest) for key, run in index.matches("", "a", None)]
+    assert whole == sorted(
+        ((run, key.digest) for key in keys for run in ("a", "a\0", "ab")),
+        key=lambda row: (escape(row[0]), row[1]),
+    )
+    for at, (run, digest) in enumerate(whole):
+        assert [(one, key.digest) for key, one in index.matches("", "a", (run, digest))] == whole[at + 1 :]
+    assert [key.id for key, _ in index.matches("", "\ud800", None)] == [
+        key.id for key in sorted(keys, key=lambda key: key.digest)
+    ]

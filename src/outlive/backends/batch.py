@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..backend import Commit, Receipt
+from ..entry_kind import RUN
 from ..errors import OutliveError
 from .disk import Disk
 from .expectations import check_found
@@ -28,6 +29,7 @@ class Batch:
     frees: bool = False  # something is removed: it may use what is set aside for that
     erases: bool = False  # and no byte of it may stay
     was_damaged: bool = False  # what was there is replaced, whatever it was
+    runs: set[str] = field(default_factory=set)  # those that are written
     failure: OutliveError | None = None
 
     @property
@@ -52,6 +54,7 @@ class Batch:
         self.has_effect = True
         self.frees |= removes(effect)
         self.erases |= effect.erase
+        self.runs.update([entry.key for entry in effect.entries if entry.kind == RUN])
 
     def close(self) -> None:
         if self.fd is not None:

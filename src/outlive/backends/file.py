@@ -64,6 +64,7 @@ from .index import Index
 from .logged_table import LoggedTable, log_of, problems
 from .marks import Marks
 from .memory import MemoryBackend, Table, same
+from .run_index import RunIndex
 from .snapshot import is_deletion
 from .view import fitting
 
@@ -287,6 +288,11 @@ class FileBackend(MemoryBackend):
 
     def _all_tables(self) -> Iterable[Table]:
         return (self._table(key) for key in self._threads())
+
+    def _run_index(self) -> RunIndex:
+        with translated():
+            self._believed(self._index.catch_up)
+        return self._index.runs
 
     def _threads(self) -> list[ThreadKey]:
         with translated():

@@ -34,6 +34,7 @@ class GroupWriter:
         """Make the group last; a thread whose disk refuses fails alone."""
         new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
         old = [batch for batch in batches if not batch.is_new]
+        self._each(old, self._announce_runs)
         self._each(old, lambda batch: self._spared(batch, lambda: batch.log.write(batch.file)))
         self._each(old, self._make_durable)  # after all writes: one fsync often carries others along
         if new:
@@ -49,6 +50,12 @@ class GroupWriter:
                 table, slot = batch.table, self._index.slot(batch.table.key)
                 if slot is not None and table.row is not None and table.log.acked == table.log.end:
                     self._marks.note(slot, table.key.digest, table.row.revision)
+
+    def _announce_runs(self, batch: Batch) -> None:
+        """Note new runs in the index, synced, before they are stored: a crash after that leaves notes that nobody minds."""
+        key = batch.table.key
+        if new := [(key, run) for run in batch.runs if not self._index.runs.has(key, run)]:
+            self._index.announce([], new, self._guard)
 
     def _each(self, batches: Iterable[Batch], step: Callable[[Batch], None]) -> None:
         for batch in batches:
@@ -92,7 +99,8 @@ class GroupWriter:
         """Make the logs of new threads. Always synced: a rename may reach the disk before the contents."""
         try:
             with translated():
-                self._index.announce([batch.table.key for batch in batches], self._guard)
+                runs = [(batch.table.key, run) for batch in batches for run in batch.runs]
+                self._index.announce([batch.table.key for batch in batches], runs, self._guard)
                 with self._guard.renaming(THREADS):
                     self._each(batches, lambda batch: self._spared(batch, lambda: self._create_one(batch)))
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""The index of the file backend: which threads there are. A log that vanished is missed."""
+"""The index of the file backend: which threads there are, and which of them has which run. A log that vanished is missed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .disk import THREADS, Disk, WriteLock
 from .effects import pack, unpack
 from .log import Log
 from .marks import INDEX, Marks
+from .run_index import RunIndex
 
 
 class Index:
@@ -30,6 +31,7 @@ class Index:
         self._keys: dict[bytes, ThreadKey] = {}
         self._certain: set[bytes] = set()
         self._slots: dict[bytes, int] = {}  # where each thread has its mark
+        self.runs = RunIndex()
 
     def is_there(self) -> bool:
         return "index" in self._disk.names()
@@ -86,21 +88,28 @@ class Index:
             raise
         return self._keys
 
-    def _apply(self, is_certain: bool, names: Sequence[tuple[str, str]]) -> None:
-        keys = [ThreadKey.of(*name) for name in names]
+    def _apply(self, is_certain: bool | None, names: Sequence[Sequence[str]]) -> None:
+        if is_certain is None:
+            for tenant, id, run in names:
+                self.runs.add(ThreadKey.of(tenant, id), run)
+            return
+        keys = [ThreadKey.of(tenant, id) for tenant, id in names]
         for key in keys:
             self._slots.setdefault(key.digest, len(self._slots) + 1)
         self._keys.update((key.digest, key) for key in keys)
         if is_certain:
             self._certain.update(key.digest for key in keys)
 
-    def announce(self, threads: Sequence[ThreadKey], guard: WriteLock) -> None:
-        """Note threads before their logs are made. A crash leaves notes of threads that never came."""
+    def announce(
+        self, threads: Sequence[ThreadKey], runs: Sequence[tuple[ThreadKey, str]], guard: WriteLock
+    ) -> None:
+        """Note threads before their logs are made, and runs before they are stored. A crash leaves notes of what never came."""
         self.catch_up()
         if not self.is_there():
             self._create(guard)
         with self._writing() as fd:
             self._add(False, [thread for thread in threads if thread.digest not in self._keys])
+            self._add_runs([(thread, run) for thread, run in runs if not self.runs.has(thread, run)])
             self.log.write(fd)
             if self.log.acked < self.log.end:  # also what a process left that died before its fsync
                 self._disk.sync(fd)
@@ -121,6 +130,12 @@ class Index:
             names = [(thread.tenant, thread.id) for thread in threads]
             self.log.add(pack((is_certain, names)))
             self._apply(is_certain, names)
+
+    def _add_runs(self, runs: Sequence[tuple[ThreadKey, str]]) -> None:
+        if runs:
+            names = [(thread.tenant, thread.id, run) for thread, run in runs]
+            self.log.add(pack((None, names)))
+            self._apply(None, names)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[int]:

@@ -29,10 +29,11 @@ from ..backend import (
     escape,
     unescape,
 )
-from ..entry_kind import check_kinds
+from ..entry_kind import RUN, check_kinds
 from ..errors import Corrupt, OutliveError
 from .expectations import check_found
 from .rules import decide
+from .run_index import RunIndex
 from .view import Clock, Effect, Row, fitting
 
 
@@ -248,6 +249,7 @@ class MemoryBackend:
         self._tables: dict[bytes, Table] = {}
         self._data: dict[tuple[bytes, bytes], bytes] = {}
         self._key: bytes | None = None
+        self._runs = RunIndex()
         self.lock = threading.RLock()
 
     def identity(self, offered: bytes) -> bytes:
@@ -281,6 +283,9 @@ class MemoryBackend:
         for name, data in effect.chunks:
             self._data.setdefault((digest, name), data)
         self._tables[digest] = table
+        for entry in effect.entries:
+            if entry.kind == RUN:
+                self._runs.add(table.key, entry.key)
 
     def _table(self, thread: ThreadKey) -> Table:
         return self._tables.get(thread.digest) or Table(thread)
@@ -354,8 +359,10 @@ class MemoryBackend:
         limit: int = 100,
         timeout_s: float | None = None,
     ) -> list[tuple[ThreadKey, Entry]]:
-        tables = [self._table(thread)] if thread is not None else self._all_tables()
         now = clock()
+        if kind == RUN and thread is None and prefix:
+            return self._runs_by_id(tenant, prefix, after, limit, statuses, lapsed, now)
+        tables = [self._table(thread)] if thread is not None else self._all_tables()
         found = [
             ((escape(entry.key), table.key.digest), table.key, entry)
             for table in tables
@@ -369,6 +376,33 @@ class MemoryBackend:
         start = None if after is None else (escape(after[0]), after[1])
         rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
         return [(key, entry) for _, key, entry in rows[:limit]]
+
+    def _runs_by_id(
+        self,
+        tenant: str,
+        prefix: str,
+        after: EntryCursor | None,
+        limit: int,
+        statuses: Sequence[str] | None,
+        lapsed: bool | None,
+        now: Clock,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        """Return a page of runs whose ids begin like this; only the threads that have one are looked at."""
+        found: list[tuple[ThreadKey, Entry]] = []
+        for key, run in self._run_index().matches(tenant, prefix, after):
+            if len(found) >= limit:
+                break
+            entry = self._table(key).entry(RUN, run)
+            if (
+                entry is not None
+                and (statuses is None or entry.status in statuses)
+                and (lapsed is None or lapsed == has_lapsed(entry, now))
+            ):
+                found.append((key, entry))
+        return found
+
+    def _run_index(self) -> RunIndex:
+        return self._runs
 
     def threads(
         self,
