@@ -3,7 +3,8 @@
 import contextlib
 import itertools
 import random
-import sqlite3
+
+import apsw
 
 import outlive
 from outlive.backend import RESERVED, Commit, Entry, ThreadKey, commit
@@ -90,7 +91,9 @@ def test_verify_finds_damage_in_each_kind(tmp_path):
         with outlive.open(f"sqlite:///{path}?fsync=normal", **({"key": ring} if ring else {})) as store:
             put(store, *KINDS.values(), keys=(LISTED, UNLISTED, OWN))
             assert store.verify().problems == ()
-            with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            with contextlib.closing(
+                apsw.Connection(str(path))
+            ) as db:  # the same copy of SQLite as the store's
                 rows = db.execute("select thread, kind, body from entry").fetchall()
                 assert len(rows) == 3 * len(KINDS)
                 damage = "update entry set body = ? where thread = ? and kind = ?"
