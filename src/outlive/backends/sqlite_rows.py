@@ -40,6 +40,10 @@ _VERSION = (
     "where v.thread = c.thread and v.namespace = c.namespace and v.id = c.id)"
 )
 RECORD = f"select {', '.join(f'c.{name}' for name in CHECKPOINT.split(', '))}, {_VERSION} from checkpoint c"
+_WRITES = (
+    f"select 0, {WRITE} from write where thread = ?1 and namespace = ?2 and checkpoint = ?3 union all "
+    f"select 1, writes, sum, checksum{', null' * 10} from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3"
+)
 _HAS = (
     "select exists(select 1 from checkpoint where thread = ?1 and id = ?3 and namespace = ?2), "
     "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
@@ -324,21 +328,26 @@ class Rows(ThreadRows):
 
     def writes_of(self, namespace: str, checkpoint: str) -> list[WriteRecord]:
         where = (self.key, escape(namespace), escape(checkpoint))
-        rows: list[Any] = self._db.execute(
-            f"select {WRITE} from write where thread = ? and namespace = ? and checkpoint = ?", where
-        ).fetchall()
-        count, total = self.tally(namespace, checkpoint)
+        rows: list[Any] = self._db.execute(_WRITES, where).fetchall()
+        if not rows:
+            return []
+        tally = rows.pop()[1:4] if rows[-1][0] else None
+        count, total = self._checked_tally(where, tally, checkpoint)
         if len(rows) != count:
             raise self._corrupt(f"it has {len(rows)} writes instead of {count}", checkpoint)
-        if xor(row[12] for row in rows) != total:
+        if xor(row[13] for row in rows) != total:
             raise self._corrupt("one of its writes is damaged or is an older copy of itself", checkpoint)
-        return sorted((self._write(row) for row in rows), key=write_order)
+        return sorted((self._write(row[1:]) for row in rows), key=write_order)
 
     def tally(self, namespace: str, checkpoint: str) -> tuple[int, int]:
         """Return how many writes a checkpoint has, and the exclusive or of their checksums."""
         where = (self.key, escape(namespace), escape(checkpoint))
         sql = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
-        row = one(self._db, sql, where)
+        return self._checked_tally(where, one(self._db, sql, where), checkpoint)
+
+    def _checked_tally(
+        self, where: tuple[int, str, str], row: Sequence[Any] | None, checkpoint: str
+    ) -> tuple[int, int]:
         if row is None:
             return 0, 0
         if row[2] != checksum(*where, *row[:2]):
