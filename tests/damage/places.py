@@ -318,9 +318,10 @@ class RedisPlace(Place):
             return (key, way, field, old, call("HSET", key, field, value)) if value is not None else None
         if kind == "zset":
             member = rng.choice(sorted(call("ZRANGE", key, "0", "-1")))
+            score = call("ZSCORE", key, member)
             call("ZREM", key, member)
             if way == "flip":
-                call("ZADD", key, "1", flipped(rng, member))
+                call("ZADD", key, score, flipped(rng, member))
             return key, way, member
         if kind == "set":
             member = rng.choice(sorted(call("SMEMBERS", key)))

@@ -465,7 +465,10 @@ class PostgresBackend:
                 continue
             key = ThreadKey(tenant, to_text(id), place or b"")
             entry = to_entry(cells, key)
-            if thread is None and (what := PROBLEMS.get(to_number(problem))):
+            what = PROBLEMS.get(to_number(problem))
+            if key.digest != ThreadKey.of(tenant, key.id).digest:
+                what = "its thread's row says that it is another thread"
+            if thread is None and what:
                 raise DamagedEntry(key.id, kind, entry.key, entry.status, what)
             entries.append((key, entry))
         if thread is not None:

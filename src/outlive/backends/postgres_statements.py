@@ -225,7 +225,7 @@ with page as materialized (
         t.run_sum, t.step_sum, e.*
     from {{schema}}.entry e left join {{schema}}.thread t on t.key = e.thread
     left join {{schema}}.roster r on r.key = e.thread and t.key is null
-    where e.tenant_digest = $1::bytea and coalesce(t.tenant, r.tenant) = $2::text and {_FILTER_OF_ALL}
+    where e.tenant_digest = $1::bytea and $2::text is not null and {_FILTER_OF_ALL}
     order by left(e.key, 400) collate "C", e.key, coalesce(t.digest, r.digest) limit $11::bigint
 ),
 checked as materialized (
