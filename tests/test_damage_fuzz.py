@@ -19,6 +19,8 @@ from outlive import OutliveError, StoreError
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 ROUNDS = {"postgresql": 14, "sqlite": 25, "file": 25, "redis": 8}
+# Rounds that once gave a wrong answer: a cut status hid a run, an older page of an index hid checkpoints.
+KNOWN = {"sqlite": (20127000029, 77000028)}
 
 # (backend, what was damaged, how, call): what the documentation does not promise. See "Damage" in docs/guarantees.md.
 LIMITS = [
@@ -151,6 +153,8 @@ class Trial:
 def run(place):
     try:
         trial = Trial(place)
+        for known in KNOWN.get(place.name, ()):
+            trial.round(known)
         left, seed = ROUNDS[place.name] * (40 if LONG else 1), SEED * 1_000_000
         while left:
             left -= trial.round(seed)

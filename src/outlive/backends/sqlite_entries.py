@@ -22,6 +22,8 @@ _FIND = (
     f"select 0, {ENTRY} from entry where thread = ?1 and kind = ?2 and key = ?3 "
     f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
 )
+# A list goes by the status: a damaged one would hide the entry from it.
+_DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 
 
 class StoredEntry(NamedTuple):
@@ -126,7 +128,7 @@ class EntryQuery:
         bound, last = (" and v.key <= ?", [rows[-1][1]]) if len(rows) == self._limit else ("", [])
         missing = (
             f"select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
-            f"where {where.format('v')}{bound} and e.checksum is not v.checksum order by v.key limit 1"
+            f"where {where.format('v')}{bound} and {_DIFFERS} order by v.key limit 1"
         )
         for row in db.execute(missing, (*values, *last)).fetchall():
             raise DamagedEntry(key.id, *[_text(field) for field in row])
@@ -156,7 +158,7 @@ class EntryQuery:
         missing = (
             f"select t.id, v.kind, v.key, v.status from entry_version v{by_version} left join entry e using(thread, kind, key) "
             f"left join thread t on t.key = v.thread where {where.format('v')}{bound} "
-            "and (t.tenant = ? or t.key is null) and (t.key is null or e.checksum is not v.checksum) "
+            f"and (t.tenant = ? or t.key is null) and (t.key is null or {_DIFFERS}) "
             "order by v.key, t.digest limit 1"
         )
         for id, *row in db.execute(missing, (*values, *last, tenant)).fetchall():

@@ -121,7 +121,12 @@ class Rows(ThreadRows):
             f"{RECORD} where c.thread = ? and c.id = ? and c.namespace = ?",
             (self.key, escape(id), escape(namespace)),
         )
-        return None if row is None else self.record(row)
+        if row is None:
+            return None
+        record = self.record(row)
+        if (record.namespace, record.id) != (namespace, id):  # a damaged index leads to another row
+            raise self._corrupt("the index leads to the record of another checkpoint", id)
+        return record
 
     def head(self, namespace: str) -> str | None:
         head = self.newest_head(namespace)
@@ -300,6 +305,11 @@ class Rows(ThreadRows):
         self.check_count(namespace)
         for _ in self._records(namespace, None):
             pass
+        count = one(
+            self._db, "select count(*) from checkpoint indexed by checkpoint_id where thread = ?", (self.key,)
+        )[0]
+        if count != self.checkpoints:
+            raise self._corrupt(f"its index of ids has {count} checkpoints instead of {self.checkpoints}")
 
     def check_count(self, namespace: str | None) -> None:
         """Compare how many checkpoints there are with how many there should be."""
