@@ -202,7 +202,7 @@ def test_the_demo_kills_and_recovers_and_leaves_a_store_to_look_at(tmp_path):
     commands = [line for line in ended.out.splitlines() if line.startswith("outlive --store")]
     assert len(commands) == 6
     shown = fresh(*commands[2].split()[1:], folder=tmp_path)
-    assert "status   completed" in shown.out
+    assert re.search(r"^status +completed$", shown.out, re.MULTILINE)
     again = fresh("demo", folder=tmp_path)
     assert (again.code, "is not empty" in again.err) == (2, True)
 
