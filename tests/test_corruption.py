@@ -395,6 +395,7 @@ def sqlite_store(tmp_path_factory):
     return lambda: Damage(tmp_path_factory.mktemp("sqlite"), "sqlite", "agent.db")
 
 
+@pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_a_changed_row_of_sqlite_is_never_a_wrong_answer(sqlite_store, capsys):
     damage = sqlite_store()
     for seed in range(130 * ROUNDS):
@@ -507,6 +508,7 @@ def damage_bytes(rng, damage, ways):
 EVERY_WAY = [flip_bit] * 6 + [overwrite, overwrite, cut, swap_blocks, take_out, put_in, from_another]
 
 
+@pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_changed_bytes_of_a_sqlite_file_are_never_a_wrong_answer(sqlite_store, capsys):
     damage = sqlite_store()
     for seed in range(70 * ROUNDS):
@@ -523,6 +525,7 @@ def file_store(tmp_path_factory):
     return lambda: Damage(tmp_path_factory.mktemp("file"), "file", "store")
 
 
+@pytest.mark.long  # the fuzz of all damage makes some of these in the normal run
 def test_changed_bytes_of_the_file_backend_are_never_a_wrong_answer(file_store, capsys):
     damage = file_store()
     for seed in range(70 * ROUNDS):

@@ -55,6 +55,10 @@ NEXT_CALLS: dict[str, FirstCall] = {
 }
 
 
+# After these the listings are compared after every next call; after the others, after the first and the last but one.
+_THOROUGH = ("delete", "checkpoint", "write", "entry", "metadata", "merge")
+
+
 class FirstCallContract(Contract):
     async def test_whatever_came_first_a_listing_shows_what_is_there(self, trial: Trial) -> None:
         one = await trial.waist()
@@ -64,7 +68,8 @@ class FirstCallContract(Contract):
             await agrees(waist, first)
             for name, next_call in NEXT_CALLS.items():
                 await next_call(waist)
-                await agrees(waist, f"{first}, then {name}")
+                if first in _THOROUGH or name == "remove":
+                    await agrees(waist, f"{first}, then {name}")
         assert await one.backend.audit(None) == []
 
 
