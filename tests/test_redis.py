@@ -48,6 +48,7 @@ from outlive.testing.patience import PATIENCE_S, eventually
 from outlive.testing.proxy import FaultProxy
 from outlive.testing.records import draft
 from outlive.testing.servers import ValkeyServer
+from outlive.testing.servers.resp import Refused
 from outlive.testing.servers.valkey import _make_certificate
 from outlive.testing.trial import AsyncDriver, SyncDriver
 
@@ -436,6 +437,20 @@ def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one
         with pytest.raises((StoreUnavailable, OutcomeUnknown), match="begun anew"):
             run(store.thread("t").save({"n": 2}))
         run_now(backend.close())
+
+
+def test_an_identity_that_a_cluster_lost_is_restored_with_all_buckets(cluster):
+    with opened(cluster.url) as (run, store), opened(cluster.url) as (again, other):
+        again(other.thread("first").save({"n": 1}))
+        assert run(thread_ids(store)) == again(thread_ids(other)) == ["first"]
+        run(store.thread("second").save({"n": 1}))  # in a bucket that the other has not met
+        for server in cluster.masters():
+            with contextlib.suppress(Refused):  # of those that do not have it
+                server.call("DEL", "outlive:identity")
+        again(other.thread("third").save({"n": 1}))
+        for ask, one in ((again, other), (run, store)):
+            assert ask(thread_ids(one)) == ["first", "second", "third"]
+            assert ask(one.verify()).problems == ()
 
 
 def test_scripts_that_a_server_forgets_are_sent_again(valkey_server, colour):

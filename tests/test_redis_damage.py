@@ -313,7 +313,7 @@ def test_no_thread_whose_keys_were_evicted_looks_as_if_it_never_was(server, url,
         for id in lost:
             store.delete(id)
             assert store.thread(id).save({"id": "other"}).seq >= 1
-        assert sorted(info.id for info in store.threads()) == sorted(ids)
+        assert listed(store) == sorted(ids)
 
 
 def heavy(id):
@@ -332,6 +332,136 @@ def is_lost(store, id):
             assert fresh.load() == {"id": "more"}
         return True
     return False
+
+
+# Indexes that lost keys, and are written before anybody lists them ------------------------------------------------
+
+
+def bucket_of(id):
+    return re.search(r"{(\d+)}", keys_of(id)[0])[1]
+
+
+def same_bucket(count):
+    """Return ids of some threads of one bucket."""
+    found = {}
+    for n in range(100_000):
+        ids = found.setdefault(bucket_of(f"{n}"), [])
+        ids.append(f"{n}")
+        if len(ids) == count:
+            return ids
+    raise AssertionError("no bucket has so many")
+
+
+def listed(store):
+    return sorted(info.id for info in store.threads())
+
+
+def delete_lost(server, store, lost, new):
+    server.call("DEL", *keys_of(lost)[:6])
+    store.delete(lost)
+    store.thread(lost).save({"n": 2})
+    return []
+
+
+def begin_beside(server, store, lost, new):
+    store.thread(new).save({"n": 2})
+    return [new]
+
+
+def begin_by_metadata(server, store, lost, new):
+    store.thread(new).update({"title": "x"})
+    return [new]
+
+
+def begin_after_a_loss(server, store, lost, new):
+    server.call("CLIENT", "KILL", "TYPE", "normal")
+    store.thread(lost).save({"n": 2})
+    return begin_beside(server, store, lost, new)
+
+
+@pytest.mark.parametrize("go", [delete_lost, begin_beside, begin_by_metadata, begin_after_a_loss])
+def test_an_identity_that_is_lost_is_not_restored_with_one_bucket_alone(server, url, go):
+    lost, new = same_bucket(2)
+    ids = sorted({*(f"{n}" for n in range(20)), lost} - {new})
+    with outlive.open(url) as store:
+        for id in ids:
+            store.thread(id).save({"n": 1})
+        server.call("DEL", "outlive:identity")
+        begun = go(server, store, lost, new)
+        with outlive.open(url) as other:  # which knows nothing of before
+            assert listed(other) == listed(store) == sorted(ids + begun)
+        assert all(store.thread(id).load() for id in ids)
+
+
+def delete_damaged(server, store, one):
+    server.call("DEL", keys_of(one)[1])
+    with pytest.raises(Corrupt):
+        store.thread(one).load()
+    store.delete(one)
+    store.thread(one).save({"n": 2})
+
+
+def delete_without_row(server, store, one):
+    server.call("DEL", keys_of(one)[0])
+    store.delete(one)
+    store.thread(one).save({"n": 2})
+
+
+def delete_whole(server, store, one):
+    store.delete(one)
+    store.thread(one).save({"n": 2})
+
+
+def save_deleted(server, store, one):
+    """Save to a thread that was deleted before, and so had no line in the index of threads."""
+    store.thread(one).save({"n": 2})
+
+
+@pytest.mark.parametrize("go", [delete_damaged, delete_without_row, delete_whole, save_deleted])
+@pytest.mark.parametrize("names", [("threads", "roster"), ("threads", "entries", "roster")], ids=len)
+def test_an_index_that_is_lost_with_its_count_is_not_taken_for_whole(server, url, go, names):
+    one, *others = ids = same_bucket(3)
+    with outlive.open(url) as store:
+        for id in ids:
+            store.thread(id).save({"n": 1})
+            store.run(id, run_id=f"run of {id}").start().interrupt()
+        if go is save_deleted:
+            store.delete(one)
+        server.call("DEL", *(f"outlive:{{{bucket_of(one)}}}:{name}" for name in names))
+        go(server, store, one)
+        assert listed(store) == sorted(ids)
+        assert sorted(run.id for run in store.interrupted()) == sorted(f"run of {id}" for id in others)
+
+
+def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
+    named, unnamed, new = same_bucket(3)
+    bucket = f"outlive:{{{bucket_of(named)}}}"
+    with outlive.open(url) as store:
+        store.thread(OTHER).save({"n": 1})
+        for id in (named, unnamed):
+            store.thread(id).save({"n": 1})
+            store.run(id, run_id=f"run of {id}").start().interrupt()
+        server.call("DEL", f"{bucket}:threads", keys_of(unnamed)[0])
+        assert listed(store) == sorted([named, OTHER])
+        digest = ThreadKey.of("", unnamed).digest.hex()
+        assert not store.verify().ok
+        assert digest in str(store.verify().problems)  # whoever knows the id may still delete it
+        server.call("UNLINK", *keys_of(unnamed)[:6])
+        server.call("HDEL", f"{bucket}:roster", digest)
+        store.verify()  # which clears the lines of its runs
+        assert store.verify().ok
+        assert store.thread(unnamed).save({"n": 2}).seq == 1
+
+        server.call("DEL", f"{bucket}:roster", f"{bucket}:threads", f"{bucket}:entries")
+        server.call("DEL", *keys_of(named)[:6], *keys_of(unnamed)[:6])
+        with pytest.raises(Corrupt, match="nothing tells whether it had this thread"):
+            store.thread(new).load()
+        (problem,) = store.verify().problems
+        assert f"HDEL {bucket}:roster lost" in str(problem)
+        server.call("HDEL", f"{bucket}:roster", "lost")
+        assert store.verify().ok
+        assert store.thread(new).save({"n": 1}).seq == 1
+        assert listed(store) == sorted([new, OTHER])
 
 
 def test_a_thread_that_its_ttl_took_is_no_damage_and_one_that_was_evicted_is(server, url):

@@ -27,8 +27,9 @@ elseif generation then
   if version and row.info_version ~= version then return { 'moved' } end
 end
 
-local home = is_new and store_of(knows)
-if home == ELSEWHERE then return { 'elsewhere' } end
+local refusal, new_bucket
+if is_new then refusal, new_bucket = refusal_or_new_bucket(knows) end
+if refusal then return refusal end
 
 -- What is to go and what is to be replaced
 local olds, spent = {}, 0
@@ -175,5 +176,5 @@ if info then
   row.info = 1
 end
 
-raw = settle(was, row, tenant, id, ttl_ms, home)
+raw = settle(was, row, tenant, id, ttl_ms, is_new and not wrong and not place, new_bucket)
 return { 'ok', raw, gone, spent }

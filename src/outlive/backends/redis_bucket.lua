@@ -53,7 +53,13 @@ local function clear_over(place, letter)
   if string.find(rest, '%a') then try('HSET', ROSTER, WHO, rest) else try('HDEL', ROSTER, WHO) end
 end
 
-local function drop_line(line) try('HINCRBY', ROSTER, 'threads', -try('ZREM', THREADS, line)) end
+-- Count threads that are listed, or no longer. A roster that lost its count gets none here: the new count would agree with an index
+-- that lost its lines too. Without a count, the next listing builds both again.
+local function count_listed(change)
+  if try('HEXISTS', ROSTER, 'threads') == 1 then try('HINCRBY', ROSTER, 'threads', change) end
+end
+
+local function drop_line(line) count_listed(-try('ZREM', THREADS, line)) end
 
 -- Begin a thread: where a TTL took one of this name, its lines go first. A thread that a TTL has taken leaves no counter behind:
 -- where there is one, revisions, and so fences, start with the time.
@@ -66,20 +72,22 @@ local function first_row(ttl_ms, at, place, line)
   }
 end
 
--- A thread begins only in the store that its writer knows, whose naming key is the last argument. Say what is missing there: this
--- key, or the note that the bucket is in use. (A Cluster has the identity on another node: there the client looks.)
-local ELSEWHERE = 'elsewhere'
-local function store_of(knows)
+-- A thread begins only in the store that its writer knows, whose naming key is the last argument. Return why it cannot begin, or
+-- nothing and the bucket if the identity does not have it yet. An identity that is gone is for the client to restore, with all
+-- buckets: one with this bucket alone would hide the others. (A Cluster has the identity on another node: there the client looks.)
+local function refusal_or_new_bucket(knows)
   if not knows or not IDENTITY then return nil end
   local bucket = string.match(M, '{(%d+)}')
   local key, noted = unpack(redis.call('HMGET', IDENTITY, 'key', bucket), 1, 2)
-  if key and key ~= ARGV[#ARGV] then return ELSEWHERE end
-  return { key = not key and ARGV[#ARGV], bucket = not noted and bucket }
+  if not key then return { 'damaged', TORN } end
+  if key ~= ARGV[#ARGV] then return { 'elsewhere' } end
+  return nil, not noted and bucket
 end
 
 -- Write the row, and make everything beside it say what the row says. This is the one place that does: whatever a commit was, `was` is
--- how the thread stood before it (nil: unknown, or not at all), and the row is how it stands now.
-local function settle(was, row, tenant, id, ttl_ms, home)
+-- how the thread stood before it (nil: unknown, or not at all), and the row is how it stands now. `is_first`: nothing was left of a
+-- thread of this name, so a roster without a count is that of a new bucket.
+local function settle(was, row, tenant, id, ttl_ms, is_first, new_bucket)
   local is, raw = standing(row), row_text(row)
   local is_listed, is_bare = sub(is, 1, 1) == 'l', is == ''
   if was == is and row.ends == 0 then -- the usual case
@@ -97,7 +105,8 @@ local function settle(was, row, tenant, id, ttl_ms, home)
   if not was or (sub(was, 1, 1) == 'l') ~= is_listed then
     local line = tenant .. '\0' .. id
     local change = is_listed and try('ZADD', THREADS, 0, line) or -try('ZREM', THREADS, line)
-    try('HINCRBY', ROSTER, 'threads', change) -- also by 0: a roster without this count is none
+    -- also by 0: a roster without this count is none
+    if is_first then try('HINCRBY', ROSTER, 'threads', change) else count_listed(change) end
   end
   local ends = keep_alive(row, ttl_ms)
   if is_bare and row.ends == 1 then
@@ -105,9 +114,8 @@ local function settle(was, row, tenant, id, ttl_ms, home)
   else
     try('HSET', ROSTER, WHO, ends .. is)
   end
-  if home and home.key then try('HSET', IDENTITY, 'key', home.key) end
-  if home and home.bucket then
-    try('HSET', IDENTITY, home.bucket, '1')
+  if new_bucket then
+    try('HSET', IDENTITY, new_bucket, '1')
     try('HINCRBY', IDENTITY, 'buckets', 1)
   end
   return raw

@@ -57,7 +57,10 @@ class BucketAudit:
         elif counts[0] is not None and counts != (b"%d" % len(members), b"%d" % len(lines)):
             self._index_wrong(bucket, f"an index of bucket {bucket} has not the lines that it should have")
         if roster.pop(b"lost", None) is not None:
-            self._wrong(f"bucket {bucket} lost keys of threads that nobody can name any more")
+            self._wrong(
+                f"bucket {bucket} may have lost whole threads, and nothing tells their ids; "
+                f"HDEL {keys[2]} lost accepts that"
+            )
         if any(line.rpartition(b"\0")[2][:32] not in roster for line in lines):
             self._index_wrong(bucket, "a line of the index of entries belongs to no thread")
         listed = self._members(bucket, members)
@@ -97,7 +100,10 @@ class BucketAudit:
         ]
         for digest, is_there in zip(digests, await self._backend.ask_all(calls), strict=True):
             if not is_there:
-                self._wrong(f"all keys of a thread are gone, and its id with them (digest {digest.hex()})")
+                self._wrong(
+                    f"the row of a thread is gone, and its id with it (digest {digest.hex()}); "
+                    'see "Keys that are lost" in docs/backends.md for how to accept that'
+                )
 
     async def _rows(self, threads: list[ThreadKey]) -> None:
         """Look for threads that are listed and have nothing to be listed for."""

@@ -103,8 +103,9 @@ if draft and draft[3] and row then
   if not is_newest(row, place) then return { 'damaged', DISAGREE } end
   parent = head or parent
 end
-local home = not row and store_of(knows)
-if home == ELSEWHERE then return { 'elsewhere' } end
+local refusal, new_bucket
+if not row then refusal, new_bucket = refusal_or_new_bucket(knows) end
+if refusal then return refusal end
 
 -- From here on nothing refuses. The first write is one that a full server refuses, before anything was changed.
 local is_new, was = not row, row and standing(row)
@@ -178,5 +179,5 @@ if #entries > 0 then
   end
 end
 
-settle(was, row, tenant, id, ttl_ms, home)
+settle(was, row, tenant, id, ttl_ms, is_new and not place, new_bucket)
 return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }

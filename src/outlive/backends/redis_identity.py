@@ -38,7 +38,9 @@ class Identity:
         self.buckets: set[int] = set()
         self.own = b""  # the naming key as this process knows it, packed
         self._losses = 0
-        self._is_complete = False  # all buckets were looked at once
+        self._completed: bytes | None = (
+            None  # the restoration of the identity after which all buckets were looked at
+        )
 
     async def adopt(self, offered: bytes) -> bytes:
         held = await self._load()
@@ -78,19 +80,20 @@ class Identity:
     async def reassure(self, link: Link, deadline: Deadline, *, is_first: bool = False) -> None:
         """Make sure, after a server was lost or when a thread begins, that the store is still the one that was opened.
 
-        A server that came back empty gets its identity again from whoever still has the store open. Where somebody
-        else has begun a new store meanwhile, this one's chunks would have names that nobody can check.
+        A server that came back empty gets its identity again from whoever still has the store open: in a Cluster here, on a
+        single server by `restore`, which the scripts ask for. Where somebody else has begun a new store meanwhile, this
+        one's chunks would have names that nobody can check.
         """
         losses = link.losses
         if (losses == self._losses and not is_first) or not self.own:
             return
-        # On a single server, what is noted is what its threads noted.
-        buckets = self.buckets if self._backend.is_sharded else ()
+        is_sharded = self._backend.is_sharded
+        call = self._registration(self.buckets) if is_sharded else Call(self._slot, ("HGET", self.key, "key"))
         try:
-            held = await link.one(self._registration(buckets), deadline)
+            held = await link.one(call, deadline)
         except Lost:
             return  # its node may be another one than that of the thread: the next commit asks again
-        if held != self.own:
+        if held is not None and held != self.own:
             raise BegunAnew("this store was emptied and begun anew by another process; open it again")
         self._losses = losses
 
@@ -143,9 +146,11 @@ class Identity:
         held = dict(rows.pairs(flat))
         is_whole = self._note(held) and (b"key" in held or not self.own)
         # In a Cluster the list is on one node and a thread on another: a failover of the one may have lost what the other has.
-        if not is_whole or (self._backend.is_sharded and not self._is_complete):
+        # Who restores an identity that was lost there knows only the buckets that it has met.
+        restored = held.get(b"restored", b"")
+        if not is_whole or (self._backend.is_sharded and self._completed != restored):
             await self._find_all(held, deadline)
-        self._is_complete = True
+        self._completed = restored
 
     async def _find_all(self, held: Mapping[bytes, bytes], deadline: Deadline) -> None:
         """Look for buckets that are in use and not noted. A naming key that is gone is put back by who knows it."""
@@ -183,7 +188,9 @@ class Identity:
         except Corrupt as error:
             return [error]
         is_whole = self._note(held)
-        if not self._backend.is_sharded and (not is_whole or used - self.buckets):
+        if self._backend.is_sharded:
+            self.buckets |= used
+        elif not is_whole or used - self.buckets:
             return [Corrupt("the identity of this store does not name the buckets that are in use")]
         return []
 

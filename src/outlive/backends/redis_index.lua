@@ -29,10 +29,10 @@ local function find(key, low, high, start)
   end
 end
 
--- On a single server a bucket that is noted has a roster; in a Cluster it may be noted beforehand.
+-- On a single server a bucket that is noted has a roster; in a Cluster it may be noted beforehand. A roster without a count was lost.
 local function is_whole(index, roster)
   local known = redis.call('HMGET', roster, 'threads', what)
-  if not known[1] and is_single then return false end
+  if not known[1] and (is_single or redis.call('EXISTS', roster) == 1) then return false end
   return redis.call('ZCARD', index) == tonumber(known[2] or 0)
 end
 

@@ -9,7 +9,9 @@ it can begin unless it is deleted first.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..backend import ThreadKey
 from ..errors import Corrupt
@@ -22,6 +24,17 @@ from .redis_scripts import script
 if TYPE_CHECKING:
     from .redis import RedisBackend
     from .redis_commits import Choices
+
+_BATCH = 16  # buckets that are built again together: all 1,024 of them when the identity of a store was lost
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a bucket is repaired."""
+
+    bucket: int
+    is_unknown: bool  # its roster has no count
+    calls: list[Call]
 
 
 class Rebuild:
@@ -40,8 +53,9 @@ class Rebuild:
             await self._identity.restore()
             wanted = wanted & self._identity.buckets  # none of a store that was emptied
         found = await self._threads()
-        for bucket in sorted(wanted):
-            await self._bucket(bucket, found.get(bucket, set()))
+        buckets = sorted(wanted)
+        for start in range(0, len(buckets), _BATCH):
+            await self._together(buckets[start : start + _BATCH], found)
 
     async def _threads(self) -> dict[int, set[bytes]]:
         """Return the digests of all threads that have a row, by bucket."""
@@ -56,25 +70,48 @@ class Rebuild:
                 found.setdefault(int(match[1]), set()).add(bytes.fromhex(match[2].decode()))
         return found
 
-    async def _bucket(self, bucket: int, digests: set[bytes]) -> None:
-        slot = self._backend.slot(bucket)
-        keys = [key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS]
-        members, count = await self._backend.ask_all(
-            [Call(slot, ("ZRANGE", keys[0], 0, -1)), Call(slot, ("HGET", keys[2], "threads"))]
+    async def _together(self, buckets: list[int], found: Mapping[int, set[bytes]]) -> None:
+        """Build the indexes of a few buckets again, by three exchanges with each node."""
+        replies = await self._backend.ask_all([call for bucket in buckets for call in self._looks(bucket)])
+        plans = [
+            _Plan(
+                bucket, count is None, self._repairs(bucket, found.get(bucket, set()), members, count is None)
+            )
+            for bucket, members, count in zip(buckets, replies[::2], replies[1::2], strict=True)
+        ]
+        answers = iter(await self._backend.ask_all([call for plan in plans for call in plan.calls]))
+        await self._backend.ask_all(
+            [self._recount(plan, [next(answers) for _ in plan.calls]) for plan in plans]
         )
-        is_unknown = count is None
+
+    def _keys(self, bucket: int) -> list[str]:
+        return [key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS]
+
+    def _looks(self, bucket: int) -> list[Call]:
+        """Return the calls that tell which threads a bucket lists, and how many its roster counts."""
+        slot, (threads, _, roster) = self._backend.slot(bucket), self._keys(bucket)
+        return [Call(slot, ("ZRANGE", threads, 0, -1)), Call(slot, ("HGET", roster, "threads"))]
+
+    def _repairs(
+        self, bucket: int, digests: set[bytes], members: list[bytes], is_unknown: bool
+    ) -> list[Call]:
+        """Return the calls that make a bucket say what its threads say."""
+        slot, threads = self._backend.slot(bucket), self._keys(bucket)[0]
         named = [(self._digest(member, bucket), member) for member in members]
         lines = {digest: member for digest, member in named if digest}
-        calls = [Call(slot, ("ZREM", keys[0], member)) for digest, member in named if not digest]
+        calls = [Call(slot, ("ZREM", threads, member)) for digest, member in named if not digest]
         for digest in sorted({*digests, *lines}):
             said = pack((lines.get(digest, False), is_unknown and not self._has_ttl))
             calls.append(self._backend.call(self._backend.keys_of(digest), "rebuild", said))
-        replies = await self._backend.ask_all(calls)
-        is_odd = (
-            any(reply != [0] for reply in replies) or not replies
-        )  # it is not the roster alone that is gone
-        is_lost = is_unknown and is_odd and not (self._has_ttl or self._backend.is_sharded)
-        await self._backend.ask_all([Call.of(slot, script("recount"), keys, "1" if is_lost else "0")])
+        return calls
+
+    def _recount(self, plan: _Plan, replies: list[Any]) -> Call:
+        """Return the call that counts the lines of a bucket, after its repairs were answered."""
+        # Otherwise it is the roster alone that is gone.
+        is_odd = not replies or any(reply != [0] for reply in replies)
+        is_lost = plan.is_unknown and is_odd and not (self._has_ttl or self._backend.is_sharded)
+        slot, keys = self._backend.slot(plan.bucket), self._keys(plan.bucket)
+        return Call.of(slot, script("recount"), keys, "1" if is_lost else "0")
 
     def _digest(self, line: bytes, bucket: int) -> bytes:
         """Return the digest of the thread that a line names; none of one that is damaged."""

@@ -1,5 +1,8 @@
--- Note buckets that are in use, and the naming key if there is none; return the naming key that the store has.
-if ARGV[1] ~= '' then redis.call('HSETNX', KEYS[1], 'key', ARGV[1]) end
+-- Note buckets that are in use, and the naming key if there is none; return the naming key that the store has. When the key was
+-- put back, say when: buckets that were noted before may be missing.
+if ARGV[1] ~= '' and redis.call('HSETNX', KEYS[1], 'key', ARGV[1]) == 1 then
+  redis.call('HSET', KEYS[1], 'restored', table.concat(redis.call('TIME'), ' '))
+end
 for i = 2, #ARGV do redis.call('HSETNX', KEYS[1], ARGV[i], '1') end
 local fields, count = redis.call('HKEYS', KEYS[1]), 0
 for i = 1, #fields do
