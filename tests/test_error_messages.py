@@ -68,3 +68,28 @@ def test_what_is_not_taken_is_not_said_to_be_done(tmp_path):
         ):
             store.run("t").start()
         del pair.both[1].entries
+
+
+def test_a_filter_meets_an_array_among_other_values(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with outlive.open(f"sqlite:///{tmp_path}/a.db") as store:
+        for id, value in (("array", numpy.array([1, 2])), ("number", 1), ("nested", [numpy.array([1, 2])])):
+            store.run(id, run_id=id, attributes={"v": value}).start().complete()
+            store.thread(id).save(1, metadata={"v": value})
+        assert [run.id for run in store.runs(attributes={"v": 1})] == ["number"]
+        assert [run.id for run in store.runs(attributes={"v": numpy.array([1, 2])})] == ["array"]
+        assert [one.thread for one in store.thread("array").history(filter={"v": 1})] == []
+        with pytest.raises(outlive.BadArgument, match="status must be a status"):
+            list(store.runs(status=5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"timestamp": "9999-12-31T23:59:59-05:00"}',
+        '{"responses": [{"model_id": "m", "latency_ms": 1e400}], "adapter_ids": ["m"]}',
+    ],
+)
+def test_a_fan_out_with_numbers_out_of_range_is_refused(text):
+    with pytest.raises(outlive.BadArgument):
+        outlive.FanOut.from_json(text)

@@ -190,7 +190,18 @@ _CURSOR = re.compile(r"cursor:([0-9]{1,15})\.([0-9]{1,15}):(.+)", re.DOTALL)
 
 def matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
     """Tell whether metadata has every key of a filter with an equal value. What lacks a key does not match, not even None."""
-    return all(key in metadata and metadata[key] == value for key, value in filter.items())
+    return all(key in metadata and _is_equal(metadata[key], value) for key, value in filter.items())
+
+
+def _is_equal(stored: Any, wanted: Any) -> bool:
+    """Compare two values. Arrays are equal as a whole; values that hold arrays and cannot be compared are not."""
+    try:
+        equal = stored == wanted
+        if hasattr(equal, "shape") and hasattr(equal, "all"):  # numpy compares element by element
+            return getattr(stored, "shape", ()) == getattr(wanted, "shape", ()) and bool(equal.all())
+        return bool(equal)
+    except (ValueError, TypeError):
+        return False
 
 
 def moment(micros: int) -> dt.datetime:

@@ -224,10 +224,11 @@ class ThreadBusy(CallerError):
 class SweepBusy(ThreadBusy):
     """Another process sweeps this store, or this tenant of it."""
 
-    def __init__(self, thread: str, until: dt.datetime | None) -> None:
-        super().__init__(thread, "", None, until)
+    def __init__(self, thread: str, until: dt.datetime | None, owner: str | None = None) -> None:
+        super().__init__(thread, "", None, until, owner)
+        who = "another process" if owner is None else f"another process ({owner})"
         when = "" if until is None else f" (until {until:%H:%M:%S} UTC, if it does not go on)"
-        self.args = (f"another process sweeps already{when}; one at a time is enough",)
+        self.args = (f"{who} sweeps already{when}; one at a time is enough",)
 
 
 class RunBusy(CallerError):

@@ -8,11 +8,12 @@ reported with the reason; nothing is left out in silence.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .backend import NEXT, Commit, Entry, EntryCursor, ThreadKey
+from .checkpoint import matches
 from .engine import Engine
 from .errors import BadArgument, Corrupt, DamagedEntry, EntryHeld, RunBusy, ThreadBusy
 from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell, unreadable
@@ -198,16 +199,17 @@ class RunFilter:
     def takes(self, run: RunInfo) -> bool:
         if self.agent is not None and run.agent != self.agent:
             return False
-        held = run.attributes
-        return all(name in held and held[name] == value for name, value in self.attributes.items())
+        return matches(run.attributes, self.attributes)
 
 
 def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:
     """Return a list of known statuses."""
     if status is None:
         return None
-    found = [status] if isinstance(status, str) else list(status)
-    for one in found:
-        if one not in STATUSES:
-            raise BadArgument(f"a run is {', '.join(STATUSES)}; there is no status {one!r}")
-    return found
+    if not isinstance(status, str | Iterable):
+        raise BadArgument(f"status must be a status or a list of them, not {status!r:.100}")
+    wanted = [status] if isinstance(status, str) else list(status)
+    for name in wanted:
+        if name not in STATUSES:
+            raise BadArgument(f"a run is {', '.join(STATUSES)}; there is no status {name!r}")
+    return wanted

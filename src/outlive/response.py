@@ -10,6 +10,7 @@ An error or an interruption is never a completed response, whoever says so. A co
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -362,8 +363,8 @@ def _check(response: PartialResponse) -> None:
 
 
 def _check_number(name: str, value: object, kind: type | tuple[type, ...]) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool) or not value >= 0:  # type: ignore[operator]
-        raise BadArgument(f"{name} must be a number from 0 on, not {value!r:.100}")
+    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise BadArgument(f"{name} must be a finite number from 0 on, not {value!r:.100}")
 
 
 def _as_write(value: object) -> WriteProposal:

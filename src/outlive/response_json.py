@@ -149,8 +149,8 @@ def _fields(where: str, content: object, kinds: Mapping[str, type | tuple[type, 
 def _moment(text: str) -> dt.datetime | None:
     try:
         found = dt.datetime.fromisoformat(text)
-    except ValueError as error:
+        if found.year == 1:
+            return None
+        return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
+    except (ValueError, OverflowError) as error:
         raise BadArgument(f"timestamp must be a time like 2026-02-25T10:00:00Z, not {text!r:.100}") from error
-    if found.year == 1:
-        return None
-    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)

@@ -183,7 +183,7 @@ class Sweeper:
                     if not if_due or await self._is_due(await self._now()):
                         await self._sweep(retain, swept, lock, bell)
             except ThreadBusy as busy:
-                raise SweepBusy(busy.thread, busy.until) from None
+                raise SweepBusy(busy.thread, busy.until, busy.owner) from None
         return swept
 
     async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Bell) -> None:
