@@ -253,6 +253,17 @@ def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
 
 
+def test_a_run_is_given_back_without_reading_its_responses(cli, store):
+    run = begin(store, "r-1")
+    run.responses.open(["m"], prompt="Where to?")
+    run.responses.fail("m", "overloaded")
+    run.fail("broken")
+    assert cli("retry", "r-1").code == 0
+    assert statuses(cli) == {"r-1": "interrupted"}
+    with store.retry("r-1") as run:
+        assert [one.status for one in run.responses.open().all()] == ["failed"]
+
+
 def test_giving_a_run_back_uses_up_no_attempt(cli, store):
     begin(store, "r-1", max_attempts=1).fail("broken")
     for _ in range(2):

@@ -8,12 +8,16 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 
 import outlive
 from crash import BACKENDS, SERVERS, ram_folder
-from outlive.errors import LeaseLost, RunBusy, RunEnded, ThreadBusy
+from outlive.errors import LeaseLost, RunBusy, RunEnded, StoreUnavailable, ThreadBusy, UnknownTag
+from outlive.owner import Owner
+from outlive.registry import default_registry
+from outlive.starting import Start
 from outlive.testing.patience import PATIENCE_S
 
 ALL = [*BACKENDS, *SERVERS]
@@ -507,3 +511,84 @@ def test_an_effect_of_a_run_that_another_has_taken_does_not_happen(backend, url)
 
 def raising():
     raise ValueError("no")
+
+
+# What an earlier attempt did cannot be read --------------------------------------------------------------------------
+
+
+@outlive.register(tag="run-endings-plan")
+@dataclass
+class Plan:
+    n: int
+
+
+@pytest.fixture
+def forgets(monkeypatch):
+    """Return a function: from its call on, the class is one that this process does not know."""
+
+    def forget():
+        known = {tag: one for tag, one in default_registry._by_tag.items() if tag != "run-endings-plan"}
+        monkeypatch.setattr(default_registry, "_by_tag", known)
+
+    return forget
+
+
+@pytest.mark.parametrize("backend", ["memory", "file", "sqlite"])
+def test_a_run_whose_steps_cannot_be_read_hides_no_other_and_is_given_back(
+    backend, url, forgets, monkeypatch
+):
+    with outlive.open(url) as store:
+        run = store.run("t1", run_id="a", agent="a", max_attempts=2).start()
+        run.step("plan", Plan, 1)
+        run.interrupt()
+        store.run("t2", run_id="b", agent="a").start().interrupt()
+        forgets()
+        for _ in range(3):
+            report = store.recover({"a": lambda run: "done"})
+            assert [(one.run.id, "UnknownTag" in one.reason) for one in report.refused] == [("a", True)]
+            assert (report.failed, report.waiting) == ([], [])
+        with pytest.raises(UnknownTag):
+            store.retry("a").start()
+        monkeypatch.undo()
+        found = store.find_run("a")
+        assert (found.status, found.attempt, found.failures) == ("interrupted", 1, 0)
+        assert store.find_run("b").result == "done"
+        store.run("t1").start().complete()  # its place is free
+        report = store.recover({"a": lambda run: run.step("plan", Plan, 1).n})
+        assert [(one.id, one.result, one.attempt) for one in report.resumed] == [("a", 1, 2)]
+
+
+def test_a_failed_run_that_cannot_be_read_stays_failed_and_a_dead_one_is_counted_once(
+    store, forgets, monkeypatch
+):
+    for name in ("failed", "dead"):
+        run = store.run(name, run_id=name, agent="a", max_attempts=2).start()
+        run.step("plan", Plan, 1)
+        if name == "failed":
+            run.fail("broken")
+        else:
+            run._run._leave()  # as if its process had died
+    monkeypatch.setattr(Owner, "is_gone", lambda self: True)
+    forgets()
+    with pytest.raises(UnknownTag):
+        store.retry("failed").start()
+    found = store.find_run("failed")
+    assert (found.status, found.attempt, found.failures, found.error) == ("failed", 1, 1, "broken")
+    for _ in range(3):
+        assert [one.run.id for one in store.recover({"a": print}).refused] == ["dead"]
+    found = store.find_run("dead")
+    assert (found.status, found.attempt, found.failures) == ("interrupted", 1, 1)
+
+
+def test_a_store_error_while_a_run_is_given_back_hides_nothing(store, forgets, monkeypatch):
+    run = store.run("t", run_id="r").start()
+    run.step("plan", Plan, 1)
+    run.interrupt()
+    forgets()
+
+    async def let_go(self, *args):
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(Start, "_let_go", let_go)
+    with pytest.raises(UnknownTag):
+        store.retry("r").start()

@@ -10,7 +10,9 @@ import outlive
 from outlive.backend import ThreadKey, escape
 from outlive.backends.file import FileBackend
 from outlive.backends.run_index import RunIndex
+from outlive.errors import Corrupt, RunElsewhere
 from outlive.runtime import run_now
+from outlive.starting import Start
 
 
 def test_sqlite_finds_a_run_by_an_index(tmp_path):
@@ -97,3 +99,34 @@ def test_runs_are_paged_by_id_and_thread():
     assert [key.id for key, _ in index.matches("", "\ud800", None)] == [
         key.id for key in sorted(keys, key=lambda key: key.digest)
     ]
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:store", "sqlite:///store.db"])
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_start_that_is_taken_back_removes_only_what_it_stored(url, is_found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with outlive.open(url) as store:
+        thread = store.thread("late")
+        thread.save("mine", id="mine", run="r")
+        if is_found:
+            store.run("early", run_id="r").start()
+        answers = []
+        real = Start._find_all
+
+        async def find_all(self):  # the first look comes before the other run
+            if not answers:
+                answers.append("nothing yet")
+                return []
+            if not is_found:
+                raise Corrupt("the other runs cannot be read")
+            return await real(self)
+
+        monkeypatch.setattr(Start, "_find_all", find_all)
+        with pytest.raises(RunElsewhere if is_found else Corrupt):
+            store.run("late", run_id="r").start()
+        monkeypatch.setattr(Start, "_find_all", real)
+        assert [one.id for one in thread.history()] == ["mine"]
+        assert thread.load() == "mine"
+        assert [run.thread for run in store.runs()] == (["early"] if is_found else [])
+        store.run("late").start().complete()  # its place is free
+        assert store.verify().problems == ()

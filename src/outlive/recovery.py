@@ -15,7 +15,17 @@ from typing import Any, Literal
 from .backend import NEXT, Commit, Entry, EntryCursor, ThreadKey
 from .checkpoint import matches
 from .engine import Engine
-from .errors import BadArgument, Corrupt, DamagedEntry, EntryHeld, RunBusy, ThreadBusy
+from .errors import (
+    BadArgument,
+    Corrupt,
+    DamagedEntry,
+    EntryHeld,
+    KeyMissing,
+    RunBusy,
+    StoreClosed,
+    StoreUnavailable,
+    ThreadBusy,
+)
 from .lease import INTERRUPTED, PARKED, RUN, RUNNING, STATUSES, RunInfo, pack_run, unpack_or_tell, unreadable
 from .run import AsyncRun
 
@@ -164,6 +174,13 @@ class Recovery:
             await run.start()
         except (RunBusy, ThreadBusy):
             self.report.waiting.append(info)
+            return
+        except (KeyMissing, StoreClosed, StoreUnavailable):
+            raise  # as for all of them
+        except Exception as error:  # noqa: BLE001  # its own: it was given back, and hides no other
+            self.report.refused.append(
+                Refused(info, f"it cannot be started: {type(error).__name__}: {error}")
+            )
             return
         if run.is_finished:
             return

@@ -131,14 +131,19 @@ class AsyncRun(AsyncContext):
 
     async def start(self) -> Self:
         """Begin the run, or claim it when it was interrupted. Raises ThreadBusy, RunBusy, RunElsewhere."""
-        held = await Start(self._engine, self.thread, self.info, self._options).take()
+        start = Start(self._engine, self.thread, self.info, self._options)
+        held = await start.take()
         self.info = held.info
         if held.info.is_finished:
             return self
         self._fence, self._epoch, self._revision = held.fence, held.epoch, held.revision
         self._lock_epoch, self._has_place = held.lock_epoch, held.has_place
-        await self._ledger.read(is_new=held.is_new)
-        await self._responses._read(is_new=held.is_new)
+        try:
+            await self._ledger.read(is_new=held.is_new)
+            await self._responses._read(is_new=held.is_new)
+        except BaseException:  # what it did before cannot be read here: another process may be able to
+            await start.undo(held)
+            raise
         self._has_begun = True
         self._go_live()
         self._tell(CLAIM)

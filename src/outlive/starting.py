@@ -7,6 +7,7 @@ commit, and whoever does takes its beginning back: at most one goes on.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,8 @@ from .lease import COMPLETED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
 from .owner import Owner
 from .place import TRIES, Claim, Place
 from .thread import AsyncThread
+
+_LETTING_GO_S = 5.0  # for the write that gives a run back: its caller waits with an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Holding:
     revision: int = 0
     lock_epoch: int = 0
     has_place: bool = False
+    before: Entry | None = None  # the record that was claimed; None: the run is new
 
 
 class Start:
@@ -55,6 +59,7 @@ class Start:
         self._key = thread._key
         self._info = info
         self._options = options
+        self._checkpoint: str | None = None  # the one that this start has stored
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
@@ -127,9 +132,11 @@ class Start:
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         is_alone = bool(claim.entries) and not claim.is_shared
         if not taken:  # a store that keeps nothing gives no fence
-            return Holding(info, stored is None, has_place=is_alone)
+            return Holding(info, stored is None, has_place=is_alone, before=stored)
         mine, last = taken[0], taken[-1]
-        return Holding(info, stored is None, mine.fence, mine.epoch, mine.revision, last.epoch, is_alone)
+        return Holding(
+            info, stored is None, mine.fence, mine.epoch, mine.revision, last.epoch, is_alone, stored
+        )
 
     async def _begin(
         self, entries: tuple[Entry, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
@@ -140,7 +147,9 @@ class Start:
         draft = self._thread._draft(source="input", run=self._info.id)
         draft.entries, draft.fence = entries, fence
         state = await self._thread.load()
-        return (await self._engine.save_with_receipt(self._key, state, draft))[1]
+        _, receipt = await self._engine.save_with_receipt(self._key, state, draft)
+        self._checkpoint = draft.id
+        return receipt
 
     async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
@@ -173,23 +182,66 @@ class Start:
         return await lease.find_all(self._engine, self._key.tenant, self._info.id)
 
     async def _check_again(self, holding: Holding) -> None:
-        """Take the beginning back when a run of the same id has begun elsewhere since the first look."""
-        if others := [key.id for key, _ in await self._find_all() if key != self._key]:
+        """Take the beginning back when a run of the same id has begun elsewhere since the first look, or when that cannot be told."""
+        try:
+            others = [key.id for key, _ in await self._find_all() if key != self._key]
+        except BaseException:
+            await self.undo(holding)
+            raise
+        if others:
             await self._take_back(holding)
             raise RunElsewhere(self._info.id, others)
 
     async def _take_back(self, holding: Holding) -> None:
+        """Remove the record of a new run and the checkpoint that came with it; other checkpoints of that run id are not its own."""
         info = self._info
-        entries = [Entry(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)]
-        if holding.has_place:
-            free = Entry(LOCK, info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence)
-            entries.append(replace(free, revision=holding.revision + 1))
-        _, records = await self._engine.backend.history(self._key, info.namespace, run=info.id)
-        removal = Removal(checkpoints=tuple((record.namespace, record.id) for record in records))
-        fence = (RUN, info.id, holding.epoch, holding.fence)
-        commit = Commit(self._key, entries=tuple(entries), removal=removal if records else None, fence=fence)
-        await self._engine.commit(commit)
+        gone = Entry(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
+        removal = (
+            None if self._checkpoint is None else Removal(checkpoints=((info.namespace, self._checkpoint),))
+        )
+        await self._let_go(holding, gone, removal)
         self._engine.cache.drop(self._key.digest)
+
+    # Giving back
+
+    async def undo(self, holding: Holding) -> None:
+        """Leave the run as it was before it was taken, because the caller cannot go on. It raises nothing: the caller has an error to tell."""
+        if not holding.fence:
+            return
+        write = self._take_back(holding) if holding.before is None else self._restore(holding, holding.before)
+        with contextlib.suppress(Exception):  # the lease runs out
+            await self._engine.runtime.shielded(write)
+
+    async def _restore(self, holding: Holding, before: Entry) -> None:
+        if before.status == RUNNING:  # its process died, which stays counted
+            await self.interrupt(holding)
+        else:
+            await self._let_go(holding, self._ended(holding, before.body, before.status))
+
+    async def interrupt(self, holding: Holding) -> None:
+        """Leave the run to be recovered. Nobody has tried anything, so this was no attempt."""
+        info = self._info
+        info.attempt -= 1
+        await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), INTERRUPTED))
+
+    def _ended(self, holding: Holding, body: bytes | None, status: str) -> Entry:
+        return Entry(
+            RUN, self._info.id, body, status,
+            epoch=holding.epoch, fence=holding.fence, revision=holding.revision + 1,
+        )  # fmt: skip
+
+    async def _let_go(self, holding: Holding, run: Entry, removal: Removal | None = None) -> None:
+        """Write the end of a hold on a run, and free its place; refused when another process has it by now."""
+        entries = [run]
+        if holding.has_place:
+            free = Entry(
+                LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence
+            )
+            entries.append(replace(free, revision=holding.revision + 1))
+        fence = (RUN, self._info.id, holding.epoch, holding.fence)
+        await self._engine.commit(
+            Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_LETTING_GO_S)
+        )
 
 
 def _is_held(error: EntryHeld | LeaseLost) -> bool:

@@ -198,6 +198,19 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
 
+    async def _give_back(self, run_id: str, thread: str) -> RunInfo:
+        """Make a run a candidate for recovery, unless it is completed, without reading what it did. Raises RunBusy, ThreadBusy."""
+        from .starting import RunOptions, Start
+
+        key, entry = await self._the_run(run_id, thread)
+        info = unpack_run(self._engine.codec, key, entry)
+        place = self.thread(info.thread, namespace=info.namespace)
+        start = Start(self._engine, place, info, RunOptions(retries=True))
+        held = await start.take()
+        if not held.info.is_finished:
+            await start.interrupt(held)
+        return held.info
+
     async def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """Set a run aside, wherever it is: nobody recovers it until `retry`. A live one is refused with its next write.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadArgument, OutliveError
+from ..runtime import run_now
 from .call import Call
 from .clock import LeaseClock
 from .find import find_run
@@ -137,11 +138,7 @@ def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
 def give_back(call: Call, store: Store, said: str, thread: str | None) -> None:
     """Make a run that has ended a candidate for recovery again."""
     found = find_run(store, said, thread=thread)
-    run = store.retry(found.id, thread=found.thread)
-    run.start()
-    _check_unfinished(run)
-    run.info.attempt -= 1  # nobody has tried anything
-    run.interrupt()
+    _check_unfinished(run_now(store._store._give_back(found.id, found.thread)))
     call.did(
         f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
         id=found.id,
