@@ -176,6 +176,19 @@ def test_a_write_that_was_torn_before_it_was_acknowledged_is_no_damage(killed, f
         assert last_state(url) == SAVES - 2
 
 
+@pytest.mark.parametrize("size", [1, 10, 31, 32, 50])
+def test_a_log_that_is_cut_in_or_behind_its_header_is_damage(size, killed, folder):
+    url = copied(killed, folder / "copy", without=("a.db-shm",))
+    os.truncate(folder / "copy" / "a.db-wal", size)
+    before = contents(folder / "copy")
+    with pytest.raises(Corrupt, match="were acknowledged"):
+        outlive.open(url)
+    assert contents(folder / "copy") == before
+    with outlive.open(url, accept_loss=True) as store:
+        store.thread("t").save({"n": "next"})
+    assert last_state(url) == "next"
+
+
 def test_a_power_cut_is_no_damage(killed, folder):
     """Any part of the last commit may be missing; with fsync=normal, any part of all commits since the log was begun."""
     first, *_, acknowledged, last = commits(killed / "a.db-wal")
@@ -243,7 +256,18 @@ def delete_the_log(folder):
     (folder / "a.db-wal").unlink()
 
 
-@pytest.mark.parametrize("remove", [delete_all, replace_by_another, delete_the_log])
+def move_the_log(folder):
+    os.rename(folder / "a.db-wal", folder / "moved-wal")
+
+
+def replace_the_log_by_a_copy(folder):
+    move_the_log(folder)
+    shutil.copy2(folder / "moved-wal", folder / "a.db-wal")
+
+
+@pytest.mark.parametrize(
+    "remove", [delete_all, replace_by_another, delete_the_log, move_the_log, replace_the_log_by_a_copy]
+)
 def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
     url = f"sqlite:///{folder}/a.db"
     with outlive.open(url) as store:
@@ -258,7 +282,7 @@ def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
         ]
         for call in calls:
             with pytest.raises(
-                StoreUnavailable, match=r"a\.db.* was deleted or replaced.*open the store again"
+                StoreUnavailable, match=r"a\.db.* was deleted, moved or replaced.*open the store again"
             ):
                 call()
     with outlive.open(url) as store:
@@ -266,6 +290,45 @@ def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
         if remove in expected:
             assert store.thread("t").load() == expected[remove]
         store.thread("new").save({"n": 3})
+
+
+def test_a_log_that_is_gone_before_the_first_save_takes_none(folder):
+    url = f"sqlite:///{folder}/a.db"
+    outlive.open(url).close()
+    with outlive.open(url) as store:
+        move_the_log(folder)
+        with pytest.raises(StoreUnavailable, match="nothing of this call is stored"):
+            store.thread("t").save({"n": 1})
+    with outlive.open(url) as store:
+        assert store.thread("t").load() is None
+
+
+# Symbolic links -------------------------------------------------------------------------------------------
+
+
+def test_a_store_is_opened_through_a_symbolic_link(folder):
+    """SQLite has its log beside the file, and not beside the link."""
+    (folder / "data").mkdir()
+    os.symlink("data/a.db", folder / "link.db")  # which leads nowhere yet
+    with umask(0), outlive.open(f"sqlite:///{folder}/link.db") as store:
+        with outlive.open(f"sqlite:///{folder}/data/a.db") as other:
+            assert store.thread("t").save({"n": 1}).seq == 1
+            assert other.thread("t").save({"n": 2}).seq == 2
+        names = ["a.db", "a.db-ack", "a.db-shm", "a.db-wal"]
+        assert modes(folder / "data", "a.db") == dict.fromkeys(names, "0o600")
+        assert sorted(path.name for path in folder.iterdir()) == ["data", "link.db"]
+        assert store.verify().ok
+        move_the_log(folder / "data")
+        with pytest.raises(StoreUnavailable, match="moved"):
+            store.thread("t").save({"n": 3})
+
+
+def test_a_damaged_log_is_found_through_a_symbolic_link(killed, folder):
+    os.symlink("killed/a.db", folder / "link.db")
+    log = killed / "a.db-wal"
+    flip(log, log.stat().st_size // 2, 3)
+    with pytest.raises(Corrupt, match="accept_loss"):
+        outlive.open(f"sqlite:///{folder}/link.db")
 
 
 # Modes ----------------------------------------------------------------------------------------------------
@@ -299,6 +362,27 @@ def test_a_file_that_exists_keeps_its_mode(folder):
     with umask(0o077), outlive.open(f"sqlite:///{folder}/a.db") as store:
         store.thread("t").save({"n": 1})
         assert set(modes(folder, "a.db").values()) == {"0o660"}
+
+
+# Rows that come back --------------------------------------------------------------------------------------
+
+
+def test_verify_finds_a_checkpoint_that_comes_back_into_a_deleted_thread(folder):
+    url = f"sqlite:///{folder}/a.db"
+    with outlive.open(url) as store:
+        store.thread("t").save({"n": 1})
+    with contextlib.closing(apsw.Connection(f"{folder}/a.db")) as db:
+        row = db.execute("select * from checkpoint").fetchall()[0]
+    with outlive.open(url) as store:
+        store.delete("t")
+        assert store.verify().ok
+    with contextlib.closing(apsw.Connection(f"{folder}/a.db")) as db:
+        db.execute(f"insert into checkpoint values({', '.join('?' * len(row))})", row)
+    with outlive.open(url) as store:
+        with pytest.raises(Corrupt):
+            store.thread("t").load()
+        report = store.verify()
+        assert any("1 checkpoints instead of 0" in problem for problem in report.problems), report.problems
 
 
 # What errors say ------------------------------------------------------------------------------------------

@@ -66,9 +66,11 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+            view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+            problems = Audit(db, view).run()
         except Corrupt as error:
-            found.append(Corrupt(f"a thread without content: {error.what}"))
+            problems = [error]
+        found += [Corrupt(f"a thread without content: {error.what}") for error in problems]
         if row[24] is not None or row[26] is not None:
             found.append(Corrupt("a thread without content has metadata"))
     sql = (

@@ -41,7 +41,10 @@ class Link:
     def __init__(
         self, path: str, *, fsync: str, busy_s: float, accepts_loss: bool, on_rollback: Callable[[], None]
     ) -> None:
-        self.path = path
+        self.path = path  # as the caller says it
+        self._file = (
+            path if path == _MEMORY else os.path.realpath(path)
+        )  # SQLite has its other files beside this one
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._busy_s = busy_s
         self._accepts_loss = accepts_loss
@@ -117,15 +120,15 @@ class Link:
 
     def _is_gone(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"the SQLite file {self.path!r}, or its -wal file, was deleted or replaced while this store was open, and nothing "
+            f"the SQLite file {self.path!r}, or its -wal file, was deleted, moved or replaced under this store, and nothing "
             "of this call is stored there; put the files back if that was a mistake, and open the store again"
         )
 
     def _acknowledge(self, db: apsw.Connection) -> None:
         if self._marks is not None:
-            frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if not self._marks.acknowledge(frames, self._page_size):
-                raise self._is_gone()
+            with contextlib.suppress(apsw.Error, OSError):  # the commit is done, whatever comes of its mark
+                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                self._marks.acknowledge(frames, self._page_size)
 
     def audit_log(self) -> list[Corrupt]:
         """Compare the log on the disk with what SQLite holds to be committed; not in a transaction."""
@@ -133,13 +136,13 @@ class Link:
             return []
         db = self.db()
         frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        sound = sound_frames(f"{self.path}-wal", self._page_size, frames)
+        sound = sound_frames(f"{self._file}-wal", self._page_size, frames)
         now, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         if sound >= frames or now < frames:  # or the log was begun again meanwhile
             return []
         return [
             Corrupt(
-                f"SQLite: {sound} of {frames} frames of {self.path + '-wal'!r} are sound: the saves in the others are lost when "
+                f"SQLite: {sound} of {frames} frames of {self._file + '-wal'!r} are sound: the saves in the others are lost when "
                 "this process is killed; close the store to move them into the database"
             )
         ]
@@ -149,7 +152,7 @@ class Link:
     def _open(self) -> apsw.Connection:
         if self.path != _MEMORY:
             self._prepare_place()
-        db = apsw.Connection(self.path)
+        db = apsw.Connection(self._file)
         try:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
             db.set_busy_timeout(_milliseconds(self._busy_s))
@@ -166,6 +169,8 @@ class Link:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             self._configure(db)
             self._migrate(db)
+            if self._marks is not None and not self._marks.open_log():
+                raise self._is_gone()
         except BaseException:
             self._connection = db
             self._disconnect()
@@ -174,18 +179,18 @@ class Link:
 
     def _prepare_place(self) -> None:
         """Create the file for its owner alone; SQLite gives its mode to the files beside it. An existing one keeps its mode."""
-        if not Path(self.path).absolute().parent.is_dir():
+        if not Path(self._file).parent.is_dir():
             raise FolderMissing(f"the folder of {self.path!r} does not exist; create it first")
         if os.path.isdir(self.path):
             raise BadURL(f"{self.path!r} is a folder; give the path of a file in it")
         with _creating, contextlib.suppress(FileExistsError):  # closing it later would drop SQLite's locks
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check_log(self, db: apsw.Connection) -> None:
         """Compare what SQLite can read of its log with what was acknowledged."""
         self._page_size = one(db, "pragma page_size")[0]
-        marks = self._marks = MarkFile(self.path, boot_id(), is_synced=self._synchronous == 2)
-        log = f"{self.path}-wal"
+        marks = self._marks = MarkFile(self._file, boot_id(), is_synced=self._synchronous == 2)
+        log = f"{self._file}-wal"
         if not os.path.exists(log):
             return
         mark = marks.read() if marks.existed else None

@@ -52,6 +52,7 @@ class MarkFile:
         self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
         self._is_synced = is_synced
         self._fd = self._log_fd = -1
+        self._log_place = (0, 0)  # device and inode; no other file gets them while this one is open
         self._map: mmap.mmap | None = None
         self.existed = os.path.exists(self._path)
         with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
@@ -93,26 +94,26 @@ class MarkFile:
         """Tell whether everything that was marked must be there: no power cut can have taken it away."""
         return mark.is_synced or (mark.boot == self._boot and any(self._boot))
 
-    def acknowledge(self, frames: int, page_size: int) -> bool:
-        """Write down that the log is acknowledged up to this frame; False when the log is not where it was.
+    def open_log(self) -> bool:
+        """Open the log that SQLite has open; False when it is not there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
+            state = os.fstat(self._log_fd)
+            self._log_place = (state.st_dev, state.st_ino)
+        return self._log_fd >= 0
+
+    def acknowledge(self, frames: int, page_size: int) -> None:
+        """Write down that the log is acknowledged up to this frame.
 
         The salts are those of the last frame itself: should another process have begun the log again
         meanwhile, its frames are not taken for acknowledged ones.
         """
         if self._map is None or not frames:
-            return True
-        try:
-            if self._log_fd < 0:
-                self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
-            header = os.pread(self._log_fd, _FRAME.size, place)
-        except FileNotFoundError:
-            return False
-        except OSError:  # the commit is done, whatever comes of its mark
-            return True
+            return
+        place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
+        header = os.pread(self._log_fd, _FRAME.size, place)
         if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
             self._map[:] = self._packed(header[8:16], frames)
-        return True
 
     def forget(self) -> None:
         """Write down that nothing of the log is acknowledged."""
@@ -131,8 +132,12 @@ class MarkFile:
 
     @property
     def log_is_gone(self) -> bool:
-        """Tell whether somebody deleted or replaced the log under this process."""
-        return self._log_fd >= 0 and os.fstat(self._log_fd).st_nlink == 0
+        """Tell whether somebody deleted, moved or replaced the log under this process."""
+        try:
+            state = os.stat(self._log)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return (state.st_dev, state.st_ino) != self._log_place
 
     def close(self) -> None:
         """Close the file; the last process that closes the database removes it, as SQLite removes the log."""
@@ -159,6 +164,8 @@ def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark
 
 
 def _find_loss(log: _Log, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
+    if log.is_cut and mark is not None and mark.frames and marks.holds(mark):
+        return f"it is shorter than its header, and {mark.frames} of its frames were acknowledged"
     if not log.salts:
         return None
     if mark is not None:
@@ -180,6 +187,7 @@ class _Log:
         self._file = file
         self._size = _FRAME.size + page_size
         raw = file.read(_HEADER.size)
+        self.is_cut = 0 < len(raw) < _HEADER.size  # SQLite itself leaves it empty, or with a whole header
         self.salts, self.is_sound, self._order, self._start = b"", False, "<", (0, 0)
         if len(raw) < _HEADER.size:
             return
