@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import outlive
-from outlive.runtime import run_now
-from outlive.sync import Run
+from outlive.runtime.runtime import run_now
+from outlive.sync.facades import Run
 from workloads import State
 
 Place: TypeAlias = Path | str  # a file is SQLite's, a server has a URL

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
-from outlive.testing.servers import ClusterServers, PostgresServer, ValkeyServer
-from outlive.testing.servers.binary import postgres_folder, valkey_program
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # the servers are those of the tests
+
+from rig.servers import ClusterServers, PostgresServer, ValkeyServer
+from rig.servers.binary import postgres_folder, valkey_program
 
 
 def postgres() -> PostgresServer:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import program
-import serving
+from rig import program, serving
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 

@@ -21,7 +21,7 @@ import psycopg
 import ours
 import outlive
 import servers
-from outlive.runtime import run_now
+from outlive.runtime.runtime import run_now
 from scale import Scale
 from table import Row, figure, milliseconds
 

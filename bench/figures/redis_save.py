@@ -18,9 +18,9 @@ import ours
 import servers
 import yardstick
 from measure import Race, settled
-from outlive.testing.servers import ClusterServers
 from races import SaveRace
 from scale import Scale
+from servers import ClusterServers
 from table import Row, at_most, milliseconds
 from workloads import State, conversation
 

@@ -1,32 +1,168 @@
-"""State that outlives the process: checkpoints for AI agents."""
+"""State that outlives the process: checkpoints for AI agents.
+
+The names in `__all__` are the public API, with `outlive.errors`, `outlive.backend` (for authors of backends), `outlive.testing`,
+`outlive.adapters` and `outlive.otel`. Every other module is private and may change in any release.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .public import *
-    from .public import __all__ as __all__
-else:
-    _FUNCTIONS = ("checkpoint_file", "open", "open_async", "register")
+    from outlive.errors import CallerError as CallerError
+    from outlive.errors import CheckpointExists as CheckpointExists
+    from outlive.errors import Corrupt as Corrupt
+    from outlive.errors import HeadMoved as HeadMoved
+    from outlive.errors import LeaseLost as LeaseLost
+    from outlive.errors import NotReplicated as NotReplicated
+    from outlive.errors import OutcomeUnknown as OutcomeUnknown
+    from outlive.errors import OutliveError as OutliveError
+    from outlive.errors import RunBusy as RunBusy
+    from outlive.errors import RunEnded as RunEnded
+    from outlive.errors import StoreError as StoreError
+    from outlive.errors import ThreadBusy as ThreadBusy
+    from outlive.events import Event as Event
+    from outlive.factory import open as open
+    from outlive.factory import open_async as open_async
+    from outlive.format.extensions import Opaque as Opaque
+    from outlive.format.registry import register as register
+    from outlive.layers.encryption.keyring import KeyRing as KeyRing
+    from outlive.layers.encryption.rotation import Rotated as Rotated
+    from outlive.layers.replication.options import ReplicationStatus as ReplicationStatus
+    from outlive.layers.replication.options import Switched as Switched
+    from outlive.retention.policy import Retain as Retain
+    from outlive.retention.policy import Swept as Swept
+    from outlive.retention.policy import Taken as Taken
+    from outlive.runs.lease import RunInfo as RunInfo
+    from outlive.runs.lock import AsyncLock as AsyncLock
+    from outlive.runs.recovery import Recovered as Recovered
+    from outlive.runs.recovery import Refused as Refused
+    from outlive.runs.response_values import FanOut as FanOut
+    from outlive.runs.response_values import ModelResponse as ModelResponse
+    from outlive.runs.response_values import PartialResponse as PartialResponse
+    from outlive.runs.response_values import Usage as Usage
+    from outlive.runs.response_values import WriteProposal as WriteProposal
+    from outlive.runs.responses import AsyncResponses as AsyncResponses
+    from outlive.runs.run import AsyncRun as AsyncRun
+    from outlive.runs.steps import Step as Step
+    from outlive.runs.worker import AsyncWorker as AsyncWorker
+    from outlive.single_file import CheckpointFile as CheckpointFile
+    from outlive.single_file import checkpoint_file as checkpoint_file
+    from outlive.store import AsyncStore as AsyncStore
+    from outlive.sync.facades import Lock as Lock
+    from outlive.sync.facades import Run as Run
+    from outlive.sync.facades import Store as Store
+    from outlive.sync.facades import Thread as Thread
+    from outlive.sync.facades import Worker as Worker
+    from outlive.sync.responses import Responses as Responses
+    from outlive.threads.thread import AsyncThread as AsyncThread
+    from outlive.values import Change as Change
+    from outlive.values import Checkpoint as Checkpoint
+    from outlive.values import Interrupt as Interrupt
+    from outlive.values import PendingWrite as PendingWrite
+    from outlive.values import Pruned as Pruned
+    from outlive.values import Sizes as Sizes
+    from outlive.values import ThreadInfo as ThreadInfo
+    from outlive.values import Verified as Verified
 
-    def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is asked for: `outlive --help` needs none of it, and starts at once."""
-        import importlib
+# Where each public name is defined. It is imported when it is first used: `outlive --help` needs none, and starts at once.
+_MODULES = {
+    "errors": "CallerError CheckpointExists Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded StoreError ThreadBusy",
+    "events": "Event",
+    "factory": "open open_async",
+    "format.extensions": "Opaque",
+    "format.registry": "register",
+    "layers.encryption.keyring": "KeyRing",
+    "layers.encryption.rotation": "Rotated",
+    "layers.replication.options": "ReplicationStatus Switched",
+    "retention.policy": "Retain Swept Taken",
+    "runs.lease": "RunInfo",
+    "runs.lock": "AsyncLock",
+    "runs.recovery": "Recovered Refused",
+    "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
+    "runs.responses": "AsyncResponses",
+    "runs.run": "AsyncRun",
+    "runs.steps": "Step",
+    "runs.worker": "AsyncWorker",
+    "single_file": "CheckpointFile checkpoint_file",
+    "store": "AsyncStore",
+    "sync.facades": "Lock Run Store Thread Worker",
+    "sync.responses": "Responses",
+    "threads.thread": "AsyncThread",
+    "values": "Change Checkpoint Interrupt PendingWrite Pruned Sizes ThreadInfo Verified",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_SUBMODULES = ("adapters", "backend", "errors", "otel", "testing")
 
-        if name[0].isupper() or name in _FUNCTIONS or name == "__all__":
-            public = importlib.import_module(f"{__name__}.public")
-            globals().update({one: getattr(public, one) for one in ("__all__", *public.__all__)})
-            if name in globals():
-                return globals()[name]
-        elif not name.startswith("_"):
-            module = f"{__name__}.{name}"
-            try:
-                return importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                if error.name != module:
-                    raise
+__all__ = [
+    "AsyncLock",
+    "AsyncResponses",
+    "AsyncRun",
+    "AsyncStore",
+    "AsyncThread",
+    "AsyncWorker",
+    "CallerError",
+    "Change",
+    "Checkpoint",
+    "CheckpointExists",
+    "CheckpointFile",
+    "Corrupt",
+    "Event",
+    "FanOut",
+    "HeadMoved",
+    "Interrupt",
+    "KeyRing",
+    "LeaseLost",
+    "Lock",
+    "ModelResponse",
+    "NotReplicated",
+    "Opaque",
+    "OutcomeUnknown",
+    "OutliveError",
+    "PartialResponse",
+    "PendingWrite",
+    "Pruned",
+    "Recovered",
+    "Refused",
+    "ReplicationStatus",
+    "Responses",
+    "Retain",
+    "Rotated",
+    "Run",
+    "RunBusy",
+    "RunEnded",
+    "RunInfo",
+    "Sizes",
+    "Step",
+    "Store",
+    "StoreError",
+    "Swept",
+    "Switched",
+    "Taken",
+    "Thread",
+    "ThreadBusy",
+    "ThreadInfo",
+    "Usage",
+    "Verified",
+    "Worker",
+    "WriteProposal",
+    "checkpoint_file",
+    "open",
+    "open_async",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__getattr__("__all__")})
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

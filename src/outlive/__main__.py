@@ -1,5 +1,5 @@
 """`python -m outlive` is the command line."""
 
-from .cli import main
+from outlive.cli import main
 
 main()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .checkpoint import CONTROL, SOURCES, Interrupt, PendingWrite
-from .errors import BadArgument
+from outlive.errors import BadArgument
+from outlive.values import CONTROL, SOURCES, Interrupt, PendingWrite
 
 MAX_ID = 1000
 

@@ -608,7 +608,7 @@ class DelayedSaveFailed(StoreError):
 class SeveralFailed(StoreError, ExceptionGroup[Exception]):
     """Several parts of one call failed; the others were done. `exceptions` has every error, `threads` the threads that they name.
 
-    `except outlive.StoreError` catches it as a whole, `except* outlive.DelayedSaveFailed` picks errors of one kind.
+    `except outlive.StoreError` catches it as a whole, `except* outlive.errors.DelayedSaveFailed` picks errors of one kind.
     """
 
     def __new__(cls, errors: Sequence[Exception]) -> Self:

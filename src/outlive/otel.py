@@ -6,8 +6,8 @@ import importlib
 import time
 from typing import Any
 
-from .errors import MissingExtra
-from .event import Event, Watcher
+from outlive.errors import MissingExtra
+from outlive.events import Event, Watcher
 
 
 def spans(tracer: Any = None) -> Watcher:

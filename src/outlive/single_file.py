@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .backends.address import hide_secrets
-from .backends.disk import BUSY_S, Disk, translated
-from .backends.log import Log
-from .codec import Codec
-from .errors import BadArgument, Corrupt, StoreBusy
-from .response import (
+from outlive.backends.file.disk import BUSY_S, Disk, translated
+from outlive.backends.file.log import Log
+from outlive.backends.server.urls import hide_secrets
+from outlive.errors import BadArgument, Corrupt, StoreBusy
+from outlive.format.codec import Codec
+from outlive.runs.response_values import (
     INTERRUPTED,
     RUNNING,
     FanOut,

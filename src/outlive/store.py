@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from . import copying, export, verifying
-from .arguments import (
+from outlive.arguments import (
     check_attributes,
     check_filter,
     check_handlers,
@@ -19,13 +18,9 @@ from .arguments import (
     check_text,
     optional_id,
 )
-from .backend import Entry, ThreadKey
-from .cache import Cache
-from .checkpoint import Sizes, ThreadInfo, Verified, micros
-from .delayed import Delayed
-from .engine import Engine
-from .entry_kind import COPIED
-from .errors import (
+from outlive.backend.entries import COPIED
+from outlive.backend.protocol import Entry, ThreadKey
+from outlive.errors import (
     AmbiguousRun,
     BadArgument,
     Corrupt,
@@ -35,23 +30,30 @@ from .errors import (
     StoreError,
     raise_all,
 )
-from .heart import Heart
-from .lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
-from .listing import Threads
-from .lock import AsyncLock
-from .mixing import AsyncContext, async_items
-from .runtime import new_id
-from .thread import AsyncThread
+from outlive.runs.lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
+from outlive.runs.lock import AsyncLock
+from outlive.runs.renewal import Heart
+from outlive.runtime.runtime import new_id
+from outlive.runtime.wrong_mode import AsyncContext, async_items
+from outlive.threads import copy as copying
+from outlive.threads import export
+from outlive.threads import verify as verifying
+from outlive.threads.cache import Cache
+from outlive.threads.engine import Engine
+from outlive.threads.listing import Threads
+from outlive.threads.thread import AsyncThread
+from outlive.threads.write_behind import Delayed
+from outlive.values import Sizes, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the first call that is about them
-    from .layers.replicate import Replicate
-    from .layers.rotation import Rotated
-    from .layers.status import ReplicationStatus, Switched
-    from .recovery import Handler, Policy, Recovered
-    from .retain import Retain, Swept
-    from .run import AsyncRun
-    from .sweep import Sweeper
-    from .worker import AsyncWorker
+    from outlive.layers.encryption.rotation import Rotated
+    from outlive.layers.replication.layer import Replicate
+    from outlive.layers.replication.options import ReplicationStatus, Switched
+    from outlive.retention.policy import Retain, Swept
+    from outlive.retention.sweeper import Sweeper
+    from outlive.runs.recovery import Handler, Policy, Recovered
+    from outlive.runs.run import AsyncRun
+    from outlive.runs.worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
@@ -159,7 +161,7 @@ class AsyncStore(AsyncContext):
         `run.result` is what it gave. `durability` says when its saves are stored (see `run.save`), `clock` by what `throttle_s` is
         measured (default: time.monotonic). Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
-        from .run import check_durability, check_run
+        from outlive.runs.run import check_durability, check_run
 
         check_run(lease_s, throttle_s, max_attempts, clock)
         if check_durability(durability) == "exit" and throttle_s > 0:
@@ -182,8 +184,8 @@ class AsyncStore(AsyncContext):
         )
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
-        from .run import AsyncRun
-        from .starting import RunOptions
+        from outlive.runs.run import AsyncRun
+        from outlive.runs.start import RunOptions
 
         place = self.thread(info.thread, namespace=info.namespace)
         return AsyncRun(self._engine, place, self._heart, info, RunOptions(**options))
@@ -200,7 +202,7 @@ class AsyncStore(AsyncContext):
 
     async def _give_back(self, run_id: str, thread: str) -> RunInfo:
         """Make a run a candidate for recovery, unless it is completed, without reading what it did. Raises RunBusy, ThreadBusy."""
-        from .starting import RunOptions, Start
+        from outlive.runs.start import RunOptions, Start
 
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -226,7 +228,7 @@ class AsyncStore(AsyncContext):
         return await self._end(run_id, thread, CANCELLED)
 
     async def _end(self, run_id: str, thread: str | None, status: str) -> RunInfo:
-        from .ending import end_run
+        from outlive.runs.end import end_run
 
         key, _ = await self._the_run(run_id, thread)
         return await end_run(self._engine, key, run_id, status)
@@ -253,7 +255,7 @@ class AsyncStore(AsyncContext):
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
         """Return a lock on a thread: while it is held, no run and no other lock has that place."""
-        from .run import check_run
+        from outlive.runs.run import check_run
 
         check_run(lease_s, 0, 1)
         return AsyncLock(
@@ -276,7 +278,7 @@ class AsyncStore(AsyncContext):
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
         """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
-        from .worker import AsyncWorker
+        from outlive.runs.worker import AsyncWorker
 
         check_handlers(handlers)
         runtime = self._engine.runtime
@@ -302,7 +304,7 @@ class AsyncStore(AsyncContext):
 
         `attributes` compares by equality: a run that has no such attribute is left out.
         """
-        from .recovery import RunFilter, check_statuses, find_runs
+        from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 
         wanted = RunFilter(agent, check_attributes(attributes))
         place = None if thread is None else self._key(thread)
@@ -315,7 +317,7 @@ class AsyncStore(AsyncContext):
     @async_items
     async def interrupted(self) -> AsyncIterator[RunInfo]:
         """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
-        from .recovery import find_interrupted
+        from outlive.runs.recovery import find_interrupted
 
         async for _, run in find_interrupted(self._engine, self._settings.tenant):
             yield run
@@ -333,7 +335,7 @@ class AsyncStore(AsyncContext):
         Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
         can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
         """
-        from .recovery import Recovery, find_interrupted
+        from outlive.runs.recovery import Recovery, find_interrupted
 
         recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
@@ -387,7 +389,7 @@ class AsyncStore(AsyncContext):
         Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
         nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
         """
-        from .retain import Retain
+        from outlive.retention.policy import Retain
 
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
@@ -401,7 +403,7 @@ class AsyncStore(AsyncContext):
 
         While it sweeps already, it goes on, with this rule from now on. Raises BadArgument when nothing says how often.
         """
-        from .retain import Retain
+        from outlive.retention.policy import Retain
 
         if retain is not None and not isinstance(retain, Retain):
             raise BadArgument(f"retain must be an outlive.Retain(...), not {retain!r:.100}")
@@ -417,7 +419,7 @@ class AsyncStore(AsyncContext):
             await self._sweeper.stop()
 
     def _new_sweeper(self, retain: Retain | None) -> Sweeper:
-        from .sweep import Sweeper
+        from outlive.retention.sweeper import Sweeper
 
         return Sweeper(self._engine, self._settings.tenant, self._heart, retain)
 
@@ -427,8 +429,8 @@ class AsyncStore(AsyncContext):
         What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned without
         `problems`, and every process has the new ring, the old keys can go.
         """
-        from .layers.encrypt import Encrypted
-        from .layers.rotation import rotate
+        from outlive.layers.encryption.layer import Encrypted
+        from outlive.layers.encryption.rotation import rotate
 
         backend = self._engine.backend
         if not isinstance(backend, Encrypted):
@@ -485,7 +487,7 @@ class AsyncStore(AsyncContext):
         return len(ids)
 
     def _check_target(self, target: object) -> None:
-        from .layers.encrypt import Encrypted
+        from outlive.layers.encryption.layer import Encrypted
 
         if not isinstance(target, AsyncStore) or type(target._engine.runtime) is not type(
             self._engine.runtime
@@ -559,7 +561,7 @@ class AsyncStore(AsyncContext):
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
             return await self._pair.ping(timeout_s)
-        from .layers.ping import ping
+        from outlive.layers.replication.ping import ping
 
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 

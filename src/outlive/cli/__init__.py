@@ -11,11 +11,11 @@ def main() -> None:
         try:
             import click  # noqa: F401
         except ImportError:
-            from ..errors import MissingExtra
+            from outlive.errors import MissingExtra
 
             print(f"outlive: {MissingExtra('the command line', 'cli')}", file=sys.stderr)
             sys.exit(2)
-        from .program import run
+        from outlive.cli.program import run
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:  # while Python is still importing

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..errors import BadArgument
-from .call import Call, Unread
+from outlive.cli.context import Call, Unread
+from outlive.errors import BadArgument
 
 _SHARED = ("store", "secondary", "replication", "key_file", "tenant", "timeout", "json", "quiet", "debug")
 _WAYS = ("sync", "queue", "async", "none")
@@ -92,7 +92,7 @@ def command(name: str, short: str, *params: click.Parameter) -> Callable[[Callab
 
 def argument(name: str, **attributes: Any) -> click.Argument:
     """Return an argument; ids of what it names are completed in the shell."""
-    from .completion import COMPLETERS
+    from outlive.cli.completion import COMPLETERS
 
     is_needed, many = attributes.get("required", True), "..." if attributes.get("nargs") == -1 else ""
     said = name if is_needed and not many else f"[{name}]{many}"
@@ -101,7 +101,7 @@ def argument(name: str, **attributes: Any) -> click.Argument:
 
 def option(*names: str, **attributes: Any) -> click.Option:
     """Return an option; ids are completed as those of an argument are."""
-    from .completion import COMPLETERS
+    from outlive.cli.completion import COMPLETERS
 
     complete = COMPLETERS.get(attributes.get("metavar", ""))
     return click.Option(list(names), shell_complete=complete, **attributes)

@@ -15,9 +15,9 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from .call import Call
-from .command import Command
-from .harmless import shown
+from outlive.cli.command import Command
+from outlive.cli.context import Call
+from outlive.cli.output.escape import shown
 
 _MANY = 100
 _PATIENCE = "2s"  # nobody waits longer behind the tabulator for a server that does not answer
@@ -102,7 +102,7 @@ def _runs(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _checkpoints(store: Any, ctx: click.Context, incomplete: str) -> Iterable[str]:
-    from .find import find_thread
+    from outlive.cli.lookup import find_thread
 
     said = ctx.params.get("thread") or "".join(
         ctx.args[:1]
@@ -132,7 +132,7 @@ fish:  outlive completion fish > ~/.config/fish/completions/outlive.fish
 
 
 def _completion(call: Call, shell: str) -> None:
-    from .program import program
+    from outlive.cli.program import program
 
     print(_SHELLS[shell](program, {}, "outlive", "_OUTLIVE_COMPLETE").source())
 

@@ -14,24 +14,16 @@ from typing import Any
 
 import click
 
-from ..errors import CallerError, OutliveError
-from . import (
-    care,
-    checkpoints,
-    completion,
-    demo,
-    doctor,
-    langgraph,
-    new_key,
-    pairs,
-    runs,
-    sweeping,
-    threads,
-    transfer,
-)
-from .call import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Unread
-from .command import SHARED, Command
-from .harmless import shown, shown_json
+from outlive.cli import completion
+from outlive.cli.command import SHARED, Command
+from outlive.cli.commands import checkpoints, demo, doctor, langgraph, runs, threads, transfer
+from outlive.cli.commands import keys as new_key
+from outlive.cli.commands import maintenance as care
+from outlive.cli.commands import replication as pairs
+from outlive.cli.commands import sweep as sweeping
+from outlive.cli.context import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Unread
+from outlive.cli.output.escape import shown, shown_json
+from outlive.errors import CallerError, OutliveError
 
 # The one place where commands are registered: what they are about → the commands, in the order of the help.
 SECTIONS: dict[str, tuple[Command, ...]] = {
@@ -71,7 +63,7 @@ class Program(click.Group):
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from .. import __version__
+        from outlive import __version__
 
         print(f"outlive {__version__}")
         ctx.exit()
@@ -177,7 +169,7 @@ def _weigh(error: Exception) -> tuple[int, str]:
         return USAGE, _usage(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, OutliveError):
-        from .mending import mended
+        from outlive.cli.output.advice import mended
 
         return USAGE if isinstance(error, CallerError) else STORE, f"{mended(error)}{notes}"
     if isinstance(error, OSError):

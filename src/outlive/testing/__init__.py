@@ -7,16 +7,13 @@
         def backend(self, tmp_path):
             return Opener.local(lambda: MyBackend(tmp_path))
 
-The fixture gives an empty backend: a local one (plain functions, see `outlive.backends.local.Local`), which is
+The fixture gives an empty backend: a local one (plain functions, see `outlive.backends.local.inline.Local`), which is
 tested in both colours as it is, or an `Opener`, which tells how to open it, more than once, in each colour.
 
-`BackendContract` has three parts, each of which can be run alone: `WaistContract` looks at the records
+`BackendContract` has three parts, each of which can be run alone: `RecordsContract` looks at the records
 themselves, `StoreContract` at what a user sees, and `MachineContract` compares any sequence of
 calls with a simple model. Contract tests cannot be overridden. They need pytest and Hypothesis; typed states are
 tested as far as pydantic and msgspec are installed.
-
-`outlive.testing.servers` has real servers to test against, `outlive.testing.proxy` a network that fails on demand. These two
-need neither pytest nor Hypothesis.
 """
 
 import importlib
@@ -24,18 +21,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .contract import Contract as Contract
-    from .interposed import Interposed as Interposed
-    from .machine import MachineContract as MachineContract
-    from .store import StoreContract as StoreContract
-    from .suite import BackendContract as BackendContract
-    from .trial import Opener as Opener
-    from .trial import Trial as Trial
-    from .waist import WaistContract as WaistContract
+    from outlive.testing.contract import Contract as Contract
+    from outlive.testing.interposed import Interposed as Interposed
+    from outlive.testing.machine import MachineContract as MachineContract
+    from outlive.testing.records import RecordsContract as RecordsContract
+    from outlive.testing.store import StoreContract as StoreContract
+    from outlive.testing.suite import BackendContract as BackendContract
+    from outlive.testing.trial import Opener as Opener
+    from outlive.testing.trial import Trial as Trial
 
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
-        *(f"{__name__}.{part}" for part in ("waist", "store", "machine"))
+        *(f"{__name__}.{part}" for part in ("records", "store", "machine"))
     )
 
 _HOMES = {
@@ -46,7 +43,7 @@ _HOMES = {
     "Opener": "trial",
     "StoreContract": "store",
     "Trial": "trial",
-    "WaistContract": "waist",
+    "RecordsContract": "records",
 }
 
 

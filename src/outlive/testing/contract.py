@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .trial import COLOURS, Opener, Trial
+from outlive.testing.trial import COLOURS, Opener, Trial
 
 Body = Callable[..., Coroutine[Any, Any, None]]
 _OPENED: dict[str, Callable[[Trial], Coroutine[Any, Any, Any]]] = {

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..backend import Backend
+from outlive.backend.protocol import Backend
 
 Hook = Callable[..., Awaitable[Any]]
 

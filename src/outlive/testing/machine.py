@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ..backend import Removal, ThreadKey
-from ..errors import CheckpointExists, HeadMoved, OutcomeUnknown, StaleBase, ThreadNotEmpty
-from ..store import AsyncStore
-from ..thread import AsyncThread
-from .contract import Contract
-from .interposed import Interposed
-from .model import ModelThread, Pair, Saved, State, text
-from .records import Waist, live
-from .trial import COLOURS, Driver, Opener, Trial
+from outlive.backend.protocol import Removal, ThreadKey
+from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StaleBase, ThreadNotEmpty
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.interposed import Interposed
+from outlive.testing.model import ModelThread, Pair, Saved, State, text
+from outlive.testing.thread_records import Waist, live
+from outlive.testing.trial import COLOURS, Driver, Opener, Trial
+from outlive.threads.thread import AsyncThread
 
 T = TypeVar("T")
 _numbers = itertools.count()

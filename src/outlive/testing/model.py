@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from .store.pruning import noise
+from outlive.testing.store.pruning import noise
 
 Pair = tuple[str, str]  # (namespace, checkpoint)
 

@@ -1,9 +1,9 @@
 """The whole contract of a backend."""
 
-from .machine import MachineContract
-from .store import StoreContract
-from .waist import WaistContract
+from outlive.testing.machine import MachineContract
+from outlive.testing.records import RecordsContract
+from outlive.testing.store import StoreContract
 
 
-class BackendContract(WaistContract, StoreContract, MachineContract):
+class BackendContract(RecordsContract, StoreContract, MachineContract):
     """Everything that a backend promises."""

@@ -16,21 +16,21 @@ from typing import Any, Self, TypeVar, cast
 
 import pytest
 
-from ..backend import Backend, ThreadKey
-from ..backends.local import Inline, Local
-from ..backends.memory import MemoryBackend
-from ..backends.threaded import Threaded
-from ..cache import Cache
-from ..chunk import Namer
-from ..codec import Codec
-from ..engine import Engine
-from ..loop import AsyncRuntime
-from ..registry import Registry
-from ..runtime import SyncRuntime, run_now
-from ..store import AsyncStore, Settings
-from ..sync import Lock, Run, Store, Thread
-from .interposed import Interposed
-from .records import Waist
+from outlive.backend.protocol import Backend, ThreadKey
+from outlive.backends.local.inline import Inline, Local
+from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.threaded import Threaded
+from outlive.format.chunk import Namer
+from outlive.format.codec import Codec
+from outlive.format.registry import Registry
+from outlive.runtime.loop import AsyncRuntime
+from outlive.runtime.runtime import SyncRuntime, run_now
+from outlive.store import AsyncStore, Settings
+from outlive.sync.facades import Lock, Run, Store, Thread
+from outlive.testing.interposed import Interposed
+from outlive.testing.thread_records import Waist
+from outlive.threads.cache import Cache
+from outlive.threads.engine import Engine
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, Any]]

@@ -15,20 +15,20 @@ colours.
 
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MissingExtra
+from outlive.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from .moving import import_langgraph as import_langgraph
-    from .moving_async import aimport_langgraph as aimport_langgraph
+    from outlive.adapters.langgraph.importer.importer import import_langgraph as import_langgraph
+    from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph as aimport_langgraph
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
 except ImportError as error:
     raise MissingExtra("the LangGraph adapter", "langgraph") from error
 
-from .running import aresume, arun, resume, run
-from .saver import OutliveSaver
-from .serializer import StrictSerializer
+from outlive.adapters.langgraph.runs import aresume, arun, resume, run
+from outlive.adapters.langgraph.saver import OutliveSaver
+from outlive.adapters.langgraph.values.serializer import StrictSerializer
 
 __all__ = [
     "OutliveSaver",
@@ -44,11 +44,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "import_langgraph":  # needed once in the life of a database
-        from .moving import import_langgraph
+        from outlive.adapters.langgraph.importer.importer import import_langgraph
 
         return import_langgraph
     if name == "aimport_langgraph":
-        from .moving_async import aimport_langgraph
+        from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph
 
         return aimport_langgraph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,13 +15,13 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
-from ...arguments import check_filter, check_limit, check_namespace
-from ...backend import CheckpointRecord, Cursor, ThreadKey, escape
-from ...checkpoint import ThreadInfo
-from .keeper import Keeper
-from .place import checkpoint_of, said_in, thread_of
-from .reading import PAGE, Loaded, Pages
-from .snapshot import is_snapshot
+from outlive.adapters.langgraph.config import checkpoint_of, said_in, thread_of
+from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
+from outlive.adapters.langgraph.state import is_snapshot
+from outlive.arguments import check_filter, check_limit, check_namespace
+from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, escape
+from outlive.values import ThreadInfo
 
 
 class Listing:

@@ -40,20 +40,20 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from ...checkpoint import Pruned
-from ...errors import BadArgument, StoreClosed
-from ...loop import AsyncRuntime
-from ...opening import open as open_store
-from ...runtime import run_now
-from ...store import AsyncStore
-from ...sync import Store, each
-from .keeper import Fence, Keeper
-from .listing import Listing
-from .named import listed
-from .place import Place, place_of, thread_of
-from .pruning import rule_of
-from .serializer import StrictSerializer
-from .turns import Turn, Turns
+from outlive.adapters.langgraph.config import Place, place_of, thread_of
+from outlive.adapters.langgraph.listing import Listing
+from outlive.adapters.langgraph.operations import Fence, Keeper
+from outlive.adapters.langgraph.prune import rule_of
+from outlive.adapters.langgraph.values.serializer import StrictSerializer
+from outlive.adapters.langgraph.values.user_types import listed
+from outlive.adapters.langgraph.write_order import Turn, Turns
+from outlive.errors import BadArgument, StoreClosed
+from outlive.factory import open as open_store
+from outlive.runtime.loop import AsyncRuntime
+from outlive.runtime.runtime import run_now
+from outlive.store import AsyncStore
+from outlive.sync.facades import Store, each
+from outlive.values import Pruned
 
 T = TypeVar("T")
 Work = Callable[[Keeper], Coroutine[Any, Any, T]]

@@ -1,21 +1,21 @@
 """The contract of a store: what a user sees, on every backend and in both colours."""
 
-from .arguments import ArgumentContract
-from .copies import CopyContract
-from .damage import DamageContract
-from .delayed import DelayedContract
-from .diffs import DiffContract
-from .heads import HeadContract
-from .history import HistoryContract
-from .interleavings import InterleavingContract
-from .listing import ListingContract
-from .pending import PendingContract
-from .pruning import PruningContract
-from .races import RaceContract
-from .runs import RunContract
-from .saving import SavingContract
-from .sharing import SharingContract
-from .typed import TypedContract
+from outlive.testing.store.arguments import ArgumentContract
+from outlive.testing.store.copies import CopyContract
+from outlive.testing.store.damage import DamageContract
+from outlive.testing.store.delayed import DelayedContract
+from outlive.testing.store.diffs import DiffContract
+from outlive.testing.store.heads import HeadContract
+from outlive.testing.store.history import HistoryContract
+from outlive.testing.store.interleavings import InterleavingContract
+from outlive.testing.store.listing import ListingContract
+from outlive.testing.store.pending import PendingContract
+from outlive.testing.store.pruning import PruningContract
+from outlive.testing.store.races import RaceContract
+from outlive.testing.store.runs import RunContract
+from outlive.testing.store.saving import SavingContract
+from outlive.testing.store.sharing import SharingContract
+from outlive.testing.store.typed import TypedContract
 
 
 class StoreContract(

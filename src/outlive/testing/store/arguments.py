@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from ...checkpoint import PendingWrite
-from ...errors import BadArgument
-from ...store import AsyncStore
-from ..contract import Contract
+from outlive.errors import BadArgument
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.values import PendingWrite
 
 LONG = "x" * 1001
 NAIVE = dt.datetime(2026, 1, 1)  # noqa: DTZ001

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ...checkpoint import Interrupt
-from ...errors import BadArgument, CheckpointMissing, StoreUnavailable, ThreadNotEmpty
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
+from outlive.errors import BadArgument, CheckpointMissing, StoreUnavailable, ThreadNotEmpty
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.trial import Trial
+from outlive.values import Interrupt
 
 
 def _state(n: int) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ...backend import Reading, Removal
-from ...errors import Corrupt
-from ...store import AsyncStore
-from ..contract import Contract
-from ..records import copied
-from ..trial import Trial
-from .pruning import noise
+from outlive.backend.protocol import Reading, Removal
+from outlive.errors import Corrupt
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.store.pruning import noise
+from outlive.testing.thread_records import copied
+from outlive.testing.trial import Trial
 
 
 def _state(n: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...errors import (
+from outlive.errors import (
     BadArgument,
     CheckpointExists,
     DelayedSaveFailed,
@@ -16,11 +16,11 @@ from ...errors import (
     StoreUnavailable,
     Unencodable,
 )
-from ...store import AsyncStore
-from ..contract import Contract
-from ..interposed import Interposed
-from ..trial import Trial
-from .pruning import noise
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.interposed import Interposed
+from outlive.testing.store.pruning import noise
+from outlive.testing.trial import Trial
 
 
 class Pause:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ...errors import CheckpointMissing
-from ...store import AsyncStore
-from ..contract import Contract
+from outlive.errors import CheckpointMissing
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
 
 
 class DiffContract(Contract):

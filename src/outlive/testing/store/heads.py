@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ...backend import Commit
-from ...checkpoint import Interrupt
-from ...errors import CheckpointExists, HeadMoved, OutcomeUnknown, StoreUnavailable
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
+from outlive.backend.protocol import Commit
+from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StoreUnavailable
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.trial import Trial
+from outlive.values import Interrupt
 
 # Each says something else than what was saved.
 OTHERS: list[dict[str, Any]] = [

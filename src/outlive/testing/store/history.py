@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ... import history
-from ...checkpoint import Checkpoint
-from ...errors import BadArgument, CheckpointMissing
-from ...store import AsyncStore
-from ...thread import AsyncThread
-from ..contract import Contract
-from ..records import copied
-from ..trial import Trial
-from .pruning import noise
+from outlive.errors import BadArgument, CheckpointMissing
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.store.pruning import noise
+from outlive.testing.thread_records import copied
+from outlive.testing.trial import Trial
+from outlive.threads import history
+from outlive.threads.thread import AsyncThread
+from outlive.values import Checkpoint
 
 
 async def _ids(thread: AsyncThread, **options: object) -> list[str]:

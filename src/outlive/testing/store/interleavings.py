@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from ...errors import CheckpointExists, CheckpointMissing, HeadMoved, ThreadNotEmpty
-from ...store import AsyncStore
-from ..contract import Contract
-from ..interposed import Interposed
-from ..trial import ROUNDS, SyncDriver, Trial
-from .pruning import noise
+from outlive.errors import CheckpointExists, CheckpointMissing, HeadMoved, ThreadNotEmpty
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.interposed import Interposed
+from outlive.testing.store.pruning import noise
+from outlive.testing.trial import ROUNDS, SyncDriver, Trial
 
 Operation = Callable[[AsyncStore, str], Awaitable[Any]]
 POINTS = 9  # no operation here makes more calls before its last one matters

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from ... import listing as listing_module
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.trial import Trial
+from outlive.threads import listing as listing_module
 
 
 class ListingContract(Contract):

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ...checkpoint import Interrupt, PendingWrite
-from ...errors import (
+from outlive.errors import (
     BadArgument,
     CheckpointExists,
     CheckpointMissing,
@@ -15,9 +14,10 @@ from ...errors import (
     StoreUnavailable,
     Unencodable,
 )
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.trial import Trial
+from outlive.values import Interrupt, PendingWrite
 
 
 class PendingContract(Contract):

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ...checkpoint import Interrupt
-from ...chunk import decode
-from ...errors import BadArgument
-from ...store import AsyncStore
-from ...thread import AsyncThread
-from ..contract import Contract
-from ..records import Waist
-from ..trial import Trial
+from outlive.errors import BadArgument
+from outlive.format.chunk import decode
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.thread_records import Waist
+from outlive.testing.trial import Trial
+from outlive.threads.thread import AsyncThread
+from outlive.values import Interrupt
 
 SECRET = "the secret of nobody"  # noqa: S105
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ...errors import Corrupt, OutliveError
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import ROUNDS, Trial
-from .pruning import noise
+from outlive.errors import Corrupt, OutliveError
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.store.pruning import noise
+from outlive.testing.trial import ROUNDS, Trial
 
 
 def _messages(start: int, stop: int) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ...checkpoint import Interrupt
-from ...errors import (
+from outlive.errors import (
     AmbiguousRun,
     BadArgument,
     DelayedSaveFailed,
@@ -19,11 +18,12 @@ from ...errors import (
     StepMismatch,
     ThreadBusy,
 )
-from ...lease import RunInfo
-from ...owner import Owner
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
+from outlive.runs.lease import RunInfo
+from outlive.runs.owner import Owner
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.trial import Trial
+from outlive.values import Interrupt
 
 
 async def _all(items: Any) -> list[Any]:

@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 
-from ...checkpoint import SOURCES, Interrupt
-from ...errors import (
-    BadArgument,
-    StoreClosed,
-    Unencodable,
-)
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
-from ..waist.ids import IDS
+from outlive.errors import BadArgument, StoreClosed, Unencodable
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.records.odd_ids import IDS
+from outlive.testing.trial import Trial
+from outlive.values import SOURCES, Interrupt
 
 UTC = dt.UTC
 

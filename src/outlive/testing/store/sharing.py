@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ...store import AsyncStore
-from ..contract import Contract
-from ..trial import Trial
-from .pruning import noise
-from .typed import NESTED, registered
+from outlive.store import AsyncStore
+from outlive.testing.contract import Contract
+from outlive.testing.store.pruning import noise
+from outlive.testing.store.typed import NESTED, registered
+from outlive.testing.trial import Trial
 
 MESSAGE = 600
 

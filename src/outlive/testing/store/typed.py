@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ...backend import FORMAT
-from ...errors import NeedsUpgrade, NewerFormat, Unencodable, UnknownTag
-from ...registry import Registry
-from ..contract import Contract
-from ..records import copied
-from ..trial import Trial
+from outlive.backend.protocol import FORMAT
+from outlive.errors import NeedsUpgrade, NewerFormat, Unencodable, UnknownTag
+from outlive.format.registry import Registry
+from outlive.testing.contract import Contract
+from outlive.testing.thread_records import copied
+from outlive.testing.trial import Trial
 
 
 class Mood(enum.Enum):

@@ -1,0 +1,66 @@
+"""What a config of LangGraph names: a thread, a namespace, a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+
+from outlive.arguments import check_id, check_namespace
+from outlive.errors import BadArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is, or goes. `id` None means the newest."""
+
+    thread: str
+    namespace: str = ""
+    id: str | None = None
+
+    @property
+    def config(self) -> RunnableConfig:
+        """The config that names this place."""
+        return {
+            "configurable": {
+                "thread_id": self.thread,
+                "checkpoint_ns": self.namespace,
+                "checkpoint_id": self.id,
+            }
+        }
+
+
+def place_of(config: RunnableConfig) -> Place:
+    """Return the place that a config names."""
+    said = said_in(config)
+    if "thread_id" not in said:
+        raise BadArgument('the config names no thread; give {"configurable": {"thread_id": "..."}}')
+    namespace = said.get("checkpoint_ns")
+    return Place(
+        thread_of(said["thread_id"]),
+        check_namespace("" if namespace is None else namespace),
+        checkpoint_of(config),
+    )
+
+
+def checkpoint_of(config: RunnableConfig | None) -> str | None:
+    """Return the id of the checkpoint that a config names, if it does."""
+    id = said_in(config).get("checkpoint_id") if config else None
+    return check_id("checkpoint_id", id) if id else None
+
+
+def thread_of(value: object) -> str:
+    """Return a thread id; an int is its decimal digits, as LangGraph's SQLite saver has it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return check_id("thread_id", value)
+
+
+def said_in(config: RunnableConfig | None) -> Mapping[str, Any]:
+    """Return the configurable part of a config."""
+    said = (config or {}).get("configurable", {})
+    if not isinstance(said, Mapping):
+        raise BadArgument(f'config["configurable"] must be a mapping, not {said!r:.100}')
+    return said

@@ -1,0 +1,155 @@
+"""A checkpoint of LangGraph as a state of outlive, and back.
+
+The state is a dict: `langgraph` (the version of this shape), the fields of the checkpoint but its id, and `channel_values`.
+Sealed (see `values.py`), all fields but the values are one sealed value, `rest`. `deltas` is what was saved of a
+chain of DeltaChannel writes when checkpoints of that chain were deleted (`deltas.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
+
+from outlive.adapters.langgraph.values.codec import ValueCodec, sealed_version
+from outlive.adapters.langgraph.values.messages import opened
+from outlive.backend.protocol import CheckpointRecord
+from outlive.errors import BadArgument
+from outlive.format.extensions import Raw
+from outlive.threads.engine import Draft
+from outlive.values import SOURCES
+
+SHAPE = 1
+# Keys of ours among those of metadata.
+_WHOLE = (
+    "__whole__"  # under it are the metadata: they were sealed, or have a key that is called as one of these
+)
+_NO_SOURCE = "__no_source__"
+_OURS = ("langgraph", "channel_values", "deltas", "rest")
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a DeltaChannel had before a checkpoint: a stored value, if there was any, and the writes since, oldest first."""
+
+    writes: list[tuple[str, Any]]  # (task, value)
+    seed: tuple[Any, ...] = ()  # none or one
+
+    def pack(self) -> list[Any]:
+        return [
+            [[task, opened(value)] for task, value in self.writes],
+            [opened(value) for value in self.seed],
+        ]
+
+    @classmethod
+    def unpack(cls, stored: list[Any]) -> Delta:
+        return cls([(task, value) for task, value in stored[0]], tuple(stored[1]))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What a stored checkpoint says."""
+
+    fields: dict[str, Any]
+    values: dict[str, Any]
+    deltas: dict[str, Delta] = field(default_factory=dict)
+
+    def checkpoint(self, id: str) -> Checkpoint:
+        return cast(Checkpoint, {**self.fields, "id": id, "channel_values": self.values})
+
+
+def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state to store; `kept` are sealed values of the parent that are still good."""
+    fields = {
+        name: value for name, value in checkpoint.items() if name not in ("id", "channel_values", *_OURS)
+    }
+    values = checkpoint["channel_values"]
+    if codec.is_open:
+        plain = {channel: opened(value) for channel, value in values.items()}
+        return {"langgraph": SHAPE, **fields, "channel_values": plain}
+    versions = checkpoint["channel_versions"]
+    sealed = {
+        channel: kept.get(channel) or codec.seal(value, versions.get(channel), f"channel_values.{channel}")
+        for channel, value in values.items()
+    }
+    return {"langgraph": SHAPE, "rest": codec.seal(fields, None, "checkpoint"), "channel_values": sealed}
+
+
+def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
+    """Return deltas as they stand in a state."""
+    if codec.is_open:
+        return {channel: delta.pack() for channel, delta in deltas.items()}
+    whole = {
+        channel: [[list(write) for write in delta.writes], list(delta.seed)]
+        for channel, delta in deltas.items()
+    }
+    return codec.seal(whole, None, "deltas")
+
+
+def kept_values(
+    state: object, versions: Mapping[str, Any], new_versions: Mapping[str, Any]
+) -> dict[str, Raw]:
+    """Return the sealed values of a parent's state (in opaque form) whose channels have the same version still."""
+    values = state.get("channel_values") if isinstance(state, dict) else None
+    if not isinstance(values, dict):
+        return {}
+    return {
+        channel: value
+        for channel, value in values.items()
+        if channel in versions
+        and channel not in new_versions
+        and sealed_version(value) == versions[channel] is not None
+    }
+
+
+def unpack_state(thread: str, id: str, state: Any) -> Snapshot:
+    """Return what a stored state says; raise BadArgument when LangGraph did not write it."""
+    if not is_snapshot(state):
+        raise BadArgument(
+            f"checkpoint {id!r} of thread {thread!r} was not written by LangGraph: "
+            "use another thread_id, or read it with store.thread(...)"
+        )
+    fields = state["rest"] if "rest" in state else {k: v for k, v in state.items() if k not in _OURS}
+    deltas = {channel: Delta.unpack(stored) for channel, stored in state.get("deltas", {}).items()}
+    return Snapshot(fields, state["channel_values"], deltas)
+
+
+def is_snapshot(state: object) -> bool:
+    """Tell whether a state is a checkpoint of LangGraph."""
+    return isinstance(state, dict) and state.get("langgraph") == SHAPE and "channel_values" in state
+
+
+# Metadata ---------------------------------------------------------------------------------------------
+
+
+def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Put metadata into a draft: what a record has a field for goes there, and is not stored twice."""
+    rest = dict(metadata)
+    counted = metadata.get("counters_since_delta_snapshot")
+    draft.leans = isinstance(counted, Mapping) and any(channel not in values for channel in counted)
+    if isinstance(source := metadata.get("source"), str) and source in SOURCES:
+        draft.source = rest.pop("source")
+    step, run = metadata.get("step"), metadata.get("run_id")
+    if type(step) is int and abs(step) < 1 << 62:
+        draft.step = rest.pop("step")
+    if type(run) is str and 0 < len(run) <= 1000:
+        draft.run = rest.pop("run_id")
+    if not codec.is_open:
+        draft.metadata = {_WHOLE: codec.seal(rest, None, "metadata")}
+    else:
+        draft.metadata = {_WHOLE: rest} if rest.keys() & {_WHOLE, _NO_SOURCE} else rest
+    if "source" not in metadata:
+        draft.metadata[_NO_SOURCE] = True  # a record always has one
+
+
+def metadata_of(record: CheckpointRecord, stored: Mapping[str, Any]) -> CheckpointMetadata:
+    """Return the metadata as LangGraph gave them."""
+    has_source = _NO_SOURCE not in stored
+    rest = stored.get(_WHOLE) or {
+        name: value for name, value in stored.items() if name not in (_WHOLE, _NO_SOURCE)
+    }
+    whole = {"source": record.source if has_source else None, "step": record.step, "run_id": record.run}
+    whole = {name: value for name, value in whole.items() if value is not None and name not in rest}
+    return cast(CheckpointMetadata, {**whole, **rest})

@@ -1,0 +1,192 @@
+"""Values of channels as outlive stores them.
+
+With a serializer of LangGraph's own kind (`JsonPlusSerializer` and what stands on it) values are *open*: what Python
+itself has is packed by outlive's codec, exactly (tuples stay tuples, NUL, NaN and great ints are fine), and is shared
+element by element; so are messages (`messages.py`), other objects of the frameworks (`frameworks.py`) and the classes that
+were named (`named.py`). What is left goes through the serializer, one by one, and stands in the stream as an extension: LangGraph's
+code k is 48 + k here, anything else that a serializer may give is TYPED.
+
+Any other serializer decides alone what its bytes look like; `EncryptedSerializer` gives others every time. Values are
+*sealed* then: the serializer gets each channel's value as a whole, its bytes are stored with the version of the channel,
+and the next checkpoint takes them over while the version stays the same. Nothing of a value is stored in any other way.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import ormsgpack
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from outlive.adapters.langgraph.values import library_types as frameworks
+from outlive.adapters.langgraph.values import messages
+from outlive.adapters.langgraph.values.messages import opened
+from outlive.adapters.langgraph.values.serializer import StrictSerializer
+from outlive.adapters.langgraph.values.user_types import PREFIX, Named
+from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
+from outlive.format.codec import Codec, Hook
+from outlive.format.extensions import Composite, Raw, Scalar
+from outlive.format.registry import Entry, Registry
+
+FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
+TYPED = FIRST + 8  # [type, bytes] as a serializer gave them
+SEALED = FIRST + 9  # [version of the channel, type, bytes]
+
+
+class ValueCodec(Codec):
+    """The codec of values that pass through a serializer of LangGraph."""
+
+    def __init__(self, registry: Registry, serde: SerializerProtocol) -> None:
+        super().__init__(_Known(registry, serde.named if isinstance(serde, StrictSerializer) else Named(())))
+        self._serde = serde
+        self.is_open = _is_open(serde)
+
+    # Taking apart
+
+    def reduce(self, value: Any) -> Scalar | Composite | None:
+        """Take a value apart: one of Python's or the user's own by outlive, any other by the serializer."""
+        reduced = super().reduce(value)
+        return self._through_serializer(value) if reduced is None else reduced
+
+    def _through_serializer(self, value: Any) -> Scalar:
+        kind, data = self._serde.dumps_typed(value)
+        if kind == "msgpack" and type(alone := ormsgpack.unpackb(data, ext_hook=Raw, option=_KEYS)) is Raw:
+            return FIRST + alone.code, alone.payload
+        return TYPED, ormsgpack.packb([kind, data])
+
+    def seal(self, value: Any, version: Any, path: str) -> Raw:
+        """Return a whole value as the serializer's bytes."""
+        try:
+            kind, data = self._serde.dumps_typed(value)
+        except OutliveError:
+            raise
+        except Exception as error:
+            raise Unencodable(path, f"the serializer refused it ({error})") from error
+        return Raw(SEALED, ormsgpack.packb([version, kind, data]))
+
+    # Putting together
+
+    def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
+        if not FIRST <= code <= SEALED:
+            return super()._revive(code, payload, hook)
+        if code < TYPED and isinstance(self._serde, StrictSerializer):
+            return self._serde.revive(code - FIRST, payload)
+        typed = (
+            _typed(payload)
+            if code >= TYPED
+            else ("msgpack", ormsgpack.packb(ormsgpack.Ext(code - FIRST, payload)))
+        )
+        try:
+            return self._serde.loads_typed(typed)
+        except OutliveError:
+            raise
+        except Exception as error:
+            name = type(self._serde).__name__
+            raise BadArgument(
+                f"{name} cannot read a stored value of type {typed[0]!r} ({type(error).__name__}: {error}); "
+                "give the saver the serde that wrote it"
+            ) from error
+
+
+_KEYS = ormsgpack.OPT_NON_STR_KEYS
+
+
+def _typed(payload: bytes) -> tuple[str, bytes]:
+    parts = ormsgpack.unpackb(payload)
+    if type(parts) is not list or [type(part) for part in parts[-2:]] != [str, bytes]:
+        raise Corrupt("a value of LangGraph is not [type, bytes]")
+    return parts[-2], parts[-1]
+
+
+def sealed_version(value: Any) -> Any:
+    """Return the version under which a channel's value was sealed; None when it is not sealed."""
+    return ormsgpack.unpackb(value.payload)[0] if type(value) is Raw and value.code == SEALED else None
+
+
+def _is_open(serde: SerializerProtocol) -> bool:
+    kind = type(serde)
+    if isinstance(serde, StrictSerializer):
+        return kind.dumps_typed is StrictSerializer.dumps_typed
+    return (
+        isinstance(serde, JsonPlusSerializer)
+        and kind.dumps_typed is JsonPlusSerializer.dumps_typed
+        and kind.loads_typed is JsonPlusSerializer.loads_typed
+    )
+
+
+# Containers that a serializer would store as one piece, or as plain dicts ----------------------------------
+
+_FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "tuple": tuple, "bool": bool,
+}  # fmt: skip
+
+
+def _encode_defaultdict(value: collections.defaultdict[Any, Any]) -> list[Any]:
+    for name, factory in _FACTORIES.items():
+        if value.default_factory is factory:
+            return [name, dict(value)]
+    raise TypeError("its default_factory is code; use list, dict, set, int, float, str, tuple or bool")
+
+
+_containers = Registry()
+_containers.add(collections.Counter, "collections.Counter", encode=dict, decode=collections.Counter)
+_containers.add(
+    collections.deque,
+    "collections.deque",
+    encode=lambda value: [value.maxlen, list(value)],
+    decode=lambda stored: collections.deque(stored[1], stored[0]),
+)
+_containers.add(
+    collections.OrderedDict,
+    "collections.OrderedDict",
+    encode=lambda value: [list(pair) for pair in value.items()],
+    decode=collections.OrderedDict,
+)
+_containers.add(
+    collections.defaultdict,
+    "collections.defaultdict",
+    encode=_encode_defaultdict,
+    decode=lambda stored: collections.defaultdict(_FACTORIES[stored[0]], stored[1]),
+)
+_containers.add(
+    _DeltaSnapshot,
+    "langgraph.DeltaSnapshot",
+    encode=lambda snapshot: [opened(snapshot.value)],
+    decode=lambda stored: _DeltaSnapshot(stored[0]),
+)
+messages.register_in(_containers)
+_frameworks = frameworks.Frameworks()
+
+_TAGS = {
+    "collections.Counter",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.deque",
+    "langgraph.DeltaSnapshot",
+    *messages.TAGS,
+}
+
+
+class _Known(Registry):
+    """The user's registry, the classes that a saver was told of, and what is known above."""
+
+    def __init__(self, registry: Registry, named: Named) -> None:
+        super().__init__()
+        self._user = registry
+        self._named = named
+
+    def of(self, cls: type) -> Entry | None:
+        return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _frameworks.of(cls)
+
+    def tagged(self, tag: str, version: int) -> Entry:
+        if tag in _TAGS:
+            return _containers.tagged(tag, version)
+        if tag in frameworks.TAGS:
+            return _frameworks.tagged(tag, version)
+        if tag.startswith(PREFIX) and not self._user.has(tag):
+            return self._named.tagged(tag, version)
+        return self._user.tagged(tag, version)

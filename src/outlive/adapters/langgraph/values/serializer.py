@@ -1,0 +1,179 @@
+"""LangGraph's serializer, strict: what it cannot give back as it was, it refuses to store.
+
+The bytes are those that `JsonPlusSerializer` writes, so either reads what the other wrote. What differs:
+
+- Only known types are stored and loaded: those that LangGraph itself holds to be safe (Python's own, langchain-core's
+  messages and documents, its own types) and those that the program names. Anything else raises. Names that stand in
+  stored data are looked up in that list and are never imported.
+- An object that cannot be built again raises, instead of coming back as a dict or as None.
+- An object of a class of the program's own that would come back as another is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import ormsgpack
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from outlive.adapters.langgraph.values.digest import digest
+from outlive.adapters.langgraph.values.user_types import Name, Named, find, name_of
+from outlive.errors import Corrupt, OutliveError, TypeChanged, UnknownTag
+
+# How JsonPlusSerializer marks what it took apart.
+SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = range(8)
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """The serializer of `OutliveSaver` when it is given none. `types` are classes of your own that may be stored."""
+
+    def __init__(self, types: Iterable[type | Name] = ()) -> None:
+        self._types = find(types)
+        self._wider: dict[frozenset[Name], StrictSerializer] = {}
+        self.named = Named(kind for kind in self._types.values() if kind is not None)
+        super().__init__(allowed_msgpack_modules=tuple(self._types) or None)
+
+    def with_msgpack_allowlist(self, extra_allowlist: Iterable[Name | type]) -> StrictSerializer:
+        """Return a serializer that knows these types too."""
+        extra = frozenset(name_of(one) if isinstance(one, type) else tuple(one) for one in extra_allowlist)
+        if extra <= self._types.keys():
+            return self
+        if extra not in self._wider:  # LangGraph asks at every call of a subgraph
+            given = (*(kind or name for name, kind in self._types.items()), *extra)
+            self._wider[extra] = StrictSerializer(given)
+        return self._wider[extra]
+
+    def knows(self, name: Name) -> bool:
+        """Tell whether objects of this class may be stored."""
+        return name in SAFE_MSGPACK_TYPES or name in self._types
+
+    # Taking apart
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Return a value as (type, bytes); raise TypeError for what could not be loaded again."""
+        kind, data = super().dumps_typed(obj)
+        if kind == "msgpack":
+            self._check(data)
+        return kind, data
+
+    def _check(self, data: bytes) -> None:
+        """Look at every class that packed data names; let those of the program's own come back."""
+        unknown: list[Name] = []
+        is_own = False
+
+        def look(code: int, payload: bytes) -> None:
+            nonlocal is_own
+            if code in (ARRAY, SNAPSHOT):
+                ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+                return
+            module, name, *_ = ormsgpack.unpackb(payload, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+            if code != METHOD and not self.knows((module, name)):
+                unknown.append((module, name))
+            is_own = is_own or (module, name) in self._types
+
+        ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
+        if unknown:
+            module, name = unknown[-1]  # the outermost: what its annotations name is known with it
+            raise TypeError(
+                f"{module}.{name} is not known to this saver, and could not be loaded again: give OutliveSaver(..., types=[...]) "
+                f"{name} or the class of your state, or call outlive.register({name})"
+            )
+        if is_own:
+            self._check_return(data)
+
+    def _check_return(self, data: bytes) -> None:
+        """Build what was packed, pack that, and build it again: a class that changes what it is given goes on changing it."""
+        try:
+            once = self._unpack(data, [])
+            twice = self._unpack(super().dumps_typed(once)[1], [])
+        except Exception as error:
+            raise TypeError(f"it could not be loaded again: {error}") from error
+        if digest(once) != digest(twice):
+            raise TypeError("it would come back as another: its class changes what it is given")
+
+    # Putting together
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Return the value; raise UnknownTag for a class that nobody named, TypeChanged for one that does not fit."""
+        if data[0] == "json":  # as LangGraph wrote long ago; outlive never did
+            raise UnknownTag("json", 1, "the mover reads it: outlive import-langgraph")
+        if data[0] != "msgpack":
+            return super().loads_typed(data)
+        return self._unpack(data[1], [])
+
+    def revive(self, code: int, payload: bytes) -> Any:
+        """Build the object of one extension."""
+        return self._revive(code, payload, [])
+
+    def _unpack(self, data: bytes, failures: list[Exception]) -> Any:
+        def hook(code: int, payload: bytes) -> Any:
+            try:
+                return self._revive(code, payload, failures)
+            except Exception as error:
+                failures.append(error)  # ormsgpack tells only that the hook failed
+                raise
+
+        try:
+            return ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+        except (ValueError, TypeError, RecursionError, OutliveError) as error:
+            cause = failures[0] if failures else error
+            if isinstance(cause, OutliveError):
+                raise cause from None
+            raise Corrupt(f"the stored bytes are no value of LangGraph ({cause})") from cause
+
+    def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
+        inside = self._unpack(payload, failures)
+        if code == SNAPSHOT:
+            return _DeltaSnapshot(inside)
+        if code == ARRAY:
+            return _array(*inside)
+        module, name, value, *rest = inside
+        if code == METHOD:
+            if (module, name, *rest) not in SAFE_MSGPACK_METHODS:
+                raise UnknownTag(
+                    f"{module}.{name}.{'.'.join(map(str, rest))}", 1, "nothing calls a method by name"
+                )
+        elif not self.knows((module, name)):
+            raise UnknownTag(f"{module}.{name}", 1, f"give OutliveSaver(..., types=[{name}]) if it is yours")
+        try:
+            return _build(code, self._types.get((module, name)) or _find(module, name), value, rest)
+        except Exception as error:
+            raise TypeChanged(f"{module}.{name}", 1, str(error)) from error
+
+
+def _array(dtype: str, shape: list[int], order: str, data: bytes) -> Any:
+    import numpy
+
+    return numpy.frombuffer(data, dtype=numpy.dtype(dtype)).reshape(shape, order=order).copy()  # type: ignore[call-overload]
+
+
+@cache
+def _find(module: str, name: str) -> Any:
+    """Return a class of the list of known ones. (Its name comes from the list, not from data.)"""
+    found: Any = importlib.import_module(module)
+    return getattr(found, name)
+
+
+def _build(code: int, kind: Callable[..., Any], value: Any, rest: list[Any]) -> Any:
+    if code == METHOD:
+        return getattr(kind, rest[0])(value)
+    if code == SINGLE:
+        return kind(value)
+    if code == POSITIONAL:
+        return _send(kind, *value) if kind.__name__ == "Send" else kind(*value)
+    try:
+        return kind(**value)
+    except Exception:
+        construct = getattr(kind, "model_construct" if code == PYDANTIC_2 else "construct", None)
+        if code == KEYWORDS or construct is None:
+            raise
+        return construct(**value)  # its validators refuse what the program itself had made
+
+
+def _send(kind: Callable[..., Any], node: str, arg: Any, timeout: Any = None) -> Any:
+    return kind(node, arg) if timeout is None else kind(node, arg, timeout=timeout)

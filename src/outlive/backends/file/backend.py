@@ -1,0 +1,448 @@
+"""Records in a folder: an append-only log for each thread, shared by any number of threads and processes.
+
+    DIR/lock            never renamed; flock'ed for every write. It also says how far each log is (`marks.py`)
+    DIR/store           the naming key, written once
+    DIR/index           a log of the threads that there are
+    DIR/reserve         space for deletions on a full disk
+    DIR/threads/X.log   a log of what the commits of a thread did; X is the digest of (tenant, id) in hex
+
+Theory of operation
+-------------------
+A thread is a `Table` in memory, filled by replaying its log (`log.py` tells what a frame is and what a torn
+tail). Chunks stay in the file: the table knows their places. Before every use a table catches up with its
+file; readers take no lock for that. What a reader finds bad may be a write in motion, so it looks again with
+the lock and believes only that.
+
+A group of commits takes the lock once. What a crash leaves behind after each step:
+    decide                nothing
+    append to the logs    torn tails, or whole frames that nobody was told about; each thread for itself
+    fsync each log        the commits, and marks before them
+    write the marks       the commits
+The log of a new thread is written aside and renamed. Its index entry comes first and says "may be"; it is on
+disk before the rename. A second one follows when the folder is synced, and says "is". So every log is listed,
+a log that someone deleted is missed, and a crash in between leaves neither.
+
+After a deletion of the whole thread, after one that erases, and when too much of it is dead, a log is written
+anew with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
+of the thread sees to them.
+
+On a full disk a deletion takes what `reserve.py` has set aside. Where even that does not hold the new log, the blocks of
+removed chunks are given back in place, and the log is written anew by a later commit.
+
+A process that dies between a rename and the fsync of its folder leaves a file that everyone sees and that a
+power cut would take back. One byte in `lock` tells the next writer to sync the folders before it builds on
+them. That byte needs no fsync: after a power cut, what one sees is on disk.
+
+For local file systems, with flock and rename as Linux has them, and up to some thousands of threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import TypeVar
+
+from outlive.backend.protocol import (
+    Commit,
+    Cursor,
+    Known,
+    Page,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    escape,
+)
+from outlive.backends.file.batch import Batch
+from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
+from outlive.backends.file.group_writer import GroupWriter
+from outlive.backends.file.index import Index
+from outlive.backends.file.revision_marks import Marks
+from outlive.backends.file.store_file import make_folders, read_key, write_key
+from outlive.backends.file.table import LoggedTable, log_of, problems
+from outlive.backends.local.memory import MemoryBackend, Table, same
+from outlive.backends.local.run_index import RunIndex
+from outlive.backends.rules.snapshot import is_deletion
+from outlive.backends.rules.view import fitting
+from outlive.errors import BadURL, Corrupt, OutliveError, StoreError
+
+T = TypeVar("T")
+_GROUP = 64  # commits, and so at most as many open files
+_CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
+_CACHED_BYTES = 32 << 20
+_SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
+
+
+class FileBackend(MemoryBackend):
+    """A folder of logs behind tables in memory, under one lock.
+
+    With fsync="normal" a log is synced about once a second while it is written, and at close: the end of a
+    process loses nothing, a power cut may take the last saves, and what is left is whole.
+    """
+
+    name = "file"
+
+    def __init__(
+        self, path: str, *, fsync: str = "full", timeout_s: float | None = None, disk: Disk | None = None
+    ) -> None:
+        super().__init__()
+        if fsync not in ("full", "normal"):
+            raise BadURL(f'fsync must be "full" or "normal", not {fsync!r}')
+        self._is_full = fsync == "full"
+        self._disk = disk or Disk(path)
+        self._guard = WriteLock(self._disk, timeout_s or BUSY_S)
+        self._marks = Marks(self._disk, self._guard)
+        self._index = Index(self._disk, self._marks)
+        self._writer = GroupWriter(
+            self._disk, self._guard, self._index, self._marks, syncs_always=self._is_full
+        )
+        self._cache: OrderedDict[bytes, LoggedTable] = OrderedDict()
+        self._cached_bytes = 0
+        with translated():
+            make_folders(self._disk)
+
+    def __repr__(self) -> str:
+        return f"<FileBackend {self._disk.root!r} fsync={'full' if self._is_full else 'normal'}>"
+
+    # Identity
+
+    def identity(self, offered: bytes) -> bytes:
+        with translated():
+            key = read_key(self._disk)
+            if key is not None:
+                return key
+            with self._guard.held():
+                return read_key(self._disk) or self._adopt(offered)
+
+    def _adopt(self, offered: bytes) -> bytes:
+        if self._index.is_there() or self._log_names():
+            raise Corrupt(
+                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
+            )
+        if offered:
+            write_key(self._disk, self._guard, offered)
+        return offered
+
+    # Committing
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Commit a group: one fsync for each log that it touches. Many go in parts: files are limited."""
+        parts = (commits[at : at + _GROUP] for at in range(0, len(commits), _GROUP))
+        return [result for part in parts for result in self._commit_part(part)]
+
+    def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Wait for the lock as long as the least patient commit. Those with more time are sent again, without it."""
+        start = time.monotonic()
+        try:
+            with translated(), self._guard.held(min(map(self._patience, commits))):
+                return self._commit_group(commits, time.monotonic() - start)
+        except OutliveError as error:
+            return [error] * len(commits)
+
+    def _commit_group(self, commits: Sequence[Commit], waited_s: float) -> list[Receipt | OutliveError]:
+        batches: dict[bytes, Batch] = {}
+        try:
+            results = [self._decide(batches, commit, waited_s) for commit in commits]
+            self._writer.store(list(batches.values()))
+        finally:
+            for batch in batches.values():
+                batch.close()
+        for batch in batches.values():
+            if batch.failure is None and batch.is_kept and not batch.is_new:
+                self._keep(batch.table)
+        asked = [batches.get(commit.thread.digest) for commit in commits]
+        return [_answer(batch, result) for batch, result in zip(asked, results, strict=True)]
+
+    def _decide(self, batches: dict[bytes, Batch], commit: Commit, waited_s: float) -> Receipt | OutliveError:
+        """Change the table in memory. A refusal changes nothing; so does what cannot be encoded."""
+        digest = commit.thread.digest
+        if waited_s > self._patience(commit):
+            return busy(self._patience(commit))
+        try:
+            with translated():
+                if digest not in batches:
+                    batches[digest] = self._open_batch(commit)
+                return batches[digest].commit(commit)
+        except OutliveError as error:
+            return error
+
+    def _patience(self, commit: Commit) -> float:
+        return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
+
+    def _open_batch(self, commit: Commit) -> Batch:
+        """Open a thread for writing; one that is damaged can be deleted, and begins anew then."""
+        try:
+            return self._opened_batch(commit.thread)
+        except Corrupt:
+            if not is_deletion(commit):
+                raise
+        if self._marked(commit.thread):  # what begins anew is no older copy
+            self._marks.note(self._index.slot(commit.thread) or 0, commit.thread.digest, 0)
+            self._guard.sync()
+        log = log_of(self._disk, commit.thread)
+        log.begin()
+        return Batch(LoggedTable(commit.thread, log), self._disk, is_new=True, was_damaged=True)
+
+    def _opened_batch(self, thread: ThreadKey) -> Batch:
+        """Open a thread for writing. Its table is kept in memory again only when all went well."""
+        log = log_of(self._disk, thread)
+        try:
+            fd = log.open(write=True)
+        except FileNotFoundError:
+            self._check_absent(thread)
+            log.begin()
+            return Batch(LoggedTable(thread, log), self._disk, is_new=True)
+        try:
+            table = self._caught_up(thread, fd)
+            table.log.cut(fd)
+            self._index.confirm([thread])  # a crash may have left it at "may be"
+        except BaseException:
+            self._disk.close(fd)
+            raise
+        return Batch(table, self._disk, fd)
+
+    # Reading
+
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        def look(table: LoggedTable, fd: int) -> Reading:
+            generation = table.row.generation if table.row else 0
+            record = table.find_at(namespace, id, at)
+            if record is None:
+                return Reading(generation)
+            writes = table.writes_of([(namespace, record.id)])
+            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted += [name for write in writes for name in write.chunks]
+            data = table.data(fd, wanted, record.id) if chunks else {}
+            return Reading(generation, record, data, tuple(writes))
+
+        return self._look(thread, look, timeout_s)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        def look(table: LoggedTable, fd: int) -> Page:
+            page = table.page(namespace, before, limit, run)
+            records, names = fitting(page, table, max_bytes)
+            generation = table.row.generation if table.row else 0
+            return Page(generation, records, table.data(fd, names), len(records) < len(page))
+
+        return self._look(thread, look, timeout_s)
+
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        return self._look(thread, lambda table, fd: table.data(fd, names), timeout_s)
+
+    def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        """Read no more logs than the page needs."""
+        if only is not None:
+            return self._visible(ThreadKey.of(tenant, only), heads)
+        start = None if after is None else escape(after)
+        rows: list[ThreadRow] = []
+        keys = [key for key in self._threads() if key.tenant == tenant and key.id.startswith(prefix)]
+        for text, key in sorted(((escape(key.id), key) for key in keys), key=itemgetter(0)):
+            if len(rows) >= limit:
+                break
+            if start is None or text > start:
+                rows += self._visible(key, heads)
+        return rows
+
+    def _visible(self, thread: ThreadKey, heads: bool) -> list[ThreadRow]:
+        try:
+            table = self._table(thread)
+        except Corrupt:
+            if heads:
+                raise
+            return [Table(thread).summary()]  # there is one, and no more is known
+        return [table.summary()] if table.is_listed else []
+
+    def _all_tables(self) -> Iterable[Table]:
+        return (self._table(key) for key in self._threads())
+
+    def _run_index(self) -> RunIndex:
+        with translated():
+            self._believed(self._index.catch_up)
+        return self._index.runs
+
+    def _threads(self) -> list[ThreadKey]:
+        with translated():
+            return self._believed(lambda: list(self._index.catch_up().values()))
+
+    def _table(self, thread: ThreadKey) -> Table:
+        return self._look(thread, lambda table, fd: table)
+
+    def _look(
+        self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
+    ) -> T:
+        """Show the newest table and its open file, both of one moment."""
+        with translated():
+            return self._believed(lambda: self._look_once(thread, look), timeout_s)
+
+    def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
+        try:
+            fd = log_of(self._disk, thread).open()
+        except FileNotFoundError:
+            self._check_absent(thread)
+            return look(LoggedTable(thread, log_of(self._disk, thread)), -1)
+        try:
+            table = self._caught_up(thread, fd)
+            self._keep(table)
+            return look(table, fd)
+        finally:
+            self._disk.close(fd)
+
+    def _believed(self, look: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Without the lock, what looks damaged may only be in motion: look again with it."""
+        try:
+            return look()
+        except Corrupt:
+            with self._guard.held(timeout_s):
+                return look()
+
+    def _caught_up(self, thread: ThreadKey, fd: int) -> LoggedTable:
+        """Take the table out of the cache and bring it up to date. An interrupt half-way leaves it out."""
+        table = self._cache.pop(thread.digest, None)
+        if table is not None:
+            self._cached_bytes -= table.weight
+        if table is None or not table.log.resume(fd):
+            table = LoggedTable(thread, log_of(self._disk, thread))
+            table.log.resume(fd)
+            table.catch_up(fd)
+            self._check_newest(table)
+        else:
+            table.catch_up(fd)
+        return table
+
+    def _check_newest(self, table: LoggedTable) -> None:
+        """Raise when a log had more commits before. A table that this process has kept is a witness of its own."""
+        marked = self._marked(table.key)
+        held = 0 if table.row is None else table.row.revision
+        if held < marked:
+            raise table.log.corrupt(
+                f"{table.log.name} is an older copy of itself: it ends with commit {held}, and {marked} were acknowledged"
+            )
+
+    def _keep(self, table: LoggedTable) -> None:
+        self._cache[table.key.digest] = table
+        self._cached_bytes += table.weight
+        while len(self._cache) > _CACHED_TABLES or (
+            self._cached_bytes > _CACHED_BYTES and len(self._cache) > 1
+        ):
+            self._cached_bytes -= self._cache.popitem(last=False)[1].weight
+
+    def _marked(self, thread: ThreadKey) -> int:
+        """Return how many commits the log of a thread has had at least. Without the index nobody knows; who lists is told of that."""
+        try:
+            slot = self._index.slot(thread)
+        except Corrupt:
+            return 0
+        return 0 if slot is None else self._marks.read(slot, thread.digest)
+
+    def _check_absent(self, thread: ThreadKey) -> None:
+        self._index.catch_up()
+        if self._marked(thread) or self._index.is_confirmed(thread):
+            raise Corrupt("its log is gone", thread=thread.id)
+
+    def _log_names(self) -> list[str]:
+        return [name for name in self._disk.names(THREADS) if name.endswith(".log")]
+
+    # Care
+
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        with translated():
+            look = self._audit_store if thread is None else lambda: self._audit_thread(thread)
+            if not look():
+                return []
+            with self._guard.held():  # in motion, or really so?
+                return look()
+
+    def _audit_thread(self, thread: ThreadKey) -> list[Corrupt]:
+        """Read the whole log again, past the cache."""
+        table = LoggedTable(thread, log_of(self._disk, thread))
+        try:
+            fd = table.log.open()
+        except FileNotFoundError:
+            return problems(lambda: self._check_absent(thread))
+        try:
+            return table.audit(fd) or problems(lambda: self._check_newest(table))
+        finally:
+            self._disk.close(fd)
+
+    def _audit_store(self) -> list[Corrupt]:
+        index = Index(self._disk, self._marks)
+        found = problems(self._audit_key) + problems(index.catch_up)
+        if found:
+            return found
+        known = {f"{digest.hex()}.log" for digest in index.catch_up()}
+        strangers = sorted(set(self._disk.names(THREADS)) - known)
+        return [Corrupt(f"{THREADS}/{name} belongs to no thread of this store") for name in strangers]
+
+    def _audit_key(self) -> None:
+        if read_key(self._disk) is None and self._index.is_there():
+            raise Corrupt(
+                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
+            )
+
+    def before_fork(self) -> None:
+        """No file is open between two calls."""
+
+    def close(self) -> None:
+        """Bring the last marks to disk; with fsync="normal" the last commits too."""
+        waiting = [table.key for table in self._cache.values() if not table.log.is_settled]
+        waiting = waiting[-_SETTLED:] if self._is_full else waiting
+        try:
+            with translated():
+                if waiting or not self._index.log.is_settled:
+                    with self._guard.held():
+                        self._settle(waiting)
+        except StoreError:
+            if not self._is_full:  # otherwise all is on disk but the marks
+                raise
+        self._cache.clear()
+        self._cached_bytes = 0
+
+    def _settle(self, threads: list[ThreadKey]) -> None:
+        self._index.settle()
+        for key in threads:
+            batch = self._opened_batch(key)
+            try:
+                if batch.fd is not None:
+                    batch.log.settle(batch.fd)
+                    self._writer.note([batch])
+            finally:
+                batch.close()
+
+
+def _answer(batch: Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
+    """What was decided in a batch that failed was decided on a state that never was."""
+    return batch.failure if batch is not None and batch.failure is not None else result

@@ -1,0 +1,149 @@
+"""Writing a group of commits to the logs of a folder store, in the order that a crash may cut anywhere (`file.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+from outlive.backends.file.batch import Batch
+from outlive.backends.file.disk import THREADS, Disk, WriteLock, is_full, translated
+from outlive.backends.file.index import Index
+from outlive.backends.file.reserved_space import Reserve
+from outlive.backends.file.revision_marks import Marks
+from outlive.backends.file.table import log_of
+from outlive.errors import Corrupt, NotErased, OutliveError, StoreError
+
+_NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
+
+
+class GroupWriter:
+    """Makes what was decided last. All of it under the store's lock."""
+
+    def __init__(
+        self, disk: Disk, guard: WriteLock, index: Index, marks: Marks, *, syncs_always: bool
+    ) -> None:
+        self._disk = disk
+        self._guard = guard
+        self._index = index
+        self._marks = marks
+        self._reserve = Reserve(disk)
+        self._syncs_always = syncs_always
+
+    def store(self, batches: list[Batch]) -> None:
+        """Make the group last; a thread whose disk refuses fails alone."""
+        new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
+        old = [batch for batch in batches if not batch.is_new]
+        self._each(old, self._announce_runs)
+        self._each(old, lambda batch: self._spared(batch, lambda: batch.log.write(batch.file)))
+        self._each(old, self._make_durable)  # after all writes: one fsync often carries others along
+        if new:
+            self._create(new)
+        self._each([batch for batch in batches if batch.has_effect], self._tidy)
+        self.note([batch for batch in batches if batch.has_effect and batch.failure is None])
+        self._reserve.keep()
+
+    def note(self, batches: Iterable[Batch]) -> None:
+        """Note elsewhere how far logs are, as far as that is on disk. When it fails, an older copy may go unnoticed."""
+        with contextlib.suppress(OSError, Corrupt):
+            for batch in batches:
+                table, slot = batch.table, self._index.slot(batch.table.key)
+                if slot is not None and table.row is not None and table.log.acked == table.log.end:
+                    self._marks.note(slot, table.key.digest, table.row.revision)
+
+    def _announce_runs(self, batch: Batch) -> None:
+        """Note new runs in the index, synced, before they are stored: a crash after that leaves notes that nobody minds."""
+        key = batch.table.key
+        if new := [(key, run) for run in batch.runs if not self._index.runs.has(key, run)]:
+            self._index.announce([], new, self._guard)
+
+    def _each(self, batches: Iterable[Batch], step: Callable[[Batch], None]) -> None:
+        for batch in batches:
+            if batch.failure is None:
+                try:
+                    with translated():
+                        step(batch)
+                except OutliveError as error:
+                    self._fail(batch, error)
+
+    def _spared(self, batch: Batch, step: Callable[[], None]) -> None:
+        """Do a step. Where the disk is full, what removes something does it with the space that is set aside for that."""
+        try:
+            step()
+        except OSError as error:
+            if not (is_full(error) and batch.frees and self._reserve.release()):
+                raise
+            step()
+
+    def _fail(self, batch: Batch, error: OutliveError) -> None:
+        """Cut what was written, as far as the disk lets us, or it would be found and believed."""
+        batch.failure = batch.failure or error
+        if batch.fd is not None:
+            batch.log.retreat(batch.fd)
+        if batch.is_new:
+            with contextlib.suppress(OSError):
+                self._disk.remove(batch.log.name)
+
+    def _make_durable(self, batch: Batch) -> None:
+        """Sync and mark: also what a process left that died before its fsync, if this commit has seen it."""
+        table = batch.table
+        if table.log.end == table.log.acked:
+            return
+        now = time.monotonic()
+        if self._syncs_always or now - table.synced_at >= _NORMAL_S:
+            self._disk.sync(batch.file)  # the commit point: a crash before may leave nothing, after it all
+            table.log.acknowledge(batch.file)
+            table.synced_at = now
+
+    def _create(self, batches: list[Batch]) -> None:
+        """Make the logs of new threads. Always synced: a rename may reach the disk before the contents."""
+        try:
+            with translated():
+                runs = [(batch.table.key, run) for batch in batches for run in batch.runs]
+                self._index.announce([batch.table.key for batch in batches], runs, self._guard)
+                with self._guard.renaming(THREADS):
+                    self._each(batches, lambda batch: self._spared(batch, lambda: self._create_one(batch)))
+        except StoreError as error:
+            for batch in batches:
+                self._fail(batch, error)
+        made = [batch for batch in batches if batch.failure is None]
+        for batch in made:
+            batch.is_new = False
+        self._index.confirm([batch.table.key for batch in made])
+
+    def _create_one(self, batch: Batch) -> None:
+        with batch.log.aside():
+            pass
+        batch.fd = batch.log.open(write=True)
+
+    def _tidy(self, batch: Batch) -> None:
+        """Take what was removed out of the file. It is removed in any case; only who erases it is told when that fails."""
+        try:
+            if batch.table.wants_rewrite():
+                self._rewrite(batch)
+        except (StoreError, OSError) as error:
+            failure: BaseException | None = error
+            if is_full(error) and batch.frees:
+                failure = self._rewrite_without_room(batch)
+            if failure is not None and batch.erases:
+                raise NotErased(batch.table.key.id, str(failure)) from failure
+
+    def _rewrite_without_room(self, batch: Batch) -> BaseException | None:
+        """Make room by what was removed itself, and try once more; return what is in the way."""
+        try:
+            self._reserve.release()
+            batch.table.free_dead(batch.file)
+            self._rewrite(batch)
+        except (StoreError, OSError) as error:
+            return error
+        return None
+
+    def _rewrite(self, batch: Batch) -> None:
+        """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""
+        batch.is_kept = False  # every chunk will have moved
+        fresh = log_of(self._disk, batch.table.key)
+        fresh.begin()
+        with self._guard.renaming(THREADS), fresh.aside() as fd:
+            for meta, data in batch.table.snapshot(batch.file):
+                fresh.add(meta, data)
+                fresh.write(fd)

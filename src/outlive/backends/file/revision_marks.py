@@ -1,0 +1,51 @@
+"""How many commits each log of a folder store has had, kept apart from the logs: an older copy of one is noticed.
+
+A log proves that nothing of it was changed, but not that it is the newest one: a file that was put back from a backup, or that a
+synchronisation brought from elsewhere, is whole in itself. So the file `lock`, which every writer holds open anyway, has a
+slot for each thread with the revision of its last commit, and one for the index with the number of threads.
+
+A slot is written after the commit is on disk, and without a sync of its own. So after a crash it may be behind its log, and is never
+ahead. A slot that is torn or empty says nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from outlive.backends.file.disk import Disk, WriteLock
+
+_SLOT = struct.Struct("<QI")  # count, checksum
+_START = 64  # behind what the lock itself keeps there
+INDEX = 0  # the slot of the index; a thread has the one behind its place in the index
+
+
+class Marks:
+    """The slots in the file `lock`."""
+
+    def __init__(self, disk: Disk, guard: WriteLock) -> None:
+        self._disk = disk
+        self._guard = guard
+
+    def note(self, slot: int, digest: bytes, count: int) -> None:
+        """Write a slot, while the lock is held."""
+        self._guard.write(_SLOT.pack(count, _checksum(slot, digest, count)), _START + slot * _SLOT.size)
+
+    def read(self, slot: int, digest: bytes) -> int:
+        """Return what is known of a log: it has had at least so many commits."""
+        try:
+            fd = self._disk.open("lock")
+        except FileNotFoundError:  # somebody removed it, and what it knew
+            return 0
+        try:
+            data = self._disk.read(fd, _SLOT.size, _START + slot * _SLOT.size)
+        finally:
+            self._disk.close(fd)
+        if len(data) < _SLOT.size:
+            return 0
+        count, check = _SLOT.unpack(data)
+        return int(count) if check == _checksum(slot, digest, count) else 0
+
+
+def _checksum(slot: int, digest: bytes, count: int) -> int:
+    return zlib.crc32(b"%d %d " % (slot, count) + digest)

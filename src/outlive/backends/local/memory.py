@@ -1,0 +1,481 @@
+"""Records in the memory of this process: nothing survives it. `null:` keeps nothing at all.
+
+`Table` is one thread's records as dicts. The file backend keeps the same tables, filled from its log.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from outlive.backend.entries import RUN, check_kinds
+from outlive.backend.protocol import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    EntryCursor,
+    Inventory,
+    Known,
+    Page,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    escape,
+    unescape,
+)
+from outlive.backends.local.run_index import RunIndex
+from outlive.backends.rules.decide import decide
+from outlive.backends.rules.expectations import check_found
+from outlive.backends.rules.view import Clock, Effect, Row, fitting
+from outlive.errors import Corrupt, OutliveError
+
+
+def new_token() -> int:
+    """Return a new generation: random, so that a thread made again never looks like the one before."""
+    return int.from_bytes(os.urandom(8)) >> 1
+
+
+def clock() -> Clock:
+    """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
+    lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
+    return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
+
+
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
+
+
+@functools.cache
+def _offset_ns() -> int:
+    """Return how far the clock for leases is shifted here: a container with a time namespace of its own shares leases with the others."""
+    try:
+        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    shifts = {name: int(seconds) * 1_000_000_000 + int(nanos) for name, seconds, nanos in lines}
+    return shifts.get("boottime", 0)
+
+
+os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in another namespace
+
+
+@functools.cache
+def boot_id() -> str:
+    """Name the clock for leases: it starts anew with the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+class Table:
+    """One thread: what `decide` looks at and what an effect changes. A chunk is kept by a reference of any kind."""
+
+    def __init__(self, key: ThreadKey) -> None:
+        self.key = key
+        self.row: Row | None = None
+        self.updated_at = 0
+        self.metadata: bytes | None = None
+        self.projection: str | None = None
+        self.records: dict[tuple[str, str], CheckpointRecord] = {}
+        self.orders: dict[str, list[Cursor]] = {}
+        self.chunks: dict[bytes, tuple[int, int]] = {}
+        self.pending: dict[tuple[str, str], dict[tuple[str, str, str, int], WriteRecord]] = {}
+        self.notes: dict[tuple[str, str], Entry] = {}
+
+    # The view
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        return self.records.get((namespace, id))
+
+    def head(self, namespace: str) -> str | None:
+        order = self.orders.get(namespace)
+        return unescape(order[-1][2]) if order else None
+
+    def count(self) -> int:
+        return len(self.records)
+
+    def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
+        return self.pending.get(key[:2], {}).get(key)
+
+    def has(self, pair: tuple[str, str]) -> bool:
+        return pair in self.records or pair in self.pending
+
+    def info(self) -> bytes | None:
+        return self.metadata
+
+    def entry(self, kind: str, key: str) -> Entry | None:
+        return self.notes.get((kind, key))
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        return self.chunks.get(name)
+
+    # Changing
+
+    def apply(self, effect: Effect) -> None:
+        """Do what was decided. Cannot fail half-way: every row was checked before."""
+        self.row = effect.row
+        self.updated_at = effect.at
+        if effect.everything:
+            self._forget_all()
+        for pair in effect.removed:
+            self._remove(pair)
+        for name in effect.removed_chunks:
+            del self.chunks[name]
+        for name, data in effect.chunks:
+            size = self.chunks[name][0] if name in self.chunks else len(data)
+            self.chunks[name] = (size, effect.row.revision)
+        for record in (*effect.checkpoints, *effect.rewrites):
+            self._put(record)
+        for write in effect.writes:
+            self.pending.setdefault(write.key[:2], {})[write.key] = write
+        for entry in effect.entries:
+            if entry.gone:
+                self.notes.pop((entry.kind, entry.key), None)
+            else:
+                self.notes[entry.kind, entry.key] = entry
+        if effect.info is not None:
+            self.metadata, self.projection = effect.info, effect.info_projection
+
+    def _forget_all(self) -> None:
+        self.metadata = self.projection = None
+        for rows in (self.records, self.orders, self.chunks, self.pending, self.notes):
+            rows.clear()
+
+    def _put(self, record: CheckpointRecord) -> None:
+        pair = (record.namespace, record.id)
+        old = self.records.get(pair)
+        order = self.orders.setdefault(record.namespace, [])
+        if old is not None and old.order != record.order:
+            order.remove(old.order)
+        if old is None or old.order != record.order:
+            insort(order, record.order)
+        self.records[pair] = record
+
+    def _remove(self, pair: tuple[str, str]) -> None:
+        self.pending.pop(pair, None)
+        record = self.records.pop(pair, None)
+        if record is None:  # only writes, of a checkpoint that never came
+            return
+        order = self.orders[record.namespace]
+        order.remove(record.order)
+        if not order:
+            del self.orders[record.namespace]
+
+    # Reading
+
+    def find_at(self, namespace: str, id: str | None, at: int | None) -> CheckpointRecord | None:
+        if id is not None:
+            return self.find(namespace, id)
+        order = self.orders.get(namespace, [])
+        for cursor in reversed(order):
+            record = self.records[namespace, unescape(cursor[2])]
+            if at is None or record.created_at <= at:
+                return record
+        return None
+
+    def page(
+        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
+    ) -> list[CheckpointRecord]:
+        page: list[CheckpointRecord] = []
+        for cursor, name in self._descending(namespace, before):
+            if len(page) >= limit:
+                break
+            record = self.records[name, unescape(cursor[2])]
+            if run is None or record.run == run:
+                page.append(record)
+        return page
+
+    def _descending(self, namespace: str | None, before: Cursor | None) -> Iterable[tuple[Cursor, str]]:
+        if namespace is not None:
+            order = self.orders.get(namespace, [])
+            stop = len(order) if before is None else bisect_left(order, before)
+            return ((cursor, namespace) for cursor in reversed(order[:stop]))
+        rows = ((cursor, name) for name, order in self.orders.items() for cursor in order)
+        return sorted((row for row in rows if before is None or row[0] < before), reverse=True)
+
+    def writes_of(self, pairs: Sequence[tuple[str, str]] | None) -> list[WriteRecord]:
+        wanted = self.pending if pairs is None else pairs
+        found = [write for pair in wanted for write in self.pending.get(pair, {}).values()]
+        return sorted(found, key=write_order)
+
+    def stored(self) -> int:
+        bodies = sum(len(record.body) for record in self.records.values())
+        return bodies + sum(size for size, _ in self.chunks.values())
+
+    def summary(self) -> ThreadRow:
+        row = self.row or Row(0, 0, 0, 0, 0)
+        return ThreadRow(
+            id=self.key.id,
+            generation=row.generation,
+            revision=row.revision,
+            epoch=row.epoch,
+            seq=row.seq,
+            checkpoints=len(self.records),
+            stored=self.stored(),
+            created_at=row.created_at,
+            updated_at=self.updated_at,
+            info=self.metadata,
+            info_projection=self.projection,
+            info_version=row.info_version,
+            head=self.find_at("", None, None),
+        )
+
+    @property
+    def is_listed(self) -> bool:
+        """A thread that was deleted leaves its counters behind, and nothing to be listed."""
+        return bool(self.records or self.pending) or self.metadata is not None
+
+
+def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
+    """Order writes as they are handed out: by path, task and index."""
+    return (write.namespace, write.checkpoint, write.path, write.task, write.index)
+
+
+class MemoryBackend:
+    """All threads in dicts, under one lock."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._tables: dict[bytes, Table] = {}
+        self._data: dict[tuple[bytes, bytes], bytes] = {}
+        self._key: bytes | None = None
+        self._runs = RunIndex()
+        self.lock = threading.RLock()
+
+    def identity(self, offered: bytes) -> bytes:
+        self._key = self._key or offered
+        return self._key
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do each commit on its own; a refusal of one does not touch the others."""
+        results: list[Receipt | OutliveError] = []
+        for commit in commits:
+            try:
+                results.append(self._commit(commit))
+            except OutliveError as error:
+                results.append(error)
+        return results
+
+    def _commit(self, commit: Commit) -> Receipt:
+        table = self._table(commit.thread)
+        effect, receipt = decide(commit, table, clock(), new_token())
+        if effect is not None:
+            check_found(effect, table)
+            self._apply(table, effect)
+        return receipt
+
+    def _apply(self, table: Table, effect: Effect) -> None:
+        digest = table.key.digest
+        doomed = list(table.chunks) if effect.everything else effect.removed_chunks
+        table.apply(effect)
+        for name in doomed:
+            self._data.pop((digest, name), None)
+        for name, data in effect.chunks:
+            self._data.setdefault((digest, name), data)
+        self._tables[digest] = table
+        for entry in effect.entries:
+            if entry.kind == RUN:
+                self._runs.add(table.key, entry.key)
+
+    def _table(self, thread: ThreadKey) -> Table:
+        return self._tables.get(thread.digest) or Table(thread)
+
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        table = self._table(thread)
+        generation = table.row.generation if table.row else 0
+        record = table.find_at(namespace, id, at)
+        if record is None:
+            return Reading(generation)
+        writes = table.writes_of([(namespace, record.id)])
+        wanted = [] if known is not None and same(known, record) else list(record.chunks)
+        wanted += [name for write in writes for name in write.chunks]
+        return Reading(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
+
+    def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        table = self._table(thread)
+        return (table.row.generation if table.row else 0), table.page(namespace, before, limit, run)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        table = self._table(thread)
+        page = table.page(namespace, before, limit, run)
+        records, names = fitting(page, table, max_bytes)
+        generation = table.row.generation if table.row else 0
+        return Page(generation, records, self.fetch(thread, names), len(records) < len(page))
+
+    def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        return self._table(thread).writes_of(checkpoints)
+
+    def entries(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        now = clock()
+        if kind == RUN and thread is None and prefix:
+            return self._runs_by_id(tenant, prefix, after, limit, statuses, lapsed, now)
+        tables = [self._table(thread)] if thread is not None else self._all_tables()
+        found = [
+            ((escape(entry.key), table.key.digest), table.key, entry)
+            for table in tables
+            for entry in table.notes.values()
+            if table.key.tenant == tenant
+            and entry.kind == kind
+            and entry.key.startswith(prefix)
+            and (statuses is None or entry.status in statuses)
+            and (lapsed is None or lapsed == has_lapsed(entry, now))
+        ]
+        start = None if after is None else (escape(after[0]), after[1])
+        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
+        return [(key, entry) for _, key, entry in rows[:limit]]
+
+    def _runs_by_id(
+        self,
+        tenant: str,
+        prefix: str,
+        after: EntryCursor | None,
+        limit: int,
+        statuses: Sequence[str] | None,
+        lapsed: bool | None,
+        now: Clock,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        """Return a page of runs whose ids begin like this; only the threads that have one are looked at."""
+        found: list[tuple[ThreadKey, Entry]] = []
+        for key, run in self._run_index().matches(tenant, prefix, after):
+            if len(found) >= limit:
+                break
+            entry = self._table(key).entry(RUN, run)
+            if (
+                entry is not None
+                and (statuses is None or entry.status in statuses)
+                and (lapsed is None or lapsed == has_lapsed(entry, now))
+            ):
+                found.append((key, entry))
+        return found
+
+    def _run_index(self) -> RunIndex:
+        return self._runs
+
+    def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        if only is not None:
+            table = self._table(ThreadKey.of(tenant, only))
+            return [table.summary()] if table.is_listed else []
+        found = [
+            (escape(table.key.id), table)
+            for table in self._all_tables()
+            if table.key.tenant == tenant and table.key.id.startswith(prefix) and table.is_listed
+        ]
+        start = None if after is None else escape(after)
+        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
+        return [table.summary() for _, table in rows[:limit]]
+
+    def _all_tables(self) -> Iterable[Table]:
+        return self._tables.values()
+
+    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        table = self._table(thread)
+        row = table.row or Row(0, 0, 0, 0, 0)
+        return Inventory(row.generation, row.revision, dict(table.chunks))
+
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        return {name: data for name in names if (data := self._data.get((thread.digest, name))) is not None}
+
+    def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        found = self.fetch(source, names)
+        result = self.commit_all([Commit(target, chunks=tuple(found.items()))])[0]
+        if isinstance(result, Exception):
+            raise result
+        return result.generation
+
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        return []
+
+    def before_fork(self) -> None:
+        """A child gets its own copy of everything."""
+
+    def close(self) -> None:
+        """Nothing to release: the records live as long as this object."""
+
+
+class NullBackend(MemoryBackend):
+    """Persistence switched off: every commit succeeds and nothing is kept."""
+
+    name = "null"
+
+    def _commit(self, commit: Commit) -> Receipt:
+        """Nothing is kept, so nothing can be in the way either."""
+        check_kinds(commit.entries)
+        return super()._commit(Commit(commit.thread, commit.checkpoints, commit.chunks, commit.writes))
+
+    def _apply(self, table: Table, effect: Effect) -> None:
+        """Keep nothing."""
+
+
+def has_lapsed(entry: Entry, now: Clock) -> bool:
+    """Tell whether the lease of an entry has run out; one by another clock has."""
+    return entry.clock != now.id or entry.until <= now.lease
+
+
+def same(known: Known, record: CheckpointRecord) -> bool:
+    """Tell whether the reader has this checkpoint at hand."""
+    return known.id == record.id and known.chunks == record.chunks

@@ -1,0 +1,187 @@
+"""The async colour of backends that live in this process: their functions in one worker thread, a single hop per call."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from outlive.backend.protocol import Commit, Receipt, unknown
+from outlive.backends.local.inline import READS, Local, busy, keep_for_fork, shortest, tell
+from outlive.errors import OutliveError, StoreBusy, StoreClosed
+
+T = TypeVar("T")
+
+
+class Threaded:
+    """The async colour: one worker thread, one hop per call. Belongs to the event loop that uses it."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.name = local.name
+        self._closed = False
+        self._reset()
+        keep_for_fork(local)
+        _threaded.add(self)
+
+    def _reset(self) -> None:
+        """A new worker and an empty queue: at the start, and in a forked child, which has no threads."""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"outlive-{self.local.name}")
+        self._begin(None)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self._queue: list[tuple[Commit, asyncio.Future[Receipt]]] = []
+        self._is_busy = False
+        self._idle = asyncio.Event()
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Join the group that goes to the worker next."""
+        if len(commits) == 1:
+            return [await self._commit(commits[0])]
+        return list(await asyncio.gather(*[self._commit(commit) for commit in commits]))
+
+    async def _commit(self, commit: Commit) -> Receipt | OutliveError:
+        """Wait for one commit.
+
+        A caller that is cancelled leaves its commit where it is: taken out when it was not sent, else
+        finished before the worker takes the next one.
+        """
+        if self._closed:
+            return StoreClosed()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # the loop before has ended, and whoever waited there is gone
+            self._begin(loop)
+        future: asyncio.Future[Receipt] = loop.create_future()
+        item = (commit, future)
+        self._queue.append(item)
+        tell((commit,))
+        if not self._is_busy:
+            self._is_busy = True
+            self._idle.clear()
+            loop.call_soon(
+                self._send, loop
+            )  # whoever else is ready to save in this turn of the loop comes along
+        # Not asyncio.wait_for: it costs as much as the rest of this call.
+        timer = None if commit.timeout_s is None else loop.call_later(commit.timeout_s, _expire, future)
+        try:
+            return await future
+        except OutliveError as error:
+            return error
+        except TimeoutError:
+            return busy(commit.timeout_s) if self._withdraw(item) else unknown(commit)
+        except asyncio.CancelledError:
+            self._withdraw(item)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _withdraw(self, item: tuple[Commit, asyncio.Future[Receipt]]) -> bool:
+        """Take a commit back; False when it was sent already."""
+        if item not in self._queue:
+            return False
+        self._queue.remove(item)
+        return True
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not loop:
+            return
+        group, self._queue = self._queue, []
+        if not group:
+            self._is_busy = False
+            self._idle.set()
+            return
+        work = loop.run_in_executor(self._pool, self._commit_group, [commit for commit, _ in group])
+        work.add_done_callback(lambda done: self._answer(loop, group, done))
+
+    def _commit_group(self, commits: list[Commit]) -> list[Receipt | OutliveError]:
+        with self.local.lock:
+            return self.local.commit_all(commits)
+
+    def _answer(self, loop: asyncio.AbstractEventLoop, group: list[Any], done: asyncio.Future[Any]) -> None:
+        failure = done.exception()
+        results = [failure] * len(group) if failure is not None else done.result()
+        least = shortest([commit for commit, _ in group])
+        for (commit, future), result in zip(group, results, strict=True):
+            if future.done():
+                continue
+            if isinstance(result, Receipt):
+                future.set_result(result)
+            elif isinstance(result, StoreBusy) and commit.timeout_s != least:
+                self._queue.append((commit, future))  # it has more time than the least patient of its group
+            else:
+                future.set_exception(result)
+        # Those who were just answered may save again at once: let them come along. Sending what waits now would make
+        # two half groups, and the worker would fight with the loop for the interpreter.
+        loop.call_soon(self._send, loop)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in READS:
+            raise AttributeError(name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self._closed:
+                raise StoreClosed
+            work = functools.partial(self._read, name, args, kwargs)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+            try:
+                return await _within(future, kwargs.get("timeout_s"))
+            except TimeoutError:
+                raise busy(kwargs.get("timeout_s")) from None
+
+        self.__dict__[name] = call
+        return call
+
+    def _read(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self.local.lock:
+            return getattr(self.local, name)(*args, **kwargs)
+
+    async def close(self) -> None:
+        """Finish what was handed over, then release the backend."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._is_busy and self._loop is asyncio.get_running_loop():
+            await self._idle.wait()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
+        self._pool.shutdown(wait=False)
+
+    def _close(self) -> None:
+        with self.local.lock:
+            self.local.close()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run something slow, like opening a file, away from the event loop."""
+    return await asyncio.to_thread(work)
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
+async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
+    # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that meets the answer.
+    async with asyncio.timeout(timeout_s):
+        return await asyncio.shield(future)
+
+
+_threaded: weakref.WeakSet[Threaded] = weakref.WeakSet()
+_graveyard: list[ThreadPoolExecutor] = []  # pools of the parent: joining them in a child would hang
+
+
+def _after_fork_in_child() -> None:
+    for backend in list(_threaded):
+        _graveyard.append(backend._pool)
+        backend._reset()
+
+
+os.register_at_fork(
+    after_in_child=_after_fork_in_child
+)  # behind that of local.py, which gives the locks back

@@ -1,0 +1,585 @@
+"""PostgreSQL: one statement per save and per load.
+
+A save is one call of a function (`schema.sql`) that locks the thread's row, checks what the save expects,
+and stores all of it: one round trip, one transaction, no lock held between calls. Saves of different threads run side
+by side. A load is one statement, so it sees one moment. What is rarer (replacing, merging, removing, metadata) is
+decided by the same rules as for local backends, in a transaction that holds the same lock.
+
+Times and leases are by the server's clock. Dropped connections, restarts and failovers are tried again until the
+deadline of the call (`server.Attempts`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from psycopg import pq
+
+from outlive.backend.protocol import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    EntryCursor,
+    Inventory,
+    Known,
+    Page,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    unknown,
+)
+from outlive.backends.local.memory import new_token
+from outlive.backends.postgres.audit import audit_store, audit_thread
+from outlive.backends.postgres.connection import Link, Parameter
+from outlive.backends.postgres.pool import Pool
+from outlive.backends.postgres.rows import (
+    Cells,
+    blobs,
+    digest,
+    flag,
+    number,
+    rows,
+    space,
+    span,
+    text,
+    texts,
+    to_checkpoint,
+    to_entry,
+    to_maybe_text,
+    to_names,
+    to_number,
+    to_text,
+    to_thread_row,
+    to_writes,
+)
+from outlive.backends.postgres.save import (
+    check_acceptable,
+    may_be_grouped,
+    parameters,
+    receipt,
+    thread_parameters,
+)
+from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
+from outlive.backends.postgres.transaction import Transaction
+from outlive.backends.rules.snapshot import is_plain
+from outlive.backends.server.attempts import Attempts, GivenUp, lock_ms
+from outlive.errors import (
+    Corrupt,
+    DamagedEntry,
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    MissingSchema,
+    NewerFormat,
+    OutliveError,
+    StaleBase,
+    StoreError,
+)
+from outlive.runtime.runtime import Deadline
+
+T = TypeVar("T")
+_TOGETHER = 250  # commits in one transaction
+_FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
+
+
+class PostgresBackend:
+    """The waist over a pool of links; the pool has the colour."""
+
+    name = "postgresql"
+
+    def __init__(
+        self, pool: Pool, *, schema: str, place: str, max_retries: int | None, timeout_s: float | None
+    ) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._schema = quoted(schema)
+        self._sql = statements(self._schema)
+        self._place = place
+        self._max_retries = max_retries
+        self._given_up = GivenUp()
+
+    # Calling
+
+    async def _call(
+        self,
+        work: Callable[[Link, Deadline], Awaitable[T]],
+        timeout_s: float | None = None,
+        commit: Commit | None = None,
+    ) -> T:
+        """Do work on a link, again on another when the server was lost."""
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
+
+        async def attempt(deadline: Deadline) -> T:
+            link = await self._pool.take(deadline)
+            try:
+                return await work(link, deadline)
+            finally:
+                self._pool.give_back(link)
+
+        return await attempts.run(attempt, commit)
+
+    async def _ask(
+        self, statement: str, *parameters: Parameter, timeout_s: float | None = None
+    ) -> list[list[bytes | None]]:
+        async def work(link: Link, deadline: Deadline) -> list[list[bytes | None]]:
+            return list(rows(await link.query(statement, parameters, deadline)))
+
+        return await self._call(work, timeout_s)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    # The store itself
+
+    async def identity(self, offered: bytes) -> bytes:
+        try:
+            found = await self._ask(self._sql.identity)
+        except MissingSchema:
+            found = []
+        if not (found or offered):
+            return offered
+        if not found:
+            await self._call(self._migrate(offered))
+            found = await self._ask(self._sql.identity)
+        if not found:
+            raise Corrupt("the row that holds the store's naming key is gone; put it back from a backup")
+        ((version, key),) = found
+        if to_number(version) > VERSION:
+            raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
+        return key or b""
+
+    def _migrate(self, offered: bytes) -> Callable[[Link, Deadline], Awaitable[None]]:
+        """Make the tables; of many processes that try at once, one does."""
+
+        async def work(link: Link, deadline: Deadline) -> None:
+            turn = zlib.crc32(b"outlive " + self._schema.encode())
+            await link.begin(deadline)
+            try:
+                await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
+                if not await _is_there(link, self._schema, "to_regnamespace", deadline):
+                    await link.run(f"create schema {self._schema}", deadline)
+                if not await _is_there(link, f"{self._schema}.store", "to_regclass", deadline):
+                    await link.run(schema_script(self._schema), deadline)
+                await link.query(self._sql.adopt, (offered,), deadline)
+            except BaseException:
+                if link.is_in_transaction:
+                    await link.run("rollback", deadline)
+                raise
+            await link.run("commit", deadline)
+
+        return work
+
+    # Committing
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        results: list[Receipt | OutliveError] = []
+        for start in range(0, len(commits), _TOGETHER):
+            group = commits[start : start + _TOGETHER]
+            if len(group) > 1 and all(map(may_be_grouped, group)):
+                results += await self._commit_together(group)
+            else:
+                results += [await _result(self._commit(commit)) for commit in group]
+        return results
+
+    async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Do many commits in one transaction: one that is refused changes nothing, and the others go on."""
+        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
+        timeout_s = min(times, default=self._timeout_s)
+        # By thread, so that two who do this at once do not wait for each other in a circle.
+        order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
+
+        async def work(link: Link, attempt: Deadline) -> dict[int, Cells]:
+            found: dict[int, Cells] = {}
+            await link.begin(attempt)
+            try:
+                for place in order:
+                    said = parameters(commits[place], b"", attempt)
+                    found[place] = next(rows(await link.query(self._sql.save, said, attempt)))
+            except BaseException:
+                if link.is_in_transaction:
+                    await link.run("rollback", attempt)
+                raise
+            await link.run("commit", attempt)
+            return found
+
+        deadline = Deadline(timeout_s)
+        try:
+            found = await self._call(work, timeout_s)
+        except StoreError as error:
+            return [unknown(commit, str(error)) for commit in commits]
+        return [
+            await _result(self._receipt(commit, found[place], deadline))
+            for place, commit in enumerate(commits)
+        ]
+
+    async def _commit(self, commit: Commit) -> Receipt:
+        """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
+        try:
+            return await self._given_up.watch(commit, lambda void: self._send(commit, void))
+        except Corrupt as error:
+            if error.thread is not None:
+                raise
+            raise Corrupt(error.what, thread=commit.thread.id) from None
+
+    async def _send(self, commit: Commit, void: bytes) -> Receipt:
+        check_acceptable(commit)
+        if not is_plain(commit):
+
+            async def transact(link: Link, deadline: Deadline) -> Receipt:
+                return await Transaction(link, self._schema, commit, void, deadline).run()
+
+            return await self._call(transact, commit.timeout_s, commit)
+        deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
+
+        async def save(link: Link, attempt: Deadline) -> list[bytes | None]:
+            result = await link.query(self._sql.save, parameters(commit, void, attempt), attempt)
+            return next(rows(result))
+
+        cells = await self._call(save, commit.timeout_s, commit)
+        try:
+            return await self._receipt(commit, cells, deadline)
+        except (StaleBase, Corrupt):
+            raise
+        except StoreError as error:  # the commit was done; what it stored could not be read back
+            raise unknown(commit, str(error)) from error
+
+    async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
+        """Read what the function answered: its verdict, and the fields that only the server knows."""
+        verdict = to_text(cells[0])
+        if verdict in ("existing", "repeated"):
+            return await self._found(commit, cells, deadline)
+        if verdict == "damaged":
+            raise Corrupt(to_text(cells[7]), thread=commit.thread.id)
+        if verdict != "done":
+            raise await self._refusal(commit, verdict, cells, deadline)
+        return receipt(commit, cells)
+
+    async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
+        """Say what is there: the checkpoint was saved before, or this very commit was done before."""
+        key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
+        for draft in commit.checkpoints:
+            reading = await self.read(
+                key, draft.namespace, draft.id, chunks=False, timeout_s=deadline.remaining_s()
+            )
+            if reading.record is None:  # deleted since
+                raise StaleBase(key.id)
+            receipt.existing = reading.record
+        if receipt.existing is None:
+            held = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
+            receipt.entries, receipt.writes = tuple(held), commit.writes
+        return receipt
+
+    async def _refusal(self, commit: Commit, verdict: str, cells: Cells, deadline: Deadline) -> OutliveError:
+        thread, found = commit.thread.id, to_number(cells[8])
+        if verdict == "fence":
+            assert commit.fence is not None
+            kind, key, _, fence = commit.fence
+            return LeaseLost(thread, kind, key, fence, None if cells[8] is None else found)
+        if verdict == "epoch":
+            return EpochPassed(thread, commit.epoch or 0, found)
+        if verdict == "head":
+            assert commit.expect_head is not None
+            return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
+        if verdict == "entry":
+            entry = commit.entries[found]
+            held = await self._entry(commit.thread, entry, deadline)
+            return EntryHeld(thread, entry.kind, entry.key, held)
+        return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
+
+    async def _entry(self, thread: ThreadKey, wanted: Entry, deadline: Deadline) -> Entry | None:
+        """Return the entry that is there."""
+        found = await self.entries(
+            thread.tenant,
+            wanted.kind,
+            thread=thread,
+            prefix=wanted.key,
+            limit=1,
+            timeout_s=deadline.remaining_s(),
+        )
+        return next((entry for _, entry in found if entry.key == wanted.key), None)
+
+    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        async def work(link: Link, deadline: Deadline) -> int:
+            result = await link.query(
+                self._sql.share,
+                (
+                    b"%d" % lock_ms(deadline),
+                    source.digest,
+                    *thread_parameters(target),
+                    number(new_token()),
+                    b"".join(dict.fromkeys(names)),
+                ),
+                deadline,
+            )
+            return to_number(result.get_value(0, 0))
+
+        try:
+            return await self._call(work)
+        except Corrupt as error:
+            raise Corrupt(error.what, thread=target.id) from None
+
+    # Reading
+
+    async def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        at_hand = (text(known.id), b"".join(known.chunks)) if known is not None else (None, None)
+        place = space(namespace) if id is None else digest(namespace, id)
+        parameters: list[Parameter] = [thread.digest, place, *at_hand, flag(chunks)]
+        statement = self._sql.read_head_of if namespace else self._sql.read_head
+        if id is not None:
+            statement = self._sql.read_id
+            parameters += [text(id), text(namespace)]
+        elif at is not None:
+            statement = self._sql.read_at
+            parameters.append(number(at))
+        reading = _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
+        record = reading.record
+        if record is not None and (record.namespace != namespace or record.id != (id or record.id)):
+            raise Corrupt("its row stands in the place of another", thread=thread.id, checkpoint=record.id)
+        return reading
+
+    async def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        epoch, seq, id = before or _FIRST
+        parameters = [thread.digest, number(epoch), number(seq), id.encode(), text(run), number(limit)]
+        statement = self._sql.history_of_all
+        if namespace is not None:
+            statement = self._sql.history
+            parameters.append(space(namespace))
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        records = self._records(thread, namespace, [cells[2:] for cells in found if cells[2] is not None])
+        _check(found, thread.id)  # last: a row that says what is wrong with it is the better answer
+        return to_number(found[0][1]), records[:limit]
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        epoch, seq, id = before or _FIRST
+        parameters = [
+            thread.digest,
+            number(epoch),
+            number(seq),
+            id.encode(),
+            text(run),
+            number(limit),
+            number(max_bytes),
+        ]
+        statement = self._sql.states_of_all
+        if namespace is not None:
+            statement = self._sql.states
+            parameters.append(space(namespace))
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        heads, bodies = (
+            [cells for cells in found if cells[3] is None],
+            [cells for cells in found if cells[3] is not None],
+        )
+        records = self._records(thread, namespace, [cells[5:] for cells in heads if cells[5] is not None])
+        _check(heads, thread.id)
+        chunks = {name or b"": data or b"" for _, _, _, name, data, *_ in bodies}
+        _, generation, count, *_ = heads[0]
+        return Page(to_number(generation), records, chunks, len(records) < to_number(count))
+
+    def _records(
+        self, thread: ThreadKey, namespace: str | None, rows: list[list[bytes | None]]
+    ) -> list[CheckpointRecord]:
+        """Return the records of a page, newest first."""
+        records = [to_checkpoint(cells, thread) for cells in rows]
+        for record in records:
+            if namespace is not None and record.namespace != namespace:
+                raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
+        records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+        return records
+
+    async def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        if checkpoints is None:
+            found = await self._ask(self._sql.writes_of_all, thread.digest, timeout_s=timeout_s)
+        else:
+            pairs = blobs([digest(*pair) for pair in checkpoints])
+            found = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
+        writes = to_writes([cells[1:] for cells in found if cells[1] is not None], thread)
+        _check(found, thread.id)
+        return writes
+
+    async def entries(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        last, behind = after if after is not None else (None, None)
+        parameters: list[Parameter] = [
+            digest(tenant),
+            text(tenant),
+            text(kind),
+            *span(prefix, last),
+            text(prefix),
+            text(last),
+            behind,
+            None if statuses is None else texts(statuses),
+            None if lapsed is None else flag(lapsed),
+            number(limit),
+        ]
+        statement = self._sql.entries
+        if thread is not None:
+            statement = self._sql.entries_of_thread
+            parameters.append(thread.digest)
+        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        entries = []
+        for problem, id, place, *cells in found:
+            if cells[0] is None:
+                continue
+            key = ThreadKey(tenant, to_text(id), place or b"")
+            entry = to_entry(cells, key)
+            what = PROBLEMS.get(to_number(problem))
+            if key.digest != ThreadKey.of(tenant, key.id).digest:
+                what = "its thread's row says that it is another thread"
+            if thread is None and what:
+                raise DamagedEntry(key.id, kind, entry.key, entry.status, what)
+            entries.append((key, entry))
+        if thread is not None:
+            _check(found, thread.id)
+        return entries
+
+    async def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        if only is not None:
+            found = await self._ask(
+                self._sql.thread, flag(heads), ThreadKey.of(tenant, only).digest, timeout_s=timeout_s
+            )
+        else:
+            found = await self._ask(
+                self._sql.threads,
+                flag(heads),
+                digest(tenant),
+                text(tenant),
+                *span(prefix, after),
+                text(prefix),
+                text(after),
+                number(limit),
+                timeout_s=timeout_s,
+            )
+        return [_thread_row(cells, tenant, only) for cells in found]
+
+    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        found = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
+        _check(found, thread.id)
+        chunks = {
+            name: (to_number(size), to_number(stamp))
+            for _, _, _, name, size, stamp in found
+            if name is not None
+        }
+        return Inventory(to_number(found[0][1]), to_number(found[0][2]), chunks)
+
+    async def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        found = await self._ask(self._sql.fetch, thread.digest, blobs(list(names)), timeout_s=timeout_s)
+        return {name or b"": data or b"" for name, data in found}
+
+    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        if thread is None:
+            return await audit_store(self._sql, self._ask)
+        return await audit_thread(self, self._sql, self._ask, thread)
+
+
+async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
+    try:
+        return await work
+    except OutliveError as error:
+        return error
+
+
+def first_statements(schema: str) -> tuple[str, ...]:
+    """Return what every link prepares at once: a save and a load are one round trip from the first."""
+    sql = statements(quoted(schema))
+    return sql.save, sql.read_head
+
+
+def _check(found: list[list[bytes | None]], thread: str) -> None:
+    """Raise what a statement found wrong with a thread."""
+    if problem := to_number(found[0][0]):
+        raise Corrupt(PROBLEMS[problem], thread=thread)
+
+
+def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
+    reading = Reading(0)
+    writes = []
+    for kind, generation, *cells in found:
+        match to_number(kind):
+            case 0:
+                reading.generation = to_number(generation)
+                reading.record = to_checkpoint(cells, thread) if cells[0] is not None else None
+            case 1:
+                reading.chunks[cells[14] or b""] = cells[15] or b""
+            case 2:
+                writes.append([*cells[:5], *cells[6:10], *cells[14:]])
+            case problem:
+                raise Corrupt(PROBLEMS[problem], thread=thread.id)
+    reading.writes = tuple(to_writes(writes, thread)) if writes else ()
+    return reading
+
+
+def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
+    id = only if only is not None else to_text(cells[1])
+    if problem := to_number(cells[0]):
+        raise Corrupt(PROBLEMS[problem], thread=id)
+    key = ThreadKey.of(tenant, id)
+    head = to_checkpoint(cells[15:], key) if cells[15] is not None else None
+    return to_thread_row(cells[1:15], key, head)
+
+
+async def _is_there(link: Link, name: str, function: str, deadline: Deadline) -> bool:
+    found: pq.abc.PGresult = await link.query(
+        f"select {function}($1) is not null", (name.encode(),), deadline
+    )
+    return found.get_value(0, 0) == b"\1"

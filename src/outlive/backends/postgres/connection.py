@@ -1,0 +1,355 @@
+"""One connection to PostgreSQL, in either colour, that never waits past a deadline.
+
+libpq's own connection object is used directly: everything is sent and received in binary, nothing is adapted, and
+the generators of psycopg say when to wait for the socket. Only that waiting differs between the colours.
+A link that missed a deadline or was cancelled has an answer on the way to nobody: it is closed, never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import select
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from psycopg import OperationalError, conninfo, generators, pq
+
+from outlive.backends.server.attempts import Lost, is_address, lock_ms, look_up
+from outlive.backends.server.urls import hide_secrets
+from outlive.errors import (
+    BadArgument,
+    Corrupt,
+    MissingSchema,
+    OutliveError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from outlive.runtime.runtime import Deadline
+
+T = TypeVar("T")
+Parameter = bytes | None
+_READ, _WRITE = 1, 2  # as psycopg's Wait and Ready count
+_IDLE_MS = 20_000  # between two statements of a transaction; longer means that its client is gone
+_OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+
+
+class Wait(Protocol):
+    """How a colour waits for a socket: (descriptor, what for, deadline) → what it is ready for."""
+
+    async def __call__(self, fileno: int, want: int, deadline: Deadline) -> int: ...
+
+
+async def wait_blocking(fileno: int, want: int, deadline: Deadline) -> int:
+    """Wait without suspending."""
+    poller = select.poll()
+    poller.register(fileno, (select.POLLIN if want & _READ else 0) | (select.POLLOUT if want & _WRITE else 0))
+    left_s = deadline.left_s()
+    found = poller.poll(None if left_s == float("inf") else left_s * 1000)
+    if not found:
+        return 0
+    event = found[0][1]
+    ready = (_READ if event & select.POLLIN else 0) | (_WRITE if event & select.POLLOUT else 0)
+    return ready or want  # hung up: the next read says so
+
+
+async def wait_suspended(fileno: int, want: int, deadline: Deadline) -> int:
+    """Wait in the event loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[int] = loop.create_future()
+    left_s = deadline.left_s()
+    timer = None if left_s == float("inf") else loop.call_later(left_s, _settle, future, 0)
+    if want & _READ:
+        loop.add_reader(fileno, _settle, future, _READ)
+    if want & _WRITE:
+        loop.add_writer(fileno, _settle, future, _WRITE)
+    try:
+        return await future
+    finally:
+        if timer is not None:
+            timer.cancel()
+        if want & _READ:
+            loop.remove_reader(fileno)
+        if want & _WRITE:
+            loop.remove_writer(fileno)
+
+
+def _settle(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class Link:
+    """A connection. Used by one call at a time."""
+
+    def __init__(self, connection: pq.abc.PGconn, wait: Wait, *, prepares: bool) -> None:
+        self._connection = connection
+        self._wait = wait
+        self._prepares = prepares
+        self._names: dict[str, bytes] = {}
+        self._is_broken = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether the next call can start on it: open, and in no transaction."""
+        return (
+            not self._is_broken
+            and self._connection.status == pq.ConnStatus.OK
+            and self._connection.transaction_status == pq.TransactionStatus.IDLE
+        )
+
+    def has_ended(self) -> bool:
+        """Tell whether the server spoke while nobody used the link: that is its goodbye. Costs no round trip."""
+        poller = select.poll()
+        poller.register(self._connection.socket, select.POLLIN)
+        return bool(poller.poll(0))
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Tell whether a transaction waits to be ended, on a connection that can still be used."""
+        return (
+            not self._is_broken
+            and self._connection.status == pq.ConnStatus.OK
+            and self._connection.transaction_status
+            in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+        )
+
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether the other side went away, or did not answer."""
+        return self._is_broken or self._connection.status != pq.ConnStatus.OK
+
+    def close(self) -> None:
+        self._connection.finish()
+
+    async def prepare(self, statement: str, deadline: Deadline) -> None:
+        """Let the server parse a statement once for this connection."""
+        if self._prepares and statement not in self._names:
+            # By content: a pooler that hands connections around could only confuse it with itself.
+            name = b"outlive_" + hashlib.blake2b(statement.encode(), digest_size=8).hexdigest().encode()
+            await self._ask(lambda: self._connection.send_prepare(name, statement.encode()), deadline)
+            self._names[statement] = name
+
+    async def prepare_all(self, statements: Sequence[str], deadline: Deadline) -> None:
+        """Prepare the statements of the common calls, if their tables are there."""
+        try:
+            for statement in statements:
+                await self.prepare(statement, deadline)
+        except MissingSchema:
+            pass  # the store is being opened for the first time
+        except BaseException:
+            self.close()
+            raise
+
+    async def query(
+        self, statement: str, parameters: Sequence[Parameter], deadline: Deadline
+    ) -> pq.abc.PGresult:
+        """Do one statement and return its rows, in binary."""
+        await self.prepare(statement, deadline)
+        formats = [1] * len(parameters)
+        if (name := self._names.get(statement)) is not None:
+            return await self._ask(
+                lambda: self._connection.send_query_prepared(name, parameters, formats, 1), deadline
+            )
+        return await self._ask(
+            lambda: self._connection.send_query_params(statement.encode(), parameters, None, formats, 1),
+            deadline,
+        )
+
+    async def begin(self, deadline: Deadline) -> None:
+        """Start a transaction that the server ends by itself when nobody goes on with it."""
+        limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
+        await self.run(f"begin; {limits}", deadline)
+
+    async def run(self, script: str, deadline: Deadline) -> None:
+        """Do a text of several statements."""
+        await self._ask(lambda: self._connection.send_query(script.encode()), deadline)
+
+    async def _ask(self, send: Callable[[], None], deadline: Deadline) -> pq.abc.PGresult:
+        try:
+            send()
+            results: list[pq.abc.PGresult] = await self._drive(generators.execute(self._connection), deadline)
+        except OperationalError as error:
+            self._is_broken = True
+            raise Lost(_first_line(str(error)), sent=True) from None
+        except Lost:
+            self._is_broken = True
+            raise
+        except BaseException:  # a cancellation: the answer may still come
+            self.close()
+            raise
+        for result in results:
+            if result.status not in _OK:
+                refused = refusal(result)
+                self._is_broken = self._is_broken or (isinstance(refused, Lost) and refused.is_over)
+                raise refused
+        return results[-1]
+
+    async def _drive(self, steps: Generator[Any, Any, T], deadline: Deadline) -> T:
+        """Finish a generator of psycopg's, waiting where it wants to."""
+        fileno = self._connection.socket
+        try:
+            want = next(steps)
+            while True:
+                ready = await self._wait(fileno, want, deadline)
+                if not ready:
+                    raise Lost(f"no answer within {deadline.timeout_s:.3g} s", sent=True)
+                deadline.moved()
+                want = steps.send(ready)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+# Connecting -------------------------------------------------------------------------------------------------
+
+
+async def connect(
+    hosts: Sequence[dict[str, Any]],
+    wait: Wait,
+    deadline: Deadline,
+    *,
+    prepares: bool,
+    secrets: tuple[str, ...],
+) -> Link:
+    """Connect to the first host that will have us, at any of its addresses."""
+    reasons = []
+    for place, host in enumerate(hosts):
+        share = Deadline(deadline.left_s() / (len(hosts) - place))
+        try:
+            addresses = await _resolve(host, wait, share)
+            for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+                try:
+                    connection = await _open(address, wait, Deadline(share.left_s() / left))
+                    return Link(connection, wait, prepares=prepares)
+                except OperationalError as error:
+                    reasons.append(_first_line(str(error)))
+        except Lost as lost:
+            reasons.append(lost.reason)
+    text = hide_secrets("; ".join(dict.fromkeys(reasons)), secrets)
+    if final := next((why for mark, why in _FINAL.items() if re.search(mark, text)), None):
+        raise StoreUnavailable(f"PostgreSQL refused the connection: {text}; {final}")
+    raise Lost(text, sent=False)
+
+
+# Not worth another attempt; by the server's words, because libpq hands out no code while connecting.
+_FINAL = {
+    "password authentication failed": "check user and password of the URL",
+    "no password supplied": "give a password in the URL or in PGPASSWORD",
+    "no pg_hba.conf entry": "allow this host in the server's pg_hba.conf",
+    'role ".*" does not exist|is not permitted to log in': "check the user of the URL",
+    'database ".*" does not exist': "create it with createdb, or check the URL",
+    "certificate": "check the sslmode and sslrootcert of the URL",
+    "does not support SSL": "check the sslmode of the URL",
+}
+
+
+async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.PGconn:
+    steps = generators.connect(conninfo.make_conninfo("", **host))
+    try:
+        fileno, want = next(steps)
+        while True:
+            ready = await wait(fileno, want, deadline)
+            if not ready:
+                raise OperationalError(f"no connection within {deadline.timeout_s:.3g} s")
+            fileno, want = steps.send(ready)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list[dict[str, Any]]:
+    """Return the host at each of its addresses. libpq would look names up without any deadline."""
+    name = host.get("host") or ""
+    if not name or name.startswith(("/", "@")) or host.get("hostaddr") or is_address(name):
+        return [host]
+    ours, found = look_up(name)
+    with ours:
+        await wait(ours.fileno(), _READ, deadline)
+    if not found:
+        raise Lost(f"host {name!r} cannot be found", sent=False)
+    return [{**host, "hostaddr": address} for address in list(found)]
+
+
+def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one set of parameters per host of a URL that names several."""
+    names = str(parameters.get("host") or "").split(",")
+    ports = str(parameters.get("port") or "").split(",")
+    addresses = str(parameters.get("hostaddr") or "").split(",")
+    count = max(len(names), len(addresses))
+    return [
+        {
+            **parameters,
+            "host": names[place] if place < len(names) else "",
+            "port": ports[place] if place < len(ports) else ports[-1],
+            "hostaddr": addresses[place] if place < len(addresses) else "",
+        }
+        for place in range(count)
+    ]
+
+
+# What the server says ------------------------------------------------------------------------------------------
+
+_LATER = {
+    "57P01", "57P02", "57P03", "57P05",  # it stops, crashed, starts; we were idle for too long
+    "25P03", "25P04",  # a transaction took too long between two statements or as a whole, and was rolled back
+    "25006",  # it is read-only: a standby, or demoted
+    "53300",  # too many connections
+    "40001", "40P01",  # serialization, deadlock: nothing was done
+    "0A000",  # a cached plan was overtaken by a migration
+}  # fmt: skip
+
+
+def refusal(result: pq.abc.PGresult) -> Exception:
+    """Turn an error of the server into ours."""
+    code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"unknown error").decode(
+        errors="replace"
+    )
+    if code in _LATER or code.startswith("08"):
+        again = code in ("40001", "40P01")  # the connection is as good as before
+        return Lost(
+            text, sent=code.startswith("57P0"), is_over=not again
+        )  # it may have stopped before it answered
+    if code == "55P03":
+        return Lost("others held the thread's lock", sent=False, busy=True)
+    return _final(code, text)
+
+
+def _cancelled(text: str) -> str:
+    if "timeout" not in text:
+        return f"{text}; nothing was stored: try again"
+    return (
+        f"{text}: nothing was stored; raise statement_timeout of the role or database, or save less at once"
+    )
+
+
+def _final(code: str, text: str) -> OutliveError:
+    if code == "OL001":  # raised by our own functions
+        return Corrupt(text)
+    if (
+        code == "57014"
+    ):  # ended before its transaction could commit, so nothing was stored; not worth the same wait again
+        return StoreBusy(f"PostgreSQL ended the statement: {_cancelled(text)}")
+    if code in ("53100", "53200"):
+        return StoreFull(f"PostgreSQL has no room left: {text}")
+    if code.startswith("54"):
+        return BadArgument(f"PostgreSQL cannot take this much in one save: {text}")
+    if code == "42501":
+        return StoreUnavailable(
+            f"PostgreSQL: {text}; grant the role CREATE on the database or USAGE on the schema"
+        )
+    if code in ("42P05", "26000"):
+        return StoreUnavailable(
+            f"PostgreSQL: {text}; behind a pooler in transaction mode open the store with prepared_statements=False"
+        )
+    if code in ("42P01", "42883", "3F000"):
+        return MissingSchema(f"outlive's tables are not in the database: {text}; open the store again")
+    return StoreError(f"PostgreSQL refused ({code}): {text}")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,168 @@
+"""Links to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
+
+Taking one from psycopg's pool costs as much CPU as the whole save; here it is a pop from a list. No lock is held
+while a call runs. When one link breaks, the idle ones are closed too: most likely the server went away under all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+
+from outlive.backends.postgres.connection import Link
+from outlive.backends.server.attempts import Lost
+from outlive.errors import StoreClosed
+from outlive.runtime.runtime import Deadline
+
+Connect = Callable[[Deadline], Awaitable[Link]]
+
+
+class Pool:
+    """Where a call gets its link."""
+
+    def __init__(self, connect: Connect, size: int) -> None:
+        self._connect = connect
+        self._size = size
+        self._closed = False
+        self.begin()
+        _pools.add(self)
+
+    def begin(self) -> None:
+        """Start without any link. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
+        self._idle: list[Link] = []
+
+    async def pause(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def _acquire(self, deadline: Deadline) -> None:
+        """Wait for one of the places."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        raise NotImplementedError
+
+    async def take(self, deadline: Deadline) -> Link:
+        """Return a link for one call; every one taken is given back."""
+        if self._closed:
+            raise StoreClosed
+        await self._acquire(deadline)
+        try:
+            return _pop(self._idle) or await self._connect(deadline)
+        except BaseException:
+            self._release()
+            raise
+
+    def give_back(self, link: Link) -> None:
+        if link.is_usable and not self._closed:
+            self._idle.append(link)
+        else:
+            if link.is_broken:
+                _close_all(self._idle)
+            link.close()
+        self._release()
+
+    async def close(self) -> None:
+        self._closed = True
+        _close_all(self._idle)
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for pool in list(_pools):
+        pool.begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
+class BlockingPool(Pool):
+    """The sync colour: for any number of threads."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._free = threading.BoundedSemaphore(self._size)
+
+    async def pause(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+    async def _acquire(self, deadline: Deadline) -> None:
+        left_s = deadline.left_s()
+        if not self._free.acquire(timeout=None if left_s == float("inf") else left_s):
+            raise _all_taken(self._size)
+
+    def _release(self) -> None:
+        self._free.release()
+
+
+class SuspendingPool(Pool):
+    """The async colour: for the tasks of one event loop."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._free = self._size
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _acquire(self, deadline: Deadline) -> None:
+        if self._free > 0:
+            self._free -= 1
+        else:
+            await self._wait_for_one(deadline)
+
+    async def _wait_for_one(self, deadline: Deadline) -> None:
+        """Stand in the queue. Whoever gives a link back hands its place on."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        left_s = deadline.left_s()
+        timer = None if left_s == float("inf") else loop.call_later(left_s, self._expire, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._release()  # it was ours already, and nobody wants it
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, future: asyncio.Future[None]) -> None:
+        if not future.done():
+            future.set_exception(_all_taken(self._size))
+
+    def _release(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+        self._free += 1
+
+
+def _pop(links: list[Link]) -> Link | None:
+    """Return a link that still works; those that ended meanwhile are closed."""
+    while True:
+        try:
+            link = links.pop()
+        except IndexError:  # none was left, or another thread took it
+            return None
+        if not link.has_ended():
+            return link
+        link.close()
+
+
+def _close_all(links: list[Link]) -> None:
+    while (link := _pop(links)) is not None:
+        link.close()
+
+
+def _all_taken(size: int) -> Lost:
+    return Lost(f"all {size} connections were in use; give pool_size more room", sent=False, busy=True)

@@ -1,0 +1,139 @@
+"""What must still hold for a commit to be done: fences, epochs, turns, generations, heads, entries and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outlive.backend.protocol import ABSENT, NEXT, CheckpointRecord, Commit, Entry, WriteRecord
+from outlive.backends.rules.view import Clock, Effect, Pair, Row, View
+from outlive.errors import (
+    EntryHeld,
+    EpochPassed,
+    HeadMoved,
+    LeaseLost,
+    MetadataMoved,
+    OutOfTurn,
+    StaleBase,
+    ThreadNotEmpty,
+)
+
+
+def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
+    """Raise for the first expectation that does not hold: fence first, so that a zombie learns just that."""
+    thread = commit.thread.id
+    if commit.fence is not None:
+        _check_fence(thread, *commit.fence, view)
+    keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
+    if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
+        raise EpochPassed(thread, commit.epoch or 0, row.epoch)
+    if commit.merge and commit.in_turn:
+        _check_turn(commit, view, row)
+    if commit.generation is not None and (row is None or row.generation != commit.generation):
+        raise StaleBase(thread)
+    if commit.revision is not None and (row is None or row.revision != commit.revision):
+        raise StaleBase(thread)
+    if commit.expect_empty:
+        _check_empty(commit, view)
+    if commit.expect_head is not None:
+        _check_head(commit, *commit.expect_head, view)
+    version = row.info_version if row else 0
+    if commit.info_version is not None and not commit.merge and commit.info_version != version:
+        raise MetadataMoved(thread)
+    for entry in commit.entries:
+        if not commit.merge:
+            _check_entry(thread, entry, view.entry(entry.kind, entry.key), clock)
+
+
+def _check_empty(commit: Commit, view: View) -> None:
+    """A thread that a copy goes into has no checkpoints, and no pending writes that would be taken for those of the copy."""
+    if view.count():
+        raise ThreadNotEmpty(commit.thread.id)
+    if any(view.has(pair) for pair in brought(commit)):
+        raise StaleBase(commit.thread.id)
+
+
+def brought(commit: Commit) -> set[Pair]:
+    """Return the (namespace, id) of all checkpoints that a commit brings, and of those that its writes belong to."""
+    pairs = {(draft.namespace, draft.id) for draft in commit.checkpoints}
+    return pairs | {write.key[:2] for write in commit.writes}
+
+
+def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
+    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
+    following = row.seq + 1 if row is not None else 1
+    is_out = any(
+        draft.seq != following and view.find(draft.namespace, draft.id) is None
+        for draft in commit.checkpoints
+    )
+    for entry in commit.entries:
+        stored = view.entry(entry.kind, entry.key)
+        is_out = is_out or (stored is not None and entry.rank < stored.rank)
+    if is_out:
+        raise OutOfTurn(commit.thread.id)
+
+
+def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
+    held = view.entry(kind, key)
+    if held is None or (held.epoch, held.fence) != (epoch, fence) or held.status != "running":
+        raise LeaseLost(thread, kind, key, fence, held.fence if held else None)
+
+
+def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
+    head = view.head(namespace)
+    if head != expected:
+        raise HeadMoved(commit.thread.id, namespace, expected, head)
+
+
+def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) -> None:
+    if stored is not None and _same_entry(entry, stored):
+        return
+    rank = stored.rank if stored is not None else ABSENT
+    is_stale = entry.fence != NEXT and not entry.gone and entry.rank < rank
+    is_unexpected = entry.expect is not None and rank != entry.expect
+    is_held = (
+        entry.expect_lapsed and stored is not None and stored.clock == clock.id and stored.until > clock.lease
+    )
+    if is_stale or is_unexpected or is_held:
+        raise EntryHeld(thread, entry.kind, entry.key, stored)
+
+
+def _same_entry(entry: Entry, stored: Entry) -> bool:
+    """A retry after a lost reply offers what is stored."""
+    return (entry.rank, entry.status, entry.body, entry.gone) == (
+        stored.rank,
+        stored.status,
+        stored.body,
+        False,
+    )
+
+
+def finds_chunks(commit: Commit, view: View) -> bool:
+    """Make sure of chunks that a commit names without bringing them; tell whether there are any.
+
+    With a generation they are known to be there. Without one they must be found, and a sweep that is
+    already under way must be stopped.
+    """
+    if commit.generation is not None:
+        return False
+    brought = {name for name, _ in commit.chunks}
+    missing = named(commit) - brought
+    if any(view.chunk(name) is None for name in missing):
+        raise StaleBase(commit.thread.id)
+    return bool(missing)
+
+
+def check_found(effect: Effect, view: View) -> None:
+    """Make sure of all chunks that new checkpoints name, also those that a write was to bring which was refused or withdrawn.
+
+    For engines whose tables do not refuse such a checkpoint by themselves.
+    """
+    wanted = {name for record in effect.checkpoints for name in record.chunks}
+    wanted.difference_update([name for name, _ in effect.chunks])
+    if any(view.chunk(name) is None for name in wanted):
+        raise StaleBase(effect.thread.id)
+
+
+def named(commit: Commit) -> set[bytes]:
+    """Return the chunks that the records of a commit refer to."""
+    rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.rewrites, *commit.writes)
+    return {name for row in rows for name in row.chunks}

@@ -1,0 +1,191 @@
+"""What `decide` may ask about a thread, fetched beforehand: how a server's thread is looked at.
+
+An ordinary save is decided by the server itself, in one round trip (`is_plain`). All other commits (replacing,
+merging, rewriting, removing, metadata) are rare and many-sided: the backend reads what `Wanted` lists, in a
+transaction or at a known revision, lets `decide` judge it here, and applies the effect if nothing moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from outlive.backend.protocol import (
+    NOTE,
+    TOMBSTONE,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Receipt,
+    Reseal,
+    WriteRecord,
+    tombstone_key,
+)
+from outlive.backends.rules.expectations import brought, named
+from outlive.backends.rules.view import Pair, Row
+
+T = TypeVar("T")
+WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
+
+
+def is_plain(commit: Commit) -> bool:
+    """Tell whether a commit only adds: at most one new checkpoint, its chunks, writes, entries and expectations."""
+    if (
+        commit.replace
+        or commit.merge
+        or commit.removal is not None
+        or commit.rewrites
+        or commit.reseal is not None
+        or commit.revision is not None
+        or commit.info is not None
+        or commit.info_version is not None
+        or commit.expect_empty
+        or len(commit.checkpoints) > 1
+        or (commit.checkpoints and commit.checkpoints[0].seq)
+    ):
+        return False
+    return commit.generation is not None or not unbrought(commit)
+
+
+def is_apart(commit: Commit) -> bool:
+    """Tell whether a commit may come behind plain ones that it has not seen: it neither puts nor expects what they put."""
+    return not (
+        commit.checkpoints
+        or commit.writes
+        or any(entry.kind != NOTE or entry.gone for entry in commit.entries)
+        or commit.reseal is not None
+        or commit.revision is not None
+        or commit.merge
+        or (commit.removal is not None and commit.removal.everything and commit.removal.buries)
+        or commit.expect_empty
+        or commit.expect_head is not None
+        or commit.fence is not None
+        or commit.epoch is not None
+    )
+
+
+def removes_only(commit: Commit) -> bool:
+    """Tell whether a commit puts nothing."""
+    return (
+        is_apart(commit) and not (commit.chunks or commit.rewrites or commit.entries) and commit.info is None
+    )
+
+
+def is_deletion(commit: Commit) -> bool:
+    """Tell whether a commit deletes its thread and does nothing else, whatever the thread is like."""
+    return (
+        commit.removal is not None
+        and commit.removal.everything
+        and removes_only(commit)
+        and commit.info_version is None
+        and commit.generation is None
+    )
+
+
+def unbrought(commit: Commit) -> set[bytes]:
+    """Return the chunks that a commit names without carrying them."""
+    return named(commit) - {name for name, _ in commit.chunks}
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What must be fetched before a commit can be judged."""
+
+    checkpoints: list[Pair]
+    namespaces: list[str]  # whose heads, as whole records
+    writes: list[WriteKey]
+    pairs: list[Pair]  # of which to know whether they have writes
+    entries: list[tuple[str, str]]  # (kind, key)
+    chunks: list[bytes]  # of which to know size and revision
+
+    @classmethod
+    def of(cls, commit: Commit) -> Wanted:
+        removal, reseal = commit.removal, commit.reseal or Reseal()
+        pairs = list(removal.checkpoints) if removal is not None else []
+        records = (*commit.checkpoints, *commit.rewrites)
+        entries = [
+            (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reseal.entries))
+        ]
+        if commit.fence is not None:
+            entries.append(commit.fence[:2])
+        if commit.merge or any(
+            draft.seq for draft in commit.checkpoints
+        ):  # what was removed does not come back
+            keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
+            entries += [(TOMBSTONE, key) for key in ("", *keys)]
+        chunks = set(removal.chunks) if removal is not None else set()
+        if commit.generation is None:
+            chunks |= unbrought(commit)
+        namespaces = [record.namespace for record in commit.checkpoints]
+        if commit.expect_head is not None:
+            namespaces.append(commit.expect_head[0])
+        return cls(
+            checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
+            namespaces=_once(namespaces),
+            writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reseal.writes))),
+            pairs=_once([*pairs, *(brought(commit) if commit.expect_empty else ())]),
+            entries=_once(entries),
+            chunks=list(chunks),
+        )
+
+
+def _once(items: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(items))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A thread as it was at one revision, as far as one commit looks at it: a `View`."""
+
+    row: Row | None
+    is_listed: bool = False
+    checkpoints: int = 0
+    records: dict[Pair, CheckpointRecord] = field(default_factory=dict)
+    heads: dict[str, CheckpointRecord] = field(default_factory=dict)
+    written: dict[WriteKey, WriteRecord] = field(default_factory=dict)
+    pairs: set[Pair] = field(default_factory=set)
+    notes: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    chunks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    metadata: bytes | None = None
+
+    def find(self, namespace: str, id: str) -> CheckpointRecord | None:
+        head = self.heads.get(namespace)
+        return head if head is not None and head.id == id else self.records.get((namespace, id))
+
+    def head(self, namespace: str) -> str | None:
+        head = self.heads.get(namespace)
+        return None if head is None else head.id
+
+    def count(self) -> int:
+        return self.checkpoints
+
+    def write(self, key: WriteKey) -> WriteRecord | None:
+        return self.written.get(key)
+
+    def has(self, pair: Pair) -> bool:
+        return self.find(*pair) is not None or pair in self.pairs
+
+    def entry(self, kind: str, key: str) -> Entry | None:
+        return self.notes.get((kind, key))
+
+    def chunk(self, name: bytes) -> tuple[int, int] | None:
+        return self.chunks.get(name)
+
+    def info(self) -> bytes | None:
+        return self.metadata
+
+
+def done_before(commit: Commit, seen: Snapshot) -> Receipt:
+    """Return the receipt of a commit that was done when it came the first time: what is there now."""
+    assert seen.row is not None
+    found = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
+    notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
+    return Receipt(
+        seen.row.generation,
+        seen.row.revision,
+        checkpoints=tuple(record for record in found if record is not None),
+        entries=tuple(held or entry for held, entry in zip(notes, commit.entries, strict=True)),
+        writes=commit.writes,
+        removed=int(commit.removal is not None),
+    )

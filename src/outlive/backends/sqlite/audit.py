@@ -1,0 +1,86 @@
+"""What is wrong with a SQLite store: every row of a thread, and rows that belong to none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import apsw
+
+from outlive.backend.protocol import unescape
+from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.entries import audit_entries, thread_key
+from outlive.backends.sqlite.heads import THREADS, Found
+from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
+from outlive.errors import Corrupt
+
+
+class Audit:
+    """Looks at every row of one thread, and lists what is wrong."""
+
+    def __init__(self, db: apsw.Connection, view: Rows) -> None:
+        self._db = db
+        self._view = view
+        self._found: list[Corrupt] = []
+
+    def run(self) -> list[Corrupt]:
+        view = self._view
+        if view.row is None:
+            return []
+        self._try(lambda: view.check_count(None))
+        sql = "select info, info_json, info_checksum from thread where key = ?"
+        self._try(lambda: view.summary(*one(self._db, sql, (view.key,))))
+        for row in self._db.execute(f"{RECORD} where thread = ?", (view.key,)).fetchall():
+            self._try(partial(view.record, row))
+        heads = "select namespace from head where digest = ? union select namespace from checkpoint where thread = ?"
+        spaces: list[Any] = self._db.execute(heads, (view.thread.digest, view.key)).fetchall()
+        for (namespace,) in spaces:
+            self._try(partial(self._check_namespace, unescape(namespace)))
+        self._try(lambda: [view.writes_of(*pair) for pair in view.written()])
+        self._found += audit_entries(self._db, view.key, view.thread.id, view.entries)
+        self._check_chunks()
+        return self._found
+
+    def _try(self, look: Callable[[], Any]) -> None:
+        try:
+            look()
+        except Corrupt as error:
+            self._found.append(error)
+
+    def _check_namespace(self, namespace: str) -> None:
+        self._view.newest(namespace, None)
+        self._view.check_count(namespace)
+
+    def _check_chunks(self) -> None:
+        view = self._view
+        sql = "select name, revision, crc, data from chunk where thread = ?"
+        for name, revision, crc, data in self._db.execute(sql, (view.key,)):
+            if crc != chunk_crc(view.key, name, revision, data):
+                self._found.append(Corrupt(f"chunk {name.hex()} is damaged", thread=view.thread.id))
+
+
+def orphans(db: apsw.Connection) -> list[Corrupt]:
+    """Find rows whose thread is gone, and damaged rows of threads that nobody lists."""
+    found: list[Corrupt] = []
+    rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
+    for row in rows:
+        try:
+            view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+            problems = Audit(db, view).run()
+        except Corrupt as error:
+            problems = [error]
+        found += [Corrupt(f"a thread without content: {error.what}") for error in problems]
+        if row[24] is not None or row[26] is not None:
+            found.append(Corrupt("a thread without content has metadata"))
+    sql = (
+        "select tenant, id from roster except select tenant, id from thread where listed "
+        "union all select * from (select tenant, id from thread where listed except select tenant, id from roster)"
+    )
+    found += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
+    for table in TABLES:
+        count = one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
+        if count:
+            found.append(Corrupt(f"{count} rows of {table} belong to no thread"))
+    lost = one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
+    return found + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])

@@ -1,0 +1,326 @@
+"""Records in one SQLite file, shared by any number of threads and processes.
+
+WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share one
+transaction and so one fsync; one that is refused is taken back alone. A crash at any moment leaves the last
+committed transaction: SQLite rolls back the rest when the file is opened next.
+
+Every row carries a checksum over all of its columns. Rows that could vanish without a trace are counted
+elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so the
+connection is closed just before one and opened again afterwards, in parent and child alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import apsw
+
+from outlive.backend.protocol import (
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    EntryCursor,
+    Inventory,
+    Known,
+    Page,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    checksum,
+    escape,
+)
+from outlive.backends.local.memory import clock, new_token, same, write_order
+from outlive.backends.rules.decide import decide
+from outlive.backends.rules.snapshot import is_deletion
+from outlive.backends.rules.view import fitting
+from outlive.backends.sqlite.audit import Audit, orphans
+from outlive.backends.sqlite.connection import Link, one
+from outlive.backends.sqlite.entries import EntryQuery, prefix_range, thread_key
+from outlive.backends.sqlite.heads import THREADS, Found
+from outlive.backends.sqlite.rows import KnownKeys, Rows
+from outlive.backends.sqlite.writer import Writer
+from outlive.errors import Corrupt, OutliveError
+
+T = TypeVar("T")
+_BUSY_S = 30.0
+_VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
+_WORTH_PAGES = 256  # less than this waits until more has gathered, or the store is closed: giving back takes as long as a save
+
+
+class SQLiteBackend:
+    """One connection to one file, under one lock."""
+
+    name = "sqlite"
+
+    def __init__(
+        self, path: str, *, fsync: str = "full", timeout_s: float | None = None, accept_loss: bool = False
+    ) -> None:
+        self._busy_s = timeout_s or _BUSY_S  # for what says nothing of its own
+        self._has_freed = False  # something was deleted, and its pages may not be given back yet
+        self._known = KnownKeys()
+        self.lock = threading.RLock()
+        self._link = Link(
+            path, fsync=fsync, busy_s=self._busy_s, accepts_loss=accept_loss, on_rollback=self._known.forget
+        )
+        with self._link.translated():
+            self._link.db()
+
+    def before_fork(self) -> None:
+        self._link.before_fork()
+
+    def close(self) -> None:
+        if self._has_freed and self._link.is_open:
+            with self._link.translated(), contextlib.suppress(apsw.Error):
+                self._link.db().execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        self._link.close()
+
+    def identity(self, offered: bytes) -> bytes:
+        with self._link.translated():
+            with self._link.transaction("deferred") as db:  # only the first opener has to write
+                key = self._naming_key(db)
+            if key is None:
+                with self._link.transaction("immediate") as db:
+                    key = self._naming_key(db) or self._adopt(db, offered)
+            return key
+
+    def _naming_key(self, db: apsw.Connection) -> bytes | None:
+        row = one(db, "select value, checksum from meta where name = 'naming key'")
+        if row is None:
+            if one(db, "select 1 from thread limit 1") is not None:
+                raise Corrupt("the naming key of this store is gone")
+            return None
+        if row[1] != checksum("naming key", row[0]):
+            raise Corrupt("the naming key of this store is damaged")
+        return bytes(row[0])
+
+    def _adopt(self, db: apsw.Connection, key: bytes) -> bytes:
+        if key:
+            db.execute("insert into meta values('naming key', ?, ?)", (key, checksum("naming key", key)))
+        return key
+
+    # Committing
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
+        try:
+            with self._link.translated():
+                self._link.set_timeout(min((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
+                with self._link.transaction("immediate") as db:
+                    results = self._commit_group(db, commits)
+                self._clean_up(commits, results)
+                return results
+        except OutliveError as error:  # the transaction is rolled back: none of them is stored
+            return [error] * len(commits)
+
+    def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        """Commit all in one savepoint; only when one is refused, which is rare, start again with one for each."""
+        if len(commits) == 1:  # its refusal may roll back the whole transaction
+            return [self._commit(db, commits[0])]
+        receipts = self._in_savepoint(db, lambda: [self._commit(db, commit) for commit in commits])
+        if isinstance(receipts, list):
+            return [*receipts]
+        return [self._in_savepoint(db, partial(self._commit, db, commit)) for commit in commits]
+
+    def _in_savepoint(self, db: apsw.Connection, work: Callable[[], T]) -> T | OutliveError:
+        """Do all of some work or none of it; return what came of it, or why it was refused."""
+        db.execute("savepoint one")
+        try:
+            with self._link.translated():
+                done = work()
+        except OutliveError as error:
+            if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
+                raise
+            self._known.forget()
+            db.execute("rollback to one")
+            db.execute("release one")
+            return error
+        db.execute("release one")
+        return done
+
+    def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
+        draft = commit.checkpoints[0] if commit.checkpoints else None
+        view = Rows(db, commit.thread, draft=draft, deletes=is_deletion(commit))
+        effect, receipt = decide(commit, view, clock(), new_token())
+        if effect is not None:
+            Writer(db, view, effect, self._known).write()
+        return receipt
+
+    def _clean_up(self, commits: Sequence[Commit], results: Sequence[Receipt | OutliveError]) -> None:
+        """Give space back after a deletion. Only a courtesy, but for erasure: whatever is in the way, it is deleted."""
+        if not any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
+            return
+        db = self._link.db()
+        self._has_freed = True
+        erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
+        with contextlib.suppress(apsw.Error):
+            if not erases and one(db, "pragma freelist_count")[0] < _WORTH_PAGES:
+                return
+            db.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            if erases:
+                db.execute("pragma wal_checkpoint(truncate)").fetchall()  # the log still had the erased bytes
+            else:
+                db.execute("pragma wal_checkpoint(passive)").fetchall()
+
+    # Reading
+
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace)
+            if view.row is None:
+                return Reading(0)
+            record = view.newest(namespace, at) if id is None else view.find(namespace, id)
+            if record is None:
+                view.check_absent(namespace)
+                return Reading(view.row.generation)
+            writes = view.writes_of(namespace, record.id)
+            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted += [name for write in writes for name in write.chunks]
+            return Reading(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
+
+    def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace or "")
+            if view.row is None:
+                return 0, []
+            return view.row.generation, view.page(namespace, before, limit, run)
+
+    def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread, namespace or "")
+            if view.row is None:
+                return Page(0)
+            page = view.page(namespace, before, limit, run)
+            records, names = fitting(page, view, max_bytes)
+            return Page(view.row.generation, records, view.data(names), len(records) < len(page))
+
+    def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread)
+            pairs = view.written() if checkpoints is None else checkpoints
+            return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
+
+    def entries(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        query = EntryQuery(tenant, kind, prefix=prefix, statuses=statuses, after=after, limit=limit)
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            if thread is None:
+                return query.of_tenant(db, lapsed, clock())
+            view = Rows(db, thread)
+            if view.row is None or thread.tenant != tenant:
+                return []
+            return query.of_thread(db, thread, view.key, lapsed, clock())
+
+    def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        low, high = prefix_range(prefix)
+        start = escape(after) if after is not None and escape(after) >= low else None
+        where, values = (
+            f"t.id {'>=' if start is None else '>'} ? and t.id < ?",
+            [low if start is None else start, high],
+        )
+        if only is not None:
+            where, values = "t.id = ?", [escape(only)]
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            rows: list[Any] = db.execute(
+                f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?",
+                [escape(tenant), *values, limit],
+            ).fetchall()
+            roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
+            expected = [row[0] for row in db.execute(roster, [escape(tenant), *values, limit])]
+            if expected != [row[3] for row in rows]:
+                raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
+            return [self._summary(db, row, heads) for row in rows]
+
+    def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
+        view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+        return view.summary(row[24], row[25], row[26], heads)
+
+    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            view = Rows(db, thread)
+            if view.row is None:
+                return Inventory(0, 0, {})
+            rows = db.execute("select name, length(data), revision from chunk where thread = ?", (view.key,))
+            return Inventory(
+                view.row.generation, view.row.revision, {bytes(n): (size, rev) for n, size, rev in rows}
+            )
+
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            return Rows(db, thread).data(names)
+
+    def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        with self._link.translated():
+            self._link.set_timeout(self._busy_s)
+        with self._link.translated(), self._link.transaction("immediate") as db:
+            data = Rows(db, source).data(names)
+            return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
+
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        with self._link.translated(), self._link.transaction("deferred") as db:
+            if thread is not None:
+                return Audit(db, Rows(db, thread)).run()
+            rows = db.execute("pragma integrity_check").fetchall()
+            found = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
+        with self._link.translated():
+            return found + self._link.audit_log()

@@ -1,0 +1,303 @@
+"""The connection to one SQLite file: opened, checked before anything is written, and opened again after a fork."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from outlive.backends.local.memory import boot_id
+from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
+from outlive.errors import (
+    BadURL,
+    Corrupt,
+    FolderMissing,
+    NewerFormat,
+    OutliveError,
+    StoreBusy,
+    StoreClosed,
+    StoreFull,
+    StoreUnavailable,
+)
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x6F75746C  # "outl"
+_MEMORY = ":memory:"
+_CHECK_S = 0.1  # between two looks of readers whether the file is still the one that they have open
+_creating = threading.Lock()
+
+
+class Link:
+    """One connection, and the file beside it that says what was acknowledged."""
+
+    def __init__(
+        self, path: str, *, fsync: str, busy_s: float, accepts_loss: bool, on_rollback: Callable[[], None]
+    ) -> None:
+        self.path = path  # as the caller says it
+        self._file = (
+            path if path == _MEMORY else os.path.realpath(path)
+        )  # SQLite has its other files beside this one
+        self._synchronous = {"full": 2, "normal": 1}[fsync]
+        self._busy_s = busy_s
+        self._accepts_loss = accepts_loss
+        self._on_rollback = on_rollback
+        self._connection: apsw.Connection | None = None
+        self._marks: MarkFile | None = None
+        self._page_size = 0
+        self._moved = ctypes.c_int()
+        self._moved_at = ctypes.addressof(self._moved)
+        self._next_check = 0.0
+        self._is_closed = False
+
+    def db(self) -> apsw.Connection:
+        if self._is_closed:
+            raise StoreClosed
+        if self._connection is None:
+            self._connection = self._open()
+        return self._connection
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def before_fork(self) -> None:
+        """Close the file: a child must not inherit what SQLite believes of its locks."""
+        if self.path != _MEMORY:
+            self._disconnect()
+
+    def close(self) -> None:
+        self._is_closed = True
+        with self.translated():
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        try:
+            if self._connection is not None:
+                self._connection.close()
+        finally:
+            self._connection = None
+            if self._marks is not None:
+                self._marks.close()
+            self._marks = None
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self.db().set_busy_timeout(_milliseconds(timeout_s))
+
+    @contextlib.contextmanager
+    def transaction(self, kind: str) -> Iterator[apsw.Connection]:
+        db = self.db()
+        try:
+            db.execute(f"begin {kind}")
+            yield db
+            self._check_place(db, kind)
+            db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
+        except BaseException:
+            self._on_rollback()
+            with contextlib.suppress(apsw.Error):
+                db.execute("rollback")
+            raise
+        if kind == "immediate":
+            self._acknowledge(db)  # a crash before leaves a commit that its caller was not told of
+
+    def _check_place(self, db: apsw.Connection, kind: str) -> None:
+        """Refuse a file that nobody will find again: before every commit, and now and then when reading."""
+        now = time.monotonic()
+        if self._marks is None or (kind == "deferred" and now < self._next_check):
+            return
+        self._next_check = now + _CHECK_S
+        db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, self._moved_at)
+        if self._moved.value or self._marks.log_is_gone:
+            self._next_check = 0.0
+            raise self._is_gone()
+
+    def _is_gone(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the SQLite file {self.path!r}, or its -wal file, was deleted, moved or replaced under this store, and nothing "
+            "of this call is stored there; put the files back if that was a mistake, and open the store again"
+        )
+
+    def _acknowledge(self, db: apsw.Connection) -> None:
+        if self._marks is not None:
+            with contextlib.suppress(apsw.Error, OSError):  # the commit is done, whatever comes of its mark
+                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                self._marks.acknowledge(frames, self._page_size)
+
+    def audit_log(self) -> list[Corrupt]:
+        """Compare the log on the disk with what SQLite holds to be committed; not in a transaction."""
+        if self._marks is None:
+            return []
+        db = self.db()
+        frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        sound = sound_frames(f"{self._file}-wal", self._page_size, frames)
+        now, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        if sound >= frames or now < frames:  # or the log was begun again meanwhile
+            return []
+        return [
+            Corrupt(
+                f"SQLite: {sound} of {frames} frames of {self._file + '-wal'!r} are sound: the saves in the others are lost when "
+                "this process is killed; close the store to move them into the database"
+            )
+        ]
+
+    # Opening
+
+    def _open(self) -> apsw.Connection:
+        if self.path != _MEMORY:
+            self._prepare_place()
+        db = apsw.Connection(self._file)
+        try:
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
+            db.set_busy_timeout(_milliseconds(self._busy_s))
+            db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+            db.config(
+                apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1
+            )  # else many statements are prepared for every value
+            db.execute(
+                "pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory"
+            ).fetchall()
+            self._is_ours(db)
+            if self.path != _MEMORY:
+                self._check_log(db)
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+            self._configure(db)
+            self._migrate(db)
+            if self._marks is not None and not self._marks.open_log():
+                raise self._is_gone()
+        except BaseException:
+            self._connection = db
+            self._disconnect()
+            raise
+        return db
+
+    def _prepare_place(self) -> None:
+        """Create the file for its owner alone; SQLite gives its mode to the files beside it. An existing one keeps its mode."""
+        if not Path(self._file).parent.is_dir():
+            raise FolderMissing(f"the folder of {self.path!r} does not exist; create it first")
+        if os.path.isdir(self.path):
+            raise BadURL(f"{self.path!r} is a folder; give the path of a file in it")
+        with _creating, contextlib.suppress(FileExistsError):  # closing it later would drop SQLite's locks
+            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+    def _check_log(self, db: apsw.Connection) -> None:
+        """Compare what SQLite can read of its log with what was acknowledged."""
+        self._page_size = one(db, "pragma page_size")[0]
+        marks = self._marks = MarkFile(self._file, boot_id(), is_synced=self._synchronous == 2)
+        log = f"{self._file}-wal"
+        if not os.path.exists(log):
+            return
+        mark = marks.read() if marks.existed else None
+        frames = 0
+        if one(db, "pragma journal_mode")[0] == "wal":
+            frames = max(0, db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0])
+        lost = find_loss(log, self._page_size, frames, marks, mark)
+        if lost is None:
+            return
+        if not self._accepts_loss:
+            marks.discard()
+            raise Corrupt(
+                f"the write-ahead log {log!r} is damaged: {lost}, so saves would be lost. All files are left as they are; "
+                "restore them from a backup, or continue without these saves: outlive.open(url, accept_loss=True)"
+            )
+        shutil.copy2(log, _unused(f"{log}.damaged"))
+        db.execute("pragma wal_checkpoint(truncate)").fetchall()
+        marks.forget()
+
+    def _configure(self, db: apsw.Connection) -> None:
+        if self._is_ours(db) is None:
+            db.execute("pragma auto_vacuum = incremental")
+        _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall(), self._busy_s)
+        db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
+        if one(db, "pragma synchronous")[0] != self._synchronous:
+            raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
+
+    def _is_ours(self, db: apsw.Connection) -> bool | None:
+        """Tell whether the file is a store: None when it is empty. Anything else is left as it is."""
+        if one(db, "select count(*) from sqlite_schema")[0] == 0:
+            return None
+        if one(db, "pragma application_id")[0] != APPLICATION_ID:
+            raise BadURL(f"{self.path!r} is a SQLite file of another program; choose another path")
+        version = one(db, "pragma user_version")[0]
+        if version > SCHEMA_VERSION:
+            raise NewerFormat(f"the SQLite file {os.path.basename(self.path)!r}", version, SCHEMA_VERSION)
+        return True
+
+    def _migrate(self, db: apsw.Connection) -> None:
+        if self._is_ours(db):
+            return
+        db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
+        try:
+            if self._is_ours(db) is None:
+                from importlib import resources  # only who makes a file pays for it
+
+                db.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
+                db.execute(
+                    f"pragma application_id = {APPLICATION_ID}; pragma user_version = {SCHEMA_VERSION}"
+                )
+            db.execute("commit")
+        except BaseException:
+            db.execute("rollback")
+            raise
+
+    # Errors
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Say in the library's words what SQLite and the system say in their own."""
+        try:
+            yield
+        except OutliveError:
+            raise
+        except (apsw.BusyError, apsw.LockedError) as error:
+            raise StoreBusy("other processes held the SQLite file for the whole timeout") from error
+        except apsw.FullError as error:
+            raise StoreFull(
+                "no space is left for the SQLite file; nothing of this call was stored"
+            ) from error
+        except (apsw.CorruptError, apsw.NotADBError) as error:
+            raise Corrupt(f"SQLite: {error} ({self.path!r})") from error
+        except apsw.Error as error:
+            raise StoreUnavailable(f"SQLite: {error} ({self.path!r})") from error
+        except OSError as error:
+            raise StoreUnavailable(
+                f"SQLite: {error.strerror} ({self.path!r}); check that this user may read and write the file and its folder"
+            ) from error
+        except (TypeError, ValueError) as error:  # a column that holds what it never should
+            raise Corrupt(f"a row cannot be read ({error})") from error
+
+
+def one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
+    """Return the first row or None, leaving no statement open."""
+    rows = db.execute(sql, values).fetchall()
+    return rows[0] if rows else None
+
+
+def _unused(path: str) -> str:
+    number = 0
+    while os.path.exists(name := f"{path}-{number}" if number else path):
+        number += 1
+    return name
+
+
+def _milliseconds(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000))
+
+
+def _patiently(work: Callable[[], Any], timeout_s: float) -> None:
+    """Repeat what SQLite refuses at once, without asking the busy handler, while others open the same file."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            work()
+            return
+        except (apsw.BusyError, apsw.LockedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)

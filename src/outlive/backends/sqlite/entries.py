@@ -1,0 +1,213 @@
+"""Entries in SQLite: runs, locks, steps, responses and the notes of layers.
+
+Every entry has two rows. `entry` holds it; `entry_version` holds its status and the checksum of the first row. Both are
+written by the same commit and compared by every read: a row that is lost, or that is an older copy of itself, is damage and
+not an entry that never was, or a step that is not done yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import apsw
+
+from outlive.backend.entries import RUN, check_stored_kind
+from outlive.backend.protocol import Entry, EntryCursor, ThreadKey, checksum, escape, unescape
+from outlive.backends.rules.view import Clock
+from outlive.errors import Corrupt, DamagedEntry
+
+ENTRY = "kind, key, status, epoch, fence, revision, until, clock, body, checksum"
+_FIND = (
+    f"select 0, {ENTRY} from entry where thread = ?1 and kind = ?2 and key = ?3 "
+    f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
+)
+# A list goes by the status: a damaged one would hide the entry from it.
+_DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
+
+
+class StoredEntry(NamedTuple):
+    """An entry with the checksum of its row; `entry` is None when there is none."""
+
+    entry: Entry | None
+    status: str = ""
+
+
+def find_entry(db: apsw.Connection, thread_key: int, thread: str, kind: str, key: str) -> StoredEntry:
+    """Return an entry of a thread, compared with its version."""
+    rows: list[Any] = db.execute(_FIND, (thread_key, escape(kind), escape(key))).fetchall()
+    if not rows:
+        return StoredEntry(None)
+    row = rows[0][1:] if rows[0][0] == 0 else None
+    version = rows[-1][2] if rows[-1][0] == 1 else None
+    if row is None:
+        raise DamagedEntry(thread, kind, key, _text(rows[-1][1]))
+    return StoredEntry(entry_of(thread_key, thread, row, version), row[2])
+
+
+def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | None) -> Entry:
+    """Return what a row of `entry` says; raise DamagedEntry when it is damaged or is not the newest version."""
+    *fields, check = row
+    if check != checksum(thread_key, *fields) or check != version:
+        if not all(isinstance(field, str) for field in fields[:3]):
+            raise Corrupt(f"an entry of kind {row[0]!r} is damaged", thread=thread)
+        raise DamagedEntry(thread, *[unescape(field) for field in fields[:3]])
+    kind, key, status, epoch, fence, revision, until, clock, body = fields
+    check_stored_kind(kind, thread)
+    return Entry(kind, unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
+
+
+def put_entry(db: apsw.Connection, thread_key: int, entry: Entry, stored: StoredEntry) -> StoredEntry:
+    """Store an entry in both tables; return it as it is found from now on."""
+    place = (thread_key, escape(entry.kind), escape(entry.key))
+    status = escape(entry.status)
+    fields = (status, entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body)
+    check = checksum(*place, *fields)
+    if stored.entry is not None and stored.status == status:  # what is not written leaves its index alone
+        db.execute(
+            "update entry set epoch = ?, fence = ?, revision = ?, until = ?, clock = ?, body = ?, checksum = ? "
+            "where thread = ? and kind = ? and key = ?",
+            (*fields[1:], check, *place),
+        )
+        db.execute(
+            "update entry_version set checksum = ? where thread = ? and kind = ? and key = ?", (check, *place)
+        )
+    else:
+        db.execute(
+            "insert or replace into entry values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*place, *fields, check)
+        )
+        db.execute("insert or replace into entry_version values(?, ?, ?, ?, ?)", (*place, status, check))
+    return StoredEntry(entry, status)
+
+
+def remove_entry(db: apsw.Connection, thread_key: int, entry: Entry) -> StoredEntry:
+    place = (thread_key, escape(entry.kind), escape(entry.key))
+    for table in ("entry", "entry_version"):
+        db.execute(f"delete from {table} where thread = ? and kind = ? and key = ?", place)
+    return StoredEntry(None)
+
+
+class EntryQuery:
+    """A page of entries of one kind, of one thread or of all threads of a tenant, by (escaped key, thread)."""
+
+    def __init__(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        prefix: str,
+        statuses: Sequence[str] | None,
+        after: EntryCursor | None,
+        limit: int,
+    ) -> None:
+        self._tenant = tenant
+        self._limit = limit
+        low, high = prefix_range(prefix)
+        self._is_by_id = kind == RUN and statuses is None
+        same_kind = "{0}.kind = 'run'" if self._is_by_id else "{0}.kind = ?"
+        self._where = f"{same_kind} and {{0}}.key >= ? and {{0}}.key < ?"
+        self._values: list[Any] = [low, high] if self._is_by_id else [escape(kind), low, high]
+        if statuses is not None:
+            self._where += f" and {{0}}.status in ({', '.join('?' * len(statuses))})"
+            self._values += [escape(status) for status in statuses]
+        self._after = after
+
+    def of_thread(
+        self, db: apsw.Connection, key: ThreadKey, thread_key: int, lapsed: bool | None, clock: Clock
+    ) -> list[tuple[ThreadKey, Entry]]:
+        where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values]
+        if self._after is not None:
+            sign = ">" if key.digest <= self._after[1] else ">="
+            where, values = f"{where} and {{0}}.key {sign} ?", [*values, escape(self._after[0])]
+        timed, moments = _timed(lapsed, clock)
+        sql = (
+            f"select {_columns('e')}, v.checksum from entry e left join entry_version v using(thread, kind, key) "
+            f"where {where.format('e')}{timed} order by e.key limit ?"
+        )
+        rows: list[Any] = db.execute(sql, (*values, *moments, self._limit)).fetchall()
+        bound, last = (" and v.key <= ?", [rows[-1][1]]) if len(rows) == self._limit else ("", [])
+        missing = (
+            f"select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
+            f"where {where.format('v')}{bound} and {_DIFFERS} order by v.key limit 1"
+        )
+        for row in db.execute(missing, (*values, *last)).fetchall():
+            raise DamagedEntry(key.id, *[_text(field) for field in row])
+        return [(key, entry_of(thread_key, key.id, row[:10], row[10])) for row in rows]
+
+    def of_tenant(
+        self, db: apsw.Connection, lapsed: bool | None, clock: Clock
+    ) -> list[tuple[ThreadKey, Entry]]:
+        where, values = self._where, [*self._values]
+        if self._after is not None:
+            where += " and ({0}.key, t.digest) > (?, ?)"
+            values += [escape(self._after[0]), self._after[1]]
+        timed, moments = _timed(lapsed, clock)
+        tenant = escape(self._tenant)
+        by_run, by_version = (
+            (" indexed by entry_run", " indexed by entry_version_run") if self._is_by_id else ("", "")
+        )
+        sql = (
+            f"select t.key, t.tenant, t.id, t.digest, {_columns('e')}, v.checksum from entry e{by_run} "
+            "left join entry_version v using(thread, kind, key) join thread t on t.key = e.thread "
+            f"where {where.format('e')}{timed} and t.tenant = ? order by e.key, t.digest limit ?"
+        )
+        rows: list[Any] = db.execute(sql, (*values, *moments, tenant, self._limit)).fetchall()
+        bound, last = "", []
+        if len(rows) == self._limit:
+            bound, last = " and (v.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
+        missing = (
+            f"select t.id, v.kind, v.key, v.status from entry_version v{by_version} left join entry e using(thread, kind, key) "
+            f"left join thread t on t.key = v.thread where {where.format('v')}{bound} "
+            f"and (t.tenant = ? or t.key is null) and (t.key is null or {_DIFFERS}) "
+            "order by v.key, t.digest limit 1"
+        )
+        for id, *row in db.execute(missing, (*values, *last, tenant)).fetchall():
+            raise DamagedEntry(_text(id), *[_text(field) for field in row])
+        found = [(thread_key(*row[1:4]), row) for row in rows]
+        return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in found]
+
+
+def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: int) -> list[Corrupt]:
+    """Look at every entry of a thread and its version."""
+    found: list[Corrupt] = []
+    rows: list[Any] = db.execute(
+        f"select {_columns('e')}, v.checksum from entry e left join entry_version v using(thread, kind, key) where e.thread = ?",
+        (thread_key,),
+    ).fetchall()
+    for row in rows:
+        try:
+            entry_of(thread_key, thread, row[:10], row[10])
+        except Corrupt as error:
+            found.append(error)
+    if len(rows) != expected:
+        found.append(Corrupt(f"it has {len(rows)} entries instead of {expected}", thread=thread))
+    lost = "select kind, key, status from entry_version v where thread = ? and not exists(select 1 from entry e where e.thread = v.thread and e.kind = v.kind and e.key = v.key)"
+    return found + [
+        DamagedEntry(thread, *[_text(field) for field in row]) for row in db.execute(lost, (thread_key,))
+    ]
+
+
+def thread_key(tenant: str, id: str | None, digest: bytes) -> ThreadKey:
+    return ThreadKey(unescape(tenant), unescape(id or ""), bytes(digest))
+
+
+def prefix_range(prefix: str) -> tuple[str, str]:
+    """Return the bounds between which escaped ids with this prefix lie."""
+    low = escape(prefix)
+    return low, low + "\U0010ffff" * 1001
+
+
+def _columns(table: str) -> str:
+    return ", ".join(f"{table}.{name}" for name in ENTRY.split(", "))
+
+
+def _timed(lapsed: bool | None, clock: Clock) -> tuple[str, tuple[Any, ...]]:
+    """Return the condition on leases: `entry_version` knows nothing of them."""
+    if lapsed is None:
+        return "", ()
+    return f" and (e.clock <> ? or e.until <= ?) = {int(lapsed)}", (clock.id, clock.lease)
+
+
+def _text(field: Any) -> str:
+    """Return a field of a row that may be damaged."""
+    return unescape(field) if isinstance(field, str) else repr(field)

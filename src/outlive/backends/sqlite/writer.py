@@ -1,0 +1,286 @@
+"""Writing what was decided into the tables of SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import ormsgpack
+
+from outlive.backend.protocol import CheckpointRecord, Entry, WriteRecord, checksum, escape
+from outlive.backends.rules.view import Effect
+from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.entries import put_entry, remove_entry
+from outlive.backends.sqlite.heads import Head, put_head
+from outlive.backends.sqlite.rows import (
+    CHECKPOINT,
+    TABLES,
+    WRITE,
+    KnownKeys,
+    Rows,
+    chunk_crc,
+    info_checksum,
+    xor,
+)
+from outlive.errors import StaleBase
+
+
+class Writer:
+    """Writes an effect into the tables."""
+
+    def __init__(self, db: apsw.Connection, view: Rows, effect: Effect, known: KnownKeys) -> None:
+        self._db = db
+        self._view = view
+        self._effect = effect
+        self._count = view.checkpoints
+        self._entries = view.entries
+        self._stored = view.stored
+        self._touched: dict[str, int] = {}  # namespace → change of its count
+        self._keys = known.of(view.thread.digest, effect.row)  # of chunks, by name
+        self._checksums: dict[tuple[str, str], bytes] = {}  # of the checkpoints that were put
+        self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
+
+    def write(self) -> None:
+        effect, view = self._effect, self._view
+        if not view.has_row:
+            self._create()
+        if effect.everything:
+            self._forget_all()
+        else:
+            self._check_heads()
+        for pair in effect.removed:
+            self._remove_checkpoint(*pair)
+            if pair in view.have_writes:  # also without a checkpoint
+                self._remove_writes(*pair)
+        brought = dict(effect.chunks)
+        for name in effect.removed_chunks:
+            if name in brought and not effect.everything:
+                self._exchange_chunk(name, brought[name])
+            else:
+                self._remove_chunk(name)
+        for name, data in effect.chunks:
+            self._put_chunk(name, data)
+        for record in (*effect.checkpoints, *effect.rewrites):
+            self._put_checkpoint(record)
+        for namespace in {**self._touched, "": 0}:
+            self._settle_head(namespace)
+        changes: dict[tuple[str, str], tuple[int, int]] = {}
+        for write in effect.writes:
+            pair = (write.namespace, write.checkpoint)
+            count, change = changes.get(pair, (0, 0))
+            is_fresh, checksums = self._put_write(write)
+            changes[pair] = (count + is_fresh, change ^ checksums)
+        for pair, (count, change) in changes.items():
+            self._count_writes(*pair, count, change)
+        for entry in effect.entries:
+            self._put_entry(entry)
+        if effect.info is not None:
+            self._db.execute(
+                "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
+                (
+                    effect.info,
+                    info_checksum(view.key, effect.row.info_version, effect.info, effect.info_projection),
+                    effect.info_projection,
+                    view.key,
+                ),
+            )
+        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, self._is_listed())
+
+    def _check_heads(self) -> None:
+        """Compare the heads that change with the index, which is about to change too."""
+        records = (*self._effect.checkpoints, *self._effect.rewrites)
+        for namespace in {record.namespace for record in records} | {
+            pair[0] for pair in self._effect.removed
+        }:
+            self._view.newest_head(namespace)
+
+    def _is_listed(self) -> bool:
+        """A thread without content is not listed: one that was deleted, or a target that is still being filled."""
+        effect, view = self._effect, self._view
+        if self._count or effect.writes or effect.info is not None:
+            return True
+        has_writes = one(self._db, "select 1 from tally where thread = ? limit 1", (view.key,)) is not None
+        return has_writes or view.info() is not None
+
+    def _chunk_keys(self, names: Sequence[bytes]) -> bytes:
+        """Return the keys of chunks; what was removed meanwhile cannot be referred to."""
+        keys = []
+        for name in names:
+            key = self._keys.get(name)
+            if key is None:
+                key = self._view.chunk_key(name)
+                if key is None:
+                    raise StaleBase(self._view.thread.id)
+                self._keys[name] = key
+            keys.append(key)
+        return ormsgpack.packb(keys)
+
+    def _create(self) -> None:
+        thread, row = self._view.thread, self._effect.row
+        self._db.execute(
+            "insert into thread(key, digest, tenant, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, "
+            "updated_at, info_version, checksum) values(?, ?, ?, 0, ?, ?, ?, ?, 0, 0, 0, ?, ?, 0, x'')",
+            (self._view.key or None, thread.digest, escape(thread.tenant), row.generation, row.revision, row.epoch, row.seq, row.created_at, self._effect.at),
+        )  # fmt: skip
+        self._view.key = self._db.last_insert_rowid()
+
+    def _forget_all(self) -> None:
+        key = self._view.key
+        for table in TABLES:
+            self._db.execute(f"delete from {table} where thread = ?", (key,))
+        self._db.execute("delete from head where digest = ?", (self._view.thread.digest,))
+        self._view.forget()
+        self._db.execute(
+            "update thread set info = null, info_checksum = null, info_json = null where key = ?", (key,)
+        )
+        self._count = self._entries = self._stored = 0
+
+    def _put_chunk(self, name: bytes, data: bytes) -> None:
+        key, revision = self._view.key, self._effect.row.revision
+        self._db.execute(
+            "insert into chunk(thread, name, revision, crc, data) values(?, ?, ?, ?, ?) on conflict(thread, name) do nothing",
+            (key, name, revision, chunk_crc(key, name, revision, data), data),
+        )
+        if self._db.changes():
+            self._stored += len(data)
+            self._keys[name] = self._db.last_insert_rowid()
+        else:  # it is there, with its bytes: say that it is wanted again
+            (held,) = one(self._db, "select data from chunk where thread = ? and name = ?", (key, name))
+            self._db.execute(
+                "update chunk set revision = ?, crc = ? where thread = ? and name = ?",
+                (revision, chunk_crc(key, name, revision, held), key, name),
+            )
+
+    def _remove_chunk(self, name: bytes) -> None:
+        held = self._view.chunk(name)
+        if held is not None:
+            self._stored -= held[0]
+            self._db.execute("delete from chunk where thread = ? and name = ?", (self._view.key, name))
+
+    def _exchange_chunk(self, name: bytes, data: bytes) -> None:
+        """Put other bytes in the place of a chunk: rows that refer to it do so by its key."""
+        held = self._view.chunk(name)
+        if held is not None:
+            self._stored += len(data) - held[0]
+            self._db.execute(
+                "update chunk set data = ? where thread = ? and name = ?", (data, self._view.key, name)
+            )
+
+    def _put_checkpoint(self, record: CheckpointRecord) -> None:
+        old = self._replaced.get((record.namespace, record.id))
+        if old is not None:
+            self._remove_checkpoint(old.namespace, old.id)
+        fields = (
+            escape(record.namespace), escape(record.id), None if record.parent is None else escape(record.parent),
+            None if record.run is None else escape(record.run), record.epoch, record.seq, record.step, record.source,
+            record.created_at, record.size, record.added, record.format, record.version, record.projection, self._chunk_keys(record.chunks), checksum(*record.chunks), record.body,
+        )  # fmt: skip
+        check = checksum(self._view.key, *fields)
+        self._db.execute(
+            f"insert into checkpoint(thread, {CHECKPOINT}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._view.key, *fields, check),
+        )
+        if old is not None:
+            self._db.execute(
+                "insert or replace into checkpoint_version values(?, ?, ?, ?)",
+                (self._view.key, *fields[:2], check),
+            )
+        self._checksums[record.namespace, record.id] = check
+        self._change(record.namespace, 1, len(record.body))
+
+    def _remove_checkpoint(self, namespace: str, id: str) -> None:
+        where = (self._view.key, escape(id), escape(namespace))
+        gone = one(
+            self._db,
+            "delete from checkpoint where thread = ? and id = ? and namespace = ? returning length(body)",
+            where,
+        )
+        if gone is not None:
+            self._db.execute(
+                "delete from checkpoint_version where thread = ? and id = ? and namespace = ?", where
+            )
+            self._change(namespace, -1, -gone[0])
+
+    def _remove_writes(self, namespace: str, id: str) -> None:
+        where = (self._view.key, escape(namespace), escape(id))
+        self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
+        self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
+
+    def _change(self, namespace: str, count: int, stored: int) -> None:
+        self._count += count
+        self._stored += stored
+        self._touched[namespace] = self._touched.get(namespace, 0) + count
+
+    def _settle_head(self, namespace: str) -> None:
+        """Write down what is the newest of a namespace now, and how many there are; of the root whatever was changed."""
+        view, revision = self._view, self._effect.row.revision
+        change = self._touched.get(namespace, 0)
+        old = None
+        if not self._effect.everything:
+            old = view.head_row(namespace)
+            if old is not None and namespace not in self._touched:
+                put_head(self._db, view.thread.digest, "", old._replace(revision=revision))
+                return
+        newest = self._newest(namespace, old)
+        if newest is not None:
+            epoch, seq, id, record = newest
+            head = Head(view.key, revision, epoch, seq, id, (old.checkpoints if old else 0) + change, record)
+        elif namespace == "":
+            head = Head(view.key, revision, 0, 0, None, 0, None)
+        else:
+            where = (view.thread.digest, escape(namespace))
+            self._db.execute("delete from head where digest = ? and namespace = ?", where)
+            return
+        put_head(self._db, view.thread.digest, escape(namespace), head)
+
+    def _newest(self, namespace: str, old: Head | None) -> Sequence[Any] | None:
+        """Return (epoch, seq, id, checksum) of the newest checkpoint of a namespace."""
+        effect = self._effect
+        if len(effect.checkpoints) == 1 and not (effect.removed or effect.replaced):
+            record = effect.checkpoints[0]
+            if record.namespace == namespace and (old is None or record.order > old.order):
+                return (*record.order, self._checksums[record.namespace, record.id])
+        newest: Sequence[Any] | None = one(
+            self._db,
+            "select epoch, seq, id, checksum from checkpoint where thread = ? and namespace = ? "
+            "order by epoch desc, seq desc, id desc limit 1",
+            (self._view.key, escape(namespace)),
+        )
+        return newest
+
+    def _put_write(self, write: WriteRecord) -> tuple[bool, int]:
+        """Store a write; tell whether there was none in its place, and the exclusive or of the old and the new checksum."""
+        view = self._view
+        if write.key not in view.write_checksums:
+            view.write(write.key)
+        old = view.write_checksums[write.key]
+        fields = (
+            escape(write.namespace), escape(write.checkpoint), escape(write.task), write.index, escape(write.channel),
+            escape(write.path), *write.rank, self._chunk_keys(write.chunks), checksum(*write.chunks), write.body,
+        )  # fmt: skip
+        check = view.write_checksums[write.key] = checksum(view.key, *fields)
+        self._db.execute(
+            f"insert or replace into write(thread, {WRITE}) values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (view.key, *fields, check),
+        )
+        return old is None, xor((old, check))
+
+    def _count_writes(self, namespace: str, checkpoint: str, more: int, change: int) -> None:
+        count, total = (0, 0) if self._effect.everything else self._view.tally(namespace, checkpoint)
+        where = (self._view.key, escape(namespace), escape(checkpoint))
+        fields = (count + more, (total ^ change).to_bytes(8))
+        self._db.execute(
+            "insert or replace into tally values(?, ?, ?, ?, ?, ?)",
+            (*where, *fields, checksum(*where, *fields)),
+        )
+
+    def _put_entry(self, entry: Entry) -> None:
+        view = self._view
+        stored = view.stored_entry(entry.kind, entry.key)
+        self._entries += (not entry.gone) - (stored.entry is not None)
+        if entry.gone:
+            stored = remove_entry(self._db, view.key, entry)
+        else:
+            stored = put_entry(self._db, view.key, entry, stored)
+        view.note_entry(entry, stored)

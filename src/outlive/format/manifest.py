@@ -1,0 +1,173 @@
+"""The body of a checkpoint: its complete list of spans, and what the user said about it. Pure, no I/O.
+
+No checkpoint depends on another: each lists all of its spans, so any one can be deleted, forked or copied
+alone. Spans name chunks by their position in the record's clear list of names, so chunks can be renamed
+(by a copy into another store) without opening a body, which may be sealed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ormsgpack
+
+from outlive.errors import Corrupt, NewerFormat, refuse_unopened
+from outlive.format.chunk import Layout
+from outlive.format.codec import Codec
+from outlive.values import Interrupt
+
+FORMAT = 1
+
+
+@dataclass(slots=True)  # not frozen: that would triple the time to make one
+class Manifest:
+    """What a checkpoint's body says."""
+
+    layout: Layout
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    next_nodes: tuple[str, ...] = ()
+    completed_tasks: tuple[str, ...] = ()
+    interrupts: tuple[Interrupt, ...] = ()
+    leans: bool = False  # a framework needs the parent to make use of it
+    written: bytes = b""  # digest of the pending writes that were saved with it
+
+
+def encode(codec: Codec, manifest: Manifest) -> bytes:
+    """Return the body of a checkpoint."""
+    said: dict[str, Any] = {}
+    if manifest.metadata:
+        said["metadata"] = codec.pack(dict(manifest.metadata), "metadata")
+    if manifest.next_nodes:
+        said["next"] = codec.pack(list(manifest.next_nodes), "next_nodes")
+    if manifest.completed_tasks:
+        said["done"] = codec.pack(list(manifest.completed_tasks), "completed_tasks")
+    if manifest.interrupts:
+        rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
+        said["interrupts"] = codec.pack(rows, "interrupts")
+    if manifest.leans:
+        said["leans"] = codec.pack(True)
+    if manifest.written:
+        said["written"] = codec.pack(manifest.written)
+    return ormsgpack.packb(
+        [FORMAT, _flat(manifest.layout), said] if said else [FORMAT, _flat(manifest.layout)]
+    )
+
+
+def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
+    """Return what a body says; raise Corrupt or NewerFormat."""
+    layout, said = _open(body)
+
+    def part(name: str, kind: type, empty: Any) -> Any:
+        value = codec.unpack(said[name], opaque=opaque) if name in said else empty
+        if type(value) is not kind:
+            raise Corrupt(f"the {name} of the manifest is no {kind.__name__}")
+        return value
+
+    try:
+        return Manifest(
+            layout,
+            part("metadata", dict, {}),
+            tuple(part("next", list, [])),
+            tuple(part("done", list, [])),
+            tuple(Interrupt(*row) for row in part("interrupts", list, [])),
+            "leans" in said,
+            part("written", bytes, b""),
+        )
+    except TypeError as error:
+        raise Corrupt(f"the manifest cannot be read ({error})") from error
+
+
+def leans(body: bytes) -> bool:
+    """Tell whether a checkpoint is of no use without its parent."""
+    return "leans" in _open(body)[1]
+
+
+def layout_of(body: bytes) -> Layout:
+    """Return only the layout of a body."""
+    return _open(body)[0]
+
+
+def said_of(body: bytes) -> dict[str, bytes]:
+    """Return what the user said, each part packed."""
+    return _open(body)[1]
+
+
+def encode_said(layout: Layout, said: Mapping[str, bytes]) -> bytes:
+    """Return a body of a layout and of parts that are packed already."""
+    return ormsgpack.packb([FORMAT, _flat(layout), dict(said)] if said else [FORMAT, _flat(layout)])
+
+
+def with_layout(body: bytes, layout: Layout) -> bytes:
+    """Return a body that says the same but finds its bytes elsewhere."""
+    return encode_said(layout, said_of(body))
+
+
+def _flat(layout: Layout) -> list[Any]:
+    flat: list[Any] = []
+    for item in layout:
+        if type(item) is tuple:
+            flat += item
+        else:
+            flat.append(item)
+    return flat
+
+
+def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
+    refuse_unopened(body)
+    try:
+        version, flat, *rest = ormsgpack.unpackb(body)
+    except (ValueError, TypeError) as error:
+        raise Corrupt(f"the body is no manifest ({error})") from error
+    if type(version) is not int or version < 1:
+        raise Corrupt("the body is no manifest")
+    if version > FORMAT:
+        raise NewerFormat("a checkpoint", version, FORMAT)
+    said = rest[0] if rest else {}
+    if (
+        type(flat) is not list
+        or type(said) is not dict
+        or not all(type(part) is bytes for part in said.values())
+    ):
+        raise Corrupt("the body is no manifest")
+    return _layout(flat), said
+
+
+def _layout(flat: Any) -> Layout:
+    layout: Layout = []
+    items = iter(flat)
+    for item in items:
+        if isinstance(item, bytes):
+            layout.append(item)
+            continue
+        offset, length = next(items, None), next(items, None)
+        if not (isinstance(item, int) and isinstance(offset, int) and isinstance(length, int)):
+            raise Corrupt("a span of the manifest is not three numbers")
+        layout.append((item, offset, length))
+    return layout
+
+
+def projection(value: Mapping[str, Any]) -> str | None:
+    """Write metadata as JSON for people; what JSON cannot say is written as text."""
+    if not value:
+        return None
+    text = json.dumps(_jsonable(value), ensure_ascii=True)
+    return text.replace("\\u0000", "\\ufffd")  # PostgreSQL's JSONB takes no NUL
+
+
+def _jsonable(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else f"{value:#x}"
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if value - value == 0 else repr(value)
+    if isinstance(value, Mapping):
+        return {str(_jsonable(key)): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+        return [_jsonable(item) for item in value]
+    return str(value)

@@ -1,0 +1,446 @@
+"""A state as a stream of pieces, cut where its containers are.
+
+Theory of operation. The packed state is one stream of msgpack bytes. Cut between the elements of its
+containers, the stream is a row of *pieces*; put together again, it is decoded by one native call. So a
+checkpoint needs no skeleton: the order of dict keys, nesting and types are all in the stream.
+
+Splitting yields *parts*, stretches of the stream:
+- a run: neighbouring elements of one container, with the offsets at which it may be cut;
+- a large leaf: a str or bytes of 64 KiB and more, which stands alone; so does what an adapter has sealed, from 1 KiB on;
+- glue: what is between them (headers, keys).
+
+A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
+elements, several big ones, or something inside that is itself split. Elements of long containers stay
+whole up to 32 KiB, so an ordinary message is one piece.
+
+The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
+(`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
+and its new elements. A large leaf that is the very same object as before is not even packed. That is
+sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
+they are not stored, and no two processes need to agree on them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlive.errors import Unencodable
+from outlive.format.alignment import Alignment, Odd
+from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
+from outlive.format.extensions import MAP, Raw
+from outlive.format.part import Part
+
+LARGE = 64 * 1024  # a str or bytes from here on stands alone
+SPLIT = 2 * 1024  # a container below this stays whole
+HEAVY = 32 * 1024  # an element of a long container below this stays whole
+LONG = 8  # elements from which a container is long
+BIG = 1024  # two elements from here on make even a short container worth splitting
+TINY = 64  # elements smaller than this on average are cut in groups
+GROUP = 32
+SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
+SHORT = 128  # a run up to this is stored anew when it changes
+
+_WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
+
+Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, outermost first
+
+
+@dataclass(slots=True)
+class Run:
+    part: Part
+    count: int
+
+
+@dataclass(slots=True)
+class Leaf:
+    part: Part
+
+
+@dataclass(slots=True)
+class Child:
+    key: Any  # of a dict; None in a list
+    lead: bytes  # the packed key
+    node: Leaf | Branch
+
+
+@dataclass(slots=True)
+class Branch:
+    wraps: Wraps
+    is_dict: bool
+    count: int
+    items: list[Run | Child]
+
+
+Node = Leaf | Branch
+
+
+@dataclass(slots=True)
+class Pieces:
+    """A split state: its parts in the order of the stream, and the tree to split the next one against."""
+
+    root: Node | None
+    parts: list[Part]
+    size: int
+    leaves: dict[int, Part] = field(default_factory=dict)
+
+    def weight(self) -> int:
+        return sum([part.weight() for part in self.parts])
+
+
+def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
+    """Split `value`, sharing with `old` what is the same; raise Unencodable naming the path of what is not data."""
+    try:
+        return _Splitter(codec, old).split(value)
+    except Unencodable:
+        codec.pack(value)  # inside the tree a path is relative; this one starts at the state
+        raise
+
+
+class _Splitter:
+    def __init__(self, codec: Codec, old: Pieces | None) -> None:
+        self._codec = codec
+        self._old = old
+        self._leaves: dict[int, Part] = {}
+
+    def split(self, value: Any) -> Pieces:
+        node = self._visit(value, self._old.root if self._old else None, SPLIT)
+        if isinstance(node, bytes):
+            return Pieces(None, [Part(node, [len(node)])], len(node))
+        parts = _flatten(node)
+        return Pieces(node, parts, sum([part.size for part in parts]), self._leaves)
+
+    def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
+        """Return the packed bytes of a value that stays whole, or the node of one that is split."""
+        kind = type(value)
+        if kind is str or kind is bytes:
+            return self._leaf(value, old) if len(value) >= LARGE else self._codec.pack(value)
+        if kind is Raw and len(value.payload) >= BIG:
+            return self._sealed(value, old)
+        if isinstance(old, Branch):
+            wraps, inner = self._open(value)
+            if wraps == old.wraps and type(inner) is (dict if old.is_dict else list):
+                return self._warm(inner, old)
+        data = self._codec.pack(value)
+        if len(data) < limit:
+            return data
+        wraps, inner = self._open(value)
+        if inner is None:
+            return data
+        branch = self._thorough(wraps, inner, None)
+        return branch if _worth(branch) else data
+
+    def _open(self, value: Any) -> tuple[Wraps, Any]:
+        """Find the list or dict inside a value, and the extensions around it."""
+        wraps: Wraps = ()
+        while True:
+            kind = type(value)
+            if kind is list:
+                return wraps, value
+            if kind is dict:
+                if set(map(type, value)) <= {str} and is_utf8("".join(value)):
+                    return wraps, value
+                return (*wraps, (MAP, b"")), [part for pair in value.items() for part in pair]
+            reduced = None if kind in _WHOLE else self._codec.reduce(value)
+            if reduced is None or len(reduced) == 2:
+                return wraps, None
+            wraps = (*wraps, reduced[:2])
+            value = reduced[2]
+
+    def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
+        if isinstance(old, Leaf) and old.part.leaf is value:  # the usual case: the very same object
+            self._leaves[id(value)] = old.part
+            return old
+        known = self._old.leaves.get(id(value)) if self._old else None
+        if known is None and isinstance(old, Leaf):
+            known = old.part
+        # `is` first: comparing 20 MB takes milliseconds.
+        if known is not None and (
+            known.leaf is value or (type(known.leaf) is type(value) and known.leaf == value)
+        ):
+            part = known
+        else:
+            data = self._codec.pack(value)
+            part = Part(data, [len(data)])
+            if data[0] in _STR_OR_BIN:
+                part.leaf = value
+        if part.leaf is not None:
+            self._leaves[id(part.leaf)] = part
+        return Leaf(part)
+
+    def _sealed(self, value: Raw, old: Node | None) -> Leaf:
+        """Nothing inside can be shared, so all of it should be."""
+        data = self._codec.pack(value)
+        if isinstance(old, Leaf) and old.part.size == len(data) and old.part.starts(data, 0):
+            return old
+        return Leaf(Part(data, [len(data)]))
+
+    # The warm road: position by position along the old branch
+
+    def _warm(self, inner: Any, old: Branch) -> Node:
+        try:
+            return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
+        except Odd:
+            return self._thorough(old.wraps, inner, old)
+
+    def _follow(self, inner: Any, old: Branch) -> list[Run | Child]:
+        entries = list(inner.items()) if old.is_dict else inner
+        limit = _limit(len(entries))
+        items: list[Run | Child] = []
+        at = 0
+        for index, item in enumerate(old.items):
+            if isinstance(item, Run):
+                stop = len(entries) if index == len(old.items) - 1 else at + item.count
+                if stop > len(entries):
+                    raise Odd
+                items.append(self._rerun(entries[at:stop], item, old.is_dict, limit))
+                at = stop
+            else:
+                items.append(self._revisit(entries, at, item, old.is_dict, limit))
+                at += 1
+        if at < len(entries):
+            items.extend(self._fresh(entries[at:], old.is_dict, limit, {}))
+        return items
+
+    def _revisit(self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int) -> Run | Child:
+        if at >= len(entries) or (is_dict and entries[at][0] != item.key):
+            raise Odd
+        node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
+        if isinstance(node, bytes):
+            raise Odd  # it became small
+        return item if node is item.node else Child(item.key, item.lead, node)
+
+    def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
+        """Pack a run and find what it shares with the old one."""
+        old = run.part
+        data, start = self._pack_along(elements, is_dict, old)
+        if (
+            old.holds_bytes
+            and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
+            is bytearray
+        ):
+            raise Odd
+        size = len(data) - start
+        if size == old.size and (start < 0 or old.starts(data, start)):
+            return run
+        if 0 < size <= SHORT and not may_hold_bytes(
+            data
+        ):  # not worth a comparison: it costs less than a span
+            return Run(Part(data[start:], [size], [len(elements)]), len(elements))
+        part = Alignment(self, elements, is_dict, limit, data, start).align(old)
+        return Run(part, len(elements))
+
+    def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
+        """Pack a run; return the bytes and where in them it starts.
+
+        A long one is packed in segments that are compared at once: they stay in the processor's cache, and
+        one buffer for all would be new memory for every save, which takes longer than packing. When all of the old
+        run is there, only what follows it is returned, and the start lies before the bytes.
+        """
+        if old.size <= SEGMENT:
+            return self._pack_whole(elements, is_dict)
+        at = cuts = done = 0
+        while cuts < len(old.ends):
+            cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
+            data, start = self._pack_whole(elements[done : old.marks[cuts - 1]], is_dict)
+            if not old.has(memoryview(data)[start:], at, old.ends[cuts - 1]):
+                break
+            at, done = old.ends[cuts - 1], old.marks[cuts - 1]
+        data, start = self._pack_whole(elements[done:], is_dict)
+        if at == old.size:
+            return data, start - at
+        return b"".join((old.cut(0, at), memoryview(data)[start:])), 0
+
+    def _pack_whole(self, elements: list[Any], is_dict: bool) -> tuple[bytes, int]:
+        """Pack elements as one container; return the bytes and the length of the header before them."""
+        data = self._codec.pack_native(dict(elements) if is_dict else elements)
+        header = _header(len(elements), is_dict)
+        if not data.startswith(header):  # a key that no msgpack map can have: it went another way
+            raise Odd
+        return data, len(header)
+
+    def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
+        """Return the bytes of elements that stand side by side."""
+        data, start = self._pack_whole(elements, is_dict)
+        return data[start:]
+
+    def cut(
+        self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
+    ) -> tuple[list[bytes], list[int], bool]:
+        """Cut the bytes of elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
+        step = GROUP if average < TINY and len(elements) > GROUP else 1
+        pieces, counts, holds_bytes = [], [], False
+        for at in range(0, len(elements), step):
+            group = elements[at : at + step]
+            piece = packed if len(group) == len(elements) else self.pack_run(group, is_dict)
+            if len(piece) >= limit and self._splits(group[0], is_dict, limit):
+                raise Odd
+            if may_hold_bytes(piece):
+                found = self._codec.byte_types([list(pair) for pair in group] if is_dict else group)
+                if found is bytearray:
+                    raise Odd
+                holds_bytes = holds_bytes or found is bytes
+            pieces.append(piece)
+            counts.append(len(group))
+        return pieces, counts, holds_bytes
+
+    def _splits(self, element: Any, is_dict: bool, limit: int) -> bool:
+        return not isinstance(self._visit(element[1] if is_dict else element, None, limit), bytes)
+
+    # The thorough road: element by element
+
+    def _thorough(self, wraps: Wraps, inner: Any, old: Branch | None) -> Branch:
+        is_dict = type(inner) is dict
+        entries = list(inner.items()) if is_dict else inner
+        items = self._fresh(entries, is_dict, _limit(len(entries)), _hints(old))
+        if old is not None:
+            _match(items, old)
+        return Branch(wraps, is_dict, len(entries), items)
+
+    def _fresh(
+        self, entries: list[Any], is_dict: bool, limit: int, hints: dict[Any, Node]
+    ) -> list[Run | Child]:
+        items: list[Run | Child] = []
+        pieces: list[bytes] = []
+        holds_bytes = False
+        for index, entry in enumerate(entries):
+            key, value = entry if is_dict else (index, entry)
+            node = self._visit(value, hints.get(key), limit)
+            if isinstance(node, bytes):
+                holds_bytes = holds_bytes or (
+                    may_hold_bytes(node) and self._codec.byte_types(value) is not None
+                )
+                pieces.append(self._codec.pack(key) + node if is_dict else node)
+                continue
+            if pieces:
+                items.append(_run(pieces, holds_bytes))
+                pieces, holds_bytes = [], False
+            items.append(Child(key, self._codec.pack(key), node) if is_dict else Child(None, b"", node))
+        if pieces:
+            items.append(_run(pieces, holds_bytes))
+        return items
+
+
+def _limit(count: int) -> int:
+    return HEAVY if count >= LONG else SPLIT
+
+
+def _worth(branch: Branch) -> bool:
+    """Tell whether splitting lets anything be shared that would not be otherwise."""
+    if branch.count >= LONG:
+        return True
+    if any(isinstance(item, Child) for item in branch.items):
+        return True
+    cuts = [run.part.ends for run in branch.items if isinstance(run, Run)]
+    return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
+
+
+def _run(pieces: list[bytes], holds_bytes: bool) -> Run:
+    ends, marks, at = [], [], 0
+    tiny = len(pieces) > GROUP and sum(map(len, pieces)) < TINY * len(pieces)
+    for index, piece in enumerate(pieces, 1):
+        at += len(piece)
+        if not tiny or index % GROUP == 0 or index == len(pieces):
+            ends.append(at)
+            marks.append(index)
+    part = Part(b"".join(pieces), ends, marks)
+    part.holds_bytes = holds_bytes
+    return Run(part, len(pieces))
+
+
+def _hints(old: Branch | None) -> dict[Any, Node]:
+    """The children of an old branch, by key or by position."""
+    hints: dict[Any, Node] = {}
+    at = 0
+    for item in old.items if old else ():
+        if isinstance(item, Child):
+            hints[item.key if old and old.is_dict else at] = item.node
+            at += 1
+        else:
+            at += item.count
+    return hints
+
+
+def _match(items: list[Run | Child], old: Branch) -> None:
+    """Find the pieces of new runs among all old runs, by content."""
+    places: dict[bytes, tuple[Part, int]] = {}
+    for run in old.items:
+        if isinstance(run, Run):
+            start = 0
+            for end in run.part.ends:
+                places[run.part.cut(start, end)] = (run.part, start)
+                start = end
+    for run in items:
+        if isinstance(run, Run):
+            _match_part(run.part, places)
+
+
+def _match_part(part: Part, places: dict[bytes, tuple[Part, int]]) -> None:
+    start = 0
+    for end in part.ends:
+        place = places.get(part.cut(start, end))
+        if place is not None:
+            part.kept.append((start, end - start, *place))
+        start = end
+
+
+# The stream ---------------------------------------------------------------------------------------
+
+
+_STR_OR_BIN = frozenset((0xDA, 0xDB, 0xC5, 0xC6))
+
+
+def _flatten(node: Node) -> list[Part]:
+    parts: list[Part] = []
+    glue = b""
+    for item in (*_emit(node), None):
+        if isinstance(item, bytes):
+            glue += item
+            continue
+        if glue:
+            parts.append(Part(glue, [len(glue)]))
+            glue = b""
+        if item is not None:
+            parts.append(item)
+    return parts
+
+
+def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
+    if isinstance(node, Leaf):
+        return [node.part]
+    nested += len(node.wraps)
+    if nested > MAX_NESTED:
+        raise Unencodable("state", f"more than {MAX_NESTED} tuples, sets or objects in each other")
+    out: list[bytes | Part] = [_header(node.count, node.is_dict)]
+    for item in node.items:
+        if isinstance(item, Run):
+            out.append(item.part)
+        else:
+            out.append(item.lead)
+            out.extend(_emit(item.node, nested))
+    size = sum([part.size if isinstance(part, Part) else len(part) for part in out]) if node.wraps else 0
+    for code, lead in reversed(node.wraps):
+        size += len(lead)
+        header = _ext_header(size, code)
+        out[:0] = [header, lead]
+        size += len(header)
+    return out
+
+
+def _header(count: int, is_dict: bool) -> bytes:
+    if count < 16:
+        return bytes([(0x80 if is_dict else 0x90) | count])
+    if count < 1 << 16:
+        return (b"\xde" if is_dict else b"\xdc") + count.to_bytes(2, "big")
+    return (b"\xdf" if is_dict else b"\xdd") + count.to_bytes(4, "big")
+
+
+def _ext_header(size: int, code: int) -> bytes:
+    fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}.get(size)
+    if fixed is not None:
+        return bytes([fixed, code])
+    for first, width in ((0xC7, 1), (0xC8, 2), (0xC9, 4)):
+        if size < 1 << 8 * width:
+            return bytes([first]) + size.to_bytes(width, "big") + bytes([code])
+    raise Unencodable("state", "a tagged value of 4 GiB or more cannot be stored")

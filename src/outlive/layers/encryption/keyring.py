@@ -1,0 +1,221 @@
+"""Keys for a store that is encrypted, and the sealing of one record with them. Pure, no I/O.
+
+A sealed record is a header and what AES-256-GCM makes of the bytes:
+
+    0xC1   a byte that msgpack never begins with: no plaintext of ours can be taken for sealed
+    0x01   the format
+    n      the length of the key's id, and the id
+    13     the nonce: one byte chooses one of 256 keys that are derived from yours, twelve go to AES-GCM
+    ...    ciphertext and tag
+
+The nonce is a keyed hash of what is sealed and where it belongs. So the same record is sealed to the same bytes: a retry or a
+second copy offers what is there, and neither a fork nor a machine restored from a snapshot can use a nonce twice. Whoever sees
+the store can tell that the very same record was written again at the very same place, and nothing else. With 256 derived keys
+2**38 records may be sealed under one key of yours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from outlive.errors import (
+    BadArgument,
+    KeyMissing,
+    MissingExtra,
+    NewerFormat,
+    NotSealed,
+    SealBroken,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+SEALED = 0xC1
+FORMAT = 1
+KEY_BYTES = 32
+_NONCE = 13
+_TAG = 16
+_MAX_ID = 64
+_LEAST_DISTINCT = 12  # bytes in a key; 32 random ones have fewer once in 10**14 keys, passwords nearly always
+
+
+class KeyRing:
+    """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, each 32 random bytes.
+
+    New records are sealed under the newest: the last one, or the one that `newest` names. A ring without keys opens a store
+    that is encrypted, for `verify`, `delete` and the list of threads alone.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes] | None = None, *, newest: str | None = None) -> None:
+        if keys is not None and not isinstance(keys, Mapping):
+            raise BadArgument("KeyRing takes a mapping of ids to keys: KeyRing({'2026-07': key})")
+        checked = [
+            (_check_id(number, id), _check_key(number, key))
+            for number, (id, key) in enumerate((keys or {}).items(), 1)
+        ]
+        if len({key for _, key in checked}) < len(checked):
+            raise BadArgument(
+                "two ids of the ring have the same key; each has a key of its own: KeyRing.new_key()"
+            )
+        self._keys = {id: _Key(id, key) for id, key in checked}
+        if newest is not None and newest not in self.ids:
+            raise BadArgument(f"newest must be the id of a key in the ring, one of {', '.join(self._keys)}")
+        self.newest: str | None = newest if newest is not None else next(reversed(self._keys), None)
+
+    @classmethod
+    def parse(cls, text: str) -> KeyRing:
+        """Read a ring from text, as an environment variable holds it: `id:base64`, several with spaces between, newest last."""
+        if not isinstance(text, str) or not text.strip():
+            raise BadArgument("there is no key in this text: it takes id:base64, several with spaces between")
+        keys: dict[str, bytes] = {}
+        for number, word in enumerate(text.split(), 1):
+            id, colon, key = word.rpartition(":")
+            if id in keys:
+                raise BadArgument(f"word {number} of the ring has the id of an earlier one")
+            try:
+                keys[id] = base64.b64decode(key, validate=True)
+            except ValueError:
+                colon = ""
+            if not colon:  # what the word is never appears in an error
+                raise BadArgument(f"word {number} of the ring is no id:key with a key in base64")
+        return cls(keys)
+
+    @staticmethod
+    def new_key() -> bytes:
+        """Return a new random key."""
+        return os.urandom(KEY_BYTES)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the keys, in their order."""
+        return tuple(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<KeyRing {', '.join(self._keys) or 'without keys'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a KeyRing is not pickled: its keys would lie wherever that goes")
+
+    def seal(self, place: bytes, data: bytes, *, is_named: bool = False) -> bytes:
+        """Seal data for one place. `is_named` says that the place names the data itself, as a chunk's name does."""
+        if self.newest is None:
+            raise KeyMissing(None)
+        return self._keys[self.newest].seal(place, data, is_named)
+
+    def open(self, place: bytes, sealed: bytes) -> bytes:
+        """Return what was sealed; raise NotSealed, KeyMissing, SealBroken or NewerFormat."""
+        id = key_of(sealed)
+        key = self._keys.get(id)
+        if key is None:
+            raise KeyMissing(id)
+        return key.open(place, sealed)
+
+    def is_current(self, sealed: bytes) -> bool:
+        """Tell whether a record is sealed under the newest key; one that is not sealed at all is not."""
+        try:
+            return key_of(sealed) == self.newest
+        except StoreError:
+            return False
+
+
+def is_sealed(naming_key: bytes) -> bool:
+    """Tell whether a store's naming key is sealed. In the clear it is 32 random bytes, which may begin with anything."""
+    return len(naming_key) > KEY_BYTES and naming_key[:1] == _MARK
+
+
+_MARK = bytes((SEALED,))
+
+
+def key_of(sealed: bytes) -> str:
+    """Return the id of the key that a record was sealed under; needs no key."""
+    if sealed[:1] != _MARK:
+        raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+    if len(sealed) < 3 or sealed[1] < FORMAT:
+        raise SealBroken("the header of a sealed record is damaged")
+    if sealed[1] > FORMAT:
+        raise NewerFormat("a sealed record", sealed[1], FORMAT)
+    start = 3 + sealed[2]
+    if len(sealed) < start + _NONCE + _TAG:
+        raise SealBroken("a sealed record was cut short")
+    try:
+        return sealed[3:start].decode("ascii")
+    except UnicodeDecodeError:
+        raise SealBroken("the header of a sealed record is damaged") from None
+
+
+class _Key:
+    """One key of a ring, with those that are derived from it."""
+
+    def __init__(self, id: str, secret: bytes) -> None:
+        name = id.encode("ascii")
+        self.header = bytes((SEALED, FORMAT, len(name))) + name
+        self._secret = secret
+        self._cipher = _aes_gcm()
+        self._ciphers: list[AESGCM | None] = [None] * 256
+        derived = hashlib.blake2b(b"nonces", key=secret, digest_size=32, person=b"outlive.seal").digest()
+        self._nonces = hashlib.blake2b(digest_size=_NONCE, key=derived, person=b"outlive.nonce")
+
+    def seal(self, place: bytes, data: bytes, is_named: bool) -> bytes:
+        hasher = self._nonces.copy()
+        # What is authenticated as a whole, the header too: one nonce never goes with two texts, were it for two ids of one key.
+        hasher.update(b"".join((self.header, len(place).to_bytes(4, "big"), place)))
+        if not is_named:
+            hasher.update(data)
+        nonce = hasher.digest()
+        return b"".join(
+            (self.header, nonce, self._of(nonce[0]).encrypt(nonce[1:], data, self.header + place))
+        )
+
+    def open(self, place: bytes, sealed: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        start = len(self.header)
+        nonce, rest = sealed[start : start + _NONCE], sealed[start + _NONCE :]
+        try:
+            return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + place)
+        except InvalidTag:
+            raise SealBroken("a sealed record does not open") from None
+
+    def _of(self, number: int) -> AESGCM:
+        cipher = self._ciphers[number]
+        if cipher is None:
+            said = b"key" + bytes((number,))
+            key = hashlib.blake2b(said, key=self._secret, digest_size=32, person=b"outlive.seal").digest()
+            cipher = self._ciphers[number] = self._cipher(key)
+        return cipher
+
+
+def _aes_gcm() -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise MissingExtra("an encrypted store", "crypto") from error
+    return AESGCM
+
+
+# Whoever exchanges a key and its id gives a key where an id belongs: an error names neither.
+
+
+def _check_id(number: int, id: object) -> str:
+    if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID or not id.isascii() or not id.isprintable():
+        raise BadArgument(
+            f"the id of key {number} of the ring must be 1 to {_MAX_ID} printable ASCII characters"
+        )
+    return id
+
+
+def _check_key(number: int, key: object) -> bytes:
+    if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
+        size = f" of {len(key)}" if isinstance(key, bytes | bytearray) else ""
+        raise BadArgument(
+            f"key {number} of the ring must be {KEY_BYTES} random bytes, as KeyRing.new_key() makes them, "
+            f"not {type(key).__name__}{size}"
+        )
+    if len(set(key)) < _LEAST_DISTINCT:
+        raise BadArgument(f"key {number} of the ring is not random: use KeyRing.new_key()")
+    return bytes(key)

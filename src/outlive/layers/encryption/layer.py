@@ -1,0 +1,363 @@
+"""Encrypt: a backend around a backend, that seals what goes down and opens what comes up.
+
+What a person wrote or a model said is sealed: chunks, bodies of checkpoints (with their metadata), of writes and of entries (runs with
+prompt and result, steps, responses), and the metadata of threads; the columns with metadata in JSON stay empty. What a backend orders and finds by stays
+clear: ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
+
+Each record is bound to where it belongs, so that none can be put elsewhere:
+
+- A checkpoint to its thread, namespace and id, to its clear fields (run, step, source, size, format), and to the list of
+  the chunks that its body refers to by position. Parent, place and time are given by the backend at the commit and are not bound.
+- A write to its thread, checkpoint, task, index, channel, path and chunks; an entry to its thread, kind and key; metadata to its thread.
+- A chunk to its tenant and its name, not to its thread: forks share chunks inside the store, which copies them without
+  the key. That is enough, because a name is a keyed hash of the bytes, which the core checks, and every list of names is bound to its record.
+
+Not told from the truth is a whole record, or a whole thread, put back to what it once was: the clear fields that order
+records are the backend's. The naming key, by which chunks get their names, is sealed too: nobody can probe for content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ormsgpack
+
+from outlive.backend.entries import SEALED
+from outlive.backend.protocol import (
+    Backend,
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    Entry,
+    EntryCursor,
+    Inventory,
+    Known,
+    Page,
+    Reading,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+    escape,
+)
+from outlive.errors import (
+    BadArgument,
+    Corrupt,
+    EntryHeld,
+    KeyMissing,
+    NotEncrypted,
+    OutliveError,
+    SealBroken,
+    WrongKey,
+    refuse_unopened,
+    unopened,
+)
+from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.layers.encryption.naming_key import NAMING, sealed_anew
+
+Sent = dict[bytes | None, bytes | None]  # sealed → plain
+NAMING_PLACE = ormsgpack.packb((NAMING,))
+
+
+def place_of_checkpoint(thread: ThreadKey, record: CheckpointRecord) -> bytes:
+    run = None if record.run is None else escape(record.run)
+    return ormsgpack.packb(
+        (
+            "checkpoint", thread.digest, escape(record.namespace), escape(record.id), run, record.step, record.source,
+            record.size, record.format, record.chunks,
+        )
+    )  # fmt: skip
+
+
+def place_of_write(thread: ThreadKey, write: WriteRecord) -> bytes:
+    texts = [escape(text) for text in (*write.key[:3], write.channel, write.path)]
+    return ormsgpack.packb(("write", thread.digest, *texts, write.index, write.chunks))
+
+
+def place_of_entry(thread: ThreadKey, entry: Entry) -> bytes:
+    return ormsgpack.packb(("entry", thread.digest, escape(entry.kind), escape(entry.key)))
+
+
+def place_of_info(thread: ThreadKey) -> bytes:
+    return ormsgpack.packb(("info", thread.digest))
+
+
+def place_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
+    return ormsgpack.packb(("chunk", escape(thread.tenant), name))
+
+
+def _is_sealed(entry: Entry) -> bool:
+    """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
+    return entry.kind in SEALED
+
+
+class Encrypted:
+    """A backend whose records are sealed under the keys of a ring."""
+
+    def __init__(self, inner: Backend, ring: KeyRing) -> None:
+        self.inner = inner
+        self.ring = ring
+        self.name = inner.name
+
+    @property
+    def has_key(self) -> bool:
+        """Tell whether anything can be read at all."""
+        return self.ring.newest is not None
+
+    async def identity(self, offered: bytes) -> bytes:
+        """Return the store's naming key, which is kept sealed."""
+        sealed = self.ring.seal(NAMING_PLACE, offered) if offered and self.has_key else b""
+        stored = await self.inner.identity(sealed)
+        if not stored and self.has_key:
+            return stored
+        if not stored:  # it is new
+            raise KeyMissing(None)
+        if not is_sealed(stored):
+            raise NotEncrypted
+        if not self.has_key:
+            return offered  # nothing will be named or compared with a name
+        anew = await sealed_anew(
+            self.inner
+        )  # then a ring without the newest key is refused, whatever else it has
+        sealed = stored if anew is None or anew.body is None else anew.body
+        try:
+            return self.ring.open(NAMING_PLACE, sealed)
+        except SealBroken:
+            raise WrongKey(key_of(sealed)) from None
+
+    # Down
+
+    async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
+        sealed = [self._seal(commit) for commit in commits]
+        results = await self.inner.commit_all(sealed)
+        return [self._open_result(*three) for three in zip(commits, sealed, results, strict=True)]
+
+    def _seal(self, commit: Commit) -> Commit:
+        thread = commit.thread
+        if commit.reseal is not None:
+            raise BadArgument("what is sealed is sealed anew by store.rotate() alone")
+        return replace(
+            commit,
+            checkpoints=tuple([self._seal_checkpoint(thread, record) for record in commit.checkpoints]),
+            rewrites=tuple([self._seal_checkpoint(thread, record) for record in commit.rewrites]),
+            chunks=tuple([(name, self._seal_chunk(thread, name, data)) for name, data in commit.chunks]),
+            writes=tuple([self._seal_write(thread, write) for write in commit.writes]),
+            entries=tuple([self._seal_entry(thread, entry) for entry in commit.entries]),
+            info=None if commit.info is None else self._seal_one(place_of_info(thread), commit.info),
+            info_projection=None,
+        )
+
+    def _seal_one(self, place: bytes, data: bytes) -> bytes:
+        """Seal a record, but not what stands in the place of one that could not be opened: that would pass for one."""
+        refuse_unopened(data)
+        return self.ring.seal(place, data)
+
+    def _seal_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
+        body = self._seal_one(place_of_checkpoint(thread, record), record.body)
+        return replace(record, body=body, projection=None)
+
+    def _seal_chunk(self, thread: ThreadKey, name: bytes, data: bytes) -> bytes:
+        return self.ring.seal(place_of_chunk(thread, name), data, is_named=True)
+
+    def _seal_write(self, thread: ThreadKey, write: WriteRecord) -> WriteRecord:
+        return replace(write, body=self._seal_one(place_of_write(thread, write), write.body))
+
+    def _seal_entry(self, thread: ThreadKey, entry: Entry) -> Entry:
+        if entry.body is None or entry.gone or not _is_sealed(entry):
+            return entry
+        return replace(entry, body=self._seal_one(place_of_entry(thread, entry), entry.body))
+
+    # Up
+
+    def _open_result(
+        self, commit: Commit, sealed: Commit, result: Receipt | OutliveError
+    ) -> Receipt | OutliveError:
+        """Open what came of a commit."""
+        try:
+            return self._open_receipt(commit, sealed, result)
+        except OutliveError as error:  # of what was there before
+            return error
+
+    def _open_receipt(
+        self, commit: Commit, sealed: Commit, result: Receipt | OutliveError
+    ) -> Receipt | OutliveError:
+        """Open a receipt. What comes back as it was sent need not be opened."""
+        thread = commit.thread
+        if isinstance(result, EntryHeld) and isinstance(result.stored, Entry):
+            return EntryHeld(thread.id, result.kind, result.key, self._open_entry(thread, result.stored))
+        if not isinstance(result, Receipt) or not self.has_key:
+            return result
+        sent: Sent = {}
+        sent.update(
+            (one.body, two.body) for one, two in zip(sealed.checkpoints, commit.checkpoints, strict=True)
+        )
+        sent.update((one.body, two.body) for one, two in zip(sealed.writes, commit.writes, strict=True))
+        sent.update((one.body, two.body) for one, two in zip(sealed.entries, commit.entries, strict=True))
+        existing = result.existing
+        return replace(
+            result,
+            checkpoints=tuple([self._open_checkpoint(thread, row, sent) for row in result.checkpoints]),
+            existing=None if existing is None else self._open_checkpoint(thread, existing, sent),
+            entries=tuple([self._open_entry(thread, row, sent) for row in result.entries]),
+            writes=tuple([self._open_write(thread, row, sent) for row in result.writes]),
+        )
+
+    def _open(self, place: bytes, sealed: bytes) -> bytes:
+        """Open a record, or say in its place what is wrong with it: whoever reads that raises it."""
+        try:
+            return self.ring.open(place, sealed)
+        except OutliveError as error:
+            return unopened(error)
+
+    def _open_checkpoint(
+        self, thread: ThreadKey, record: CheckpointRecord, sent: Sent | None = None
+    ) -> CheckpointRecord:
+        body = sent.get(record.body) if sent else None
+        if body is None:
+            body = self._open(place_of_checkpoint(thread, record), record.body)
+        return replace(record, body=body)
+
+    def _open_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
+        body = sent.get(write.body) if sent else None
+        if body is None:
+            body = self._open(place_of_write(thread, write), write.body)
+        return replace(write, body=body)
+
+    def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
+        body = sent.get(entry.body) if sent else None
+        if body is None:
+            if entry.body is None or entry.gone or not _is_sealed(entry):
+                return entry
+            body = self._open(place_of_entry(thread, entry), entry.body)
+            try:
+                refuse_unopened(body)
+            except Corrupt as error:
+                raise type(error)(f"{entry.kind} {entry.key!r}: {error.what}", thread=thread.id) from None
+            except OutliveError as error:
+                error.add_note(f"in {entry.kind} {entry.key!r} of thread {thread.id!r}")
+                raise
+        return replace(entry, body=body)
+
+    def _open_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {name: self._open(place_of_chunk(thread, name), data) for name, data in chunks.items()}
+
+    async def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: Known | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        found = await self.inner.read(
+            thread, namespace, id, at=at, known=known, chunks=chunks, timeout_s=timeout_s
+        )
+        if found.record is None:
+            return found
+        return Reading(
+            found.generation,
+            self._open_checkpoint(thread, found.record),
+            self._open_chunks(thread, found.chunks),
+            tuple([self._open_write(thread, write) for write in found.writes]),
+        )
+
+    async def history(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, list[CheckpointRecord]]:
+        generation, page = await self.inner.history(
+            thread, namespace, before=before, limit=limit, run=run, timeout_s=timeout_s
+        )
+        return generation, [self._open_checkpoint(thread, record) for record in page]
+
+    async def states(
+        self,
+        thread: ThreadKey,
+        namespace: str | None,
+        *,
+        before: Cursor | None = None,
+        limit: int = 100,
+        run: str | None = None,
+        max_bytes: int,
+        timeout_s: float | None = None,
+    ) -> Page:
+        page = await self.inner.states(
+            thread, namespace, before=before, limit=limit, run=run, max_bytes=max_bytes, timeout_s=timeout_s
+        )
+        records = [self._open_checkpoint(thread, record) for record in page.records]
+        return replace(page, records=records, chunks=self._open_chunks(thread, page.chunks))
+
+    async def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        found = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
+        return [self._open_write(thread, write) for write in found]
+
+    async def entries(
+        self,
+        tenant: str,
+        kind: str,
+        *,
+        thread: ThreadKey | None = None,
+        statuses: Sequence[str] | None = None,
+        lapsed: bool | None = None,
+        prefix: str = "",
+        after: EntryCursor | None = None,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> list[tuple[ThreadKey, Entry]]:
+        found = await self.inner.entries(
+            tenant, kind, thread=thread, statuses=statuses, lapsed=lapsed, prefix=prefix, after=after, limit=limit,
+            timeout_s=timeout_s,
+        )  # fmt: skip
+        return [(key, self._open_entry(key, entry)) for key, entry in found]
+
+    async def threads(
+        self,
+        tenant: str,
+        *,
+        only: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        heads: bool = True,
+        timeout_s: float | None = None,
+    ) -> list[ThreadRow]:
+        found = await self.inner.threads(
+            tenant, only=only, prefix=prefix, after=after, limit=limit, heads=heads, timeout_s=timeout_s
+        )
+        return [self._open_row(ThreadKey.of(tenant, row.id), row) for row in found]
+
+    def _open_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
+        if not self.has_key:  # what needs no key is listed all the same
+            return replace(row, info=None, head=None)
+        info = None if row.info is None else self._open(place_of_info(thread), row.info)
+        head = None if row.head is None else self._open_checkpoint(thread, row.head)
+        return replace(row, info=info, head=head)
+
+    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        return await self.inner.inventory(thread, timeout_s=timeout_s)
+
+    async def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        return self._open_chunks(thread, await self.inner.fetch(thread, names, timeout_s=timeout_s))
+
+    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        return await self.inner.share(source, target, names)
+
+    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        return await self.inner.audit(thread)
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -1,0 +1,75 @@
+"""How much of the past a store keeps, and what a sweep took away. Values, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outlive.errors import BadArgument
+
+_MAX_SECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """How much of the past a store keeps: `outlive.open(url, retain=outlive.Retain(keep_last=50, ttl_s=30 * 86400))`.
+
+    `every_s=None`: only `store.sweep()` sweeps. `refresh_on_read`: a load counts as use of a thread, too; the store notes it at
+    most ten times in `ttl_s`.
+    """
+
+    keep_last: int | None = None
+    max_age_s: float | None = None
+    ttl_s: float | None = None
+    every_s: float | None = 3600.0
+    refresh_on_read: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keep_last is not None and (type(self.keep_last) is not int or self.keep_last < 1):
+            raise BadArgument(f"keep_last must be None or 1 and more, not {self.keep_last!r}")
+        for name in ("max_age_s", "ttl_s", "every_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value <= _MAX_SECONDS):
+                raise BadArgument(f"{name} must be None or a number of seconds above 0, not {value!r}")
+        if self.keep_last is None and self.max_age_s is None and self.ttl_s is None:
+            raise BadArgument("Retain keeps everything: give keep_last, max_age_s or ttl_s")
+        if not isinstance(self.refresh_on_read, bool):
+            raise BadArgument(f"refresh_on_read must be True or False, not {self.refresh_on_read!r:.60}")
+        if self.refresh_on_read and self.ttl_s is None:
+            raise BadArgument("refresh_on_read is about ttl_s: give that too")
+
+
+@dataclass(slots=True)
+class Taken:
+    """What went for one reason. Bytes of chunks that several reasons free are counted with the first."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep took away, or with `dry_run` would take, by reason; `kept` counts what was due and is still needed."""
+
+    dry_run: bool = False
+    threads: int = 0  # looked at
+    ttl: Taken = field(default_factory=Taken)
+    max_age: Taken = field(default_factory=Taken)
+    keep_last: Taken = field(default_factory=Taken)
+    orphans: Taken = field(default_factory=Taken)  # chunks that a crash had left
+    kept: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)  # threads that could not be swept
+    is_complete: bool = True  # False: it was stopped
+
+    @property
+    def checkpoints(self) -> int:
+        return self.ttl.checkpoints + self.max_age.checkpoints + self.keep_last.checkpoints
+
+    @property
+    def bytes(self) -> int:
+        return self.ttl.bytes + self.max_age.bytes + self.keep_last.bytes + self.orphans.bytes
+
+    def keep(self, reason: str, count: int = 1) -> None:
+        if count:
+            self.kept[reason] = self.kept.get(reason, 0) + count

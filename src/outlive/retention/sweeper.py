@@ -1,0 +1,246 @@
+"""The sweep: takes away what is beyond what a store keeps.
+
+A checkpoint is due when it is beyond the newest `keep_last` of its namespace, or older than `max_age_s`. A whole thread is due when nothing was
+committed to it for `ttl_s`. What is due stays all the same when somebody still needs it: the newest checkpoint of a namespace,
+the newest one of a run that is not finished, a question that nobody answered, and a thread with any of the last two.
+
+One sweeper works at a time: it holds a lock of the tenant as a whole, in a thread of the store's own. Locks of the threads themselves belong to
+runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It goes on
+thread by thread in small commits and rests after each as long as that took, so that saves come between. Each commit is one of `prune.py`, so a
+crash at any moment leaves chunks without a reader at worst, which the next sweep takes along. A thread is deleted only if nothing at all was
+committed to it since it was listed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+from outlive.backend.entries import SWEEP
+from outlive.backend.protocol import NEXT, Commit, Entry, ThreadKey, reserved
+from outlive.errors import (
+    BadArgument,
+    Corrupt,
+    OutcomeUnknown,
+    OutliveError,
+    StoreClosed,
+    StoreUnavailable,
+    SweepBusy,
+    ThreadBusy,
+    well_formed,
+)
+from outlive.events import SWEEP as EVENT
+from outlive.events import Event
+from outlive.format.codec import Codec
+from outlive.retention.policy import Retain, Swept
+from outlive.retention.thread_sweep import MAX_SEEN, Pace, Visit
+from outlive.runs import lease
+from outlive.runs.lock import AsyncLock, Keeper
+from outlive.runtime.runtime import Bell, Ticker
+from outlive.threads.engine import Engine
+from outlive.threads.listing import Threads
+
+_LOOK_S = 60.0  # how often a process looks whether a sweep is due
+_LEASE_S = 60.0
+
+
+class Sweeper:
+    """The sweeps of one store."""
+
+    def __init__(self, engine: Engine, tenant: str, heart: Keeper, retain: Retain | None) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._heart = heart
+        self.retain = retain
+        self._ticker: Ticker | None = None
+        self._background: Bell | None = None  # ends the sweeps of the ticker
+        self._begin()
+        self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
+        self._touched: dict[bytes, float] = {}
+        self._skew_s = 0.0  # by which the store's clock is ahead of ours
+        self._key = reserved(f"sweep {ThreadKey.of(tenant, '').digest.hex()}")
+        if retain is not None and retain.every_s is not None:
+            self._begin_ticking(retain.every_s)
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._bell = self._engine.runtime.bell()
+        self._turn = self._engine.runtime.mutex()
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():  # the parent sweeps; its thread may have held the mutex when it forked
+            self._ticker = self._background = None
+            self._begin()
+
+    def _begin_ticking(self, every_s: float) -> None:
+        self._background = self._engine.runtime.bell()
+        self._ticker = self._engine.runtime.tick(min(every_s, _LOOK_S), self._tick)
+
+    async def start(self, retain: Retain | None) -> None:
+        """Sweep in the background, every `retain.every_s`; where that is done already, by this rule from now on."""
+        self._after_fork()
+        if retain is None or retain.every_s is None:
+            raise BadArgument(
+                "nothing says what to keep and how often to sweep: give retain=outlive.Retain(..., every_s=...)"
+            )
+        if self._bell.has_rung():
+            raise StoreClosed
+        if self._ticker is not None and retain == self.retain:
+            return
+        await self.stop()
+        self.retain = retain
+        self._seen.clear()  # what was not due by the rule before
+        self._begin_ticking(retain.every_s)
+
+    async def stop(self) -> None:
+        """End the sweeps in the background: one that is under way ends after its commit, and is waited for."""
+        self._after_fork()
+        if self._background is not None:
+            self._background.ring()
+        async with self._turn:
+            if self._ticker is not None:
+                self._ticker.stop()
+            self._ticker = self._background = None
+
+    async def close(self) -> None:
+        """Stop what is under way after its commit, and wait for that."""
+        self._after_fork()
+        self._bell.ring()
+        await self.stop()
+
+    # When
+
+    async def _tick(self) -> None:
+        """Sweep if it is time. What stands in the way is told, and may be gone the next time."""
+        try:
+            if await self._is_due(time.time() + self._skew_s):  # before anybody takes a lock for it
+                await self.sweep(self.retain, if_due=True, bell=self._background)
+        except (ThreadBusy, StoreClosed):
+            pass  # another process sweeps, or this one ends
+        except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next sweep may go well
+            why = f"{type(error).__name__}: {error}"
+            self._engine.watched.tell(Event(EVENT, "", status="failed", error=why))
+            if not self._engine.watched.is_on:
+                warnings.warn(f"a sweep in the background failed: {why}", stacklevel=1)
+
+    async def _is_due(self, now: float) -> bool:
+        last = await self._last()
+        every_s = self.retain.every_s if self.retain is not None else None
+        if last is None or every_s is None:
+            return True
+        return not 0 <= now - _swept_at(self._engine.codec, last) < every_s * 0.9  # unless a clock went back
+
+    async def _now(self) -> float:
+        """Return the time by the clock that stamps what is committed: the server's, where there is one."""
+        asked = Entry(SWEEP, "clock", b"", fence=NEXT, lease_s=1.0)
+        try:
+            (answer,) = (await self._engine.commit(Commit(self._key, entries=(asked,)))).entries
+        except (
+            OutliveError,
+            ValueError,
+        ):  # of a store that keeps nothing, or that this process may only read
+            return time.time()
+        if lease.is_time_of_day(answer):  # else it counts since the machine was started
+            self._skew_s = answer.until / 1e6 - 1.0 - time.time()
+        return time.time() + self._skew_s
+
+    async def _last(self) -> Entry | None:
+        return await lease.find(self._engine, self._key, SWEEP, "last")
+
+    async def _note(self, now: float) -> None:
+        """Write down when this sweep was, for all processes."""
+        last = await self._last()
+        revision = 1 if last is None else last.revision + 1
+        body = self._engine.codec.pack({"at": now})
+        await self._engine.commit(Commit(self._key, entries=(Entry(SWEEP, "last", body, revision=revision),)))
+
+    # How
+
+    async def sweep(
+        self,
+        retain: Retain | None,
+        *,
+        dry_run: bool = False,
+        if_due: bool = False,
+        bell: Bell | None = None,
+    ) -> Swept:
+        """Take away what is due. Raises SweepBusy when another process sweeps."""
+        if retain is None:
+            raise BadArgument("nothing says what to keep: open the store with retain=outlive.Retain(...)")
+        self._after_fork()
+        swept = Swept(dry_run)
+        bell = bell or self._bell
+        async with self._turn:
+            if bell.has_rung():
+                raise StoreClosed
+            if dry_run:
+                await self._all(retain, swept, Pace(bell, None))
+                return swept
+            lock = AsyncLock(self._engine, self._key, "", self._heart, timeout_s=0.001, lease_s=_LEASE_S)
+            try:
+                async with lock:
+                    if not if_due or await self._is_due(await self._now()):
+                        await self._sweep(retain, swept, lock, bell)
+            except ThreadBusy as busy:
+                raise SweepBusy(busy.thread, busy.until, busy.owner) from None
+        return swept
+
+    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Bell) -> None:
+        start = time.perf_counter()
+        now = await self._all(retain, swept, Pace(bell, lock))
+        if swept.is_complete:
+            await self._note(now)
+        status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None
+        took = time.perf_counter() - start
+        self._engine.watched.tell(
+            Event(EVENT, "", status=status, size=swept.bytes, seconds=took, error=error)
+        )
+
+    async def _all(self, retain: Retain, swept: Swept, pace: Pace) -> float:
+        """Look at every thread; return the moment by which it went."""
+        seen = self._seen if retain is self.retain else {}
+        now = await self._now()
+        damaged: list[Corrupt] = []
+        rows = Threads(self._engine, self._tenant, heads=False, damaged=damaged)
+        while (row := await rows.next_row()) is not None:
+            if not pace.goes_on:
+                swept.is_complete = False
+                break
+            did = True
+            try:
+                did = await Visit(self._engine, retain, swept, seen, pace, now).thread(
+                    ThreadKey.of(self._tenant, row.id), row
+                )
+            except (StoreUnavailable, OutcomeUnknown, StoreClosed):
+                raise
+            except OutliveError as error:  # of this thread; the others can be swept all the same
+                swept.problems.append(str(error))
+            swept.threads += 1
+            if did:
+                await pace.rest()
+        swept.problems += map(str, damaged)
+        return now
+
+    # Reading
+
+    async def touch(self, key: ThreadKey) -> None:
+        """Note that a thread was read, if that counts: an empty commit, which moves nothing but the time of its last change."""
+        retain = self.retain
+        if retain is None or not retain.refresh_on_read or retain.ttl_s is None:
+            return
+        now = time.monotonic()
+        if now - self._touched.get(key.digest, float("-inf")) < retain.ttl_s / 10:
+            return
+        if len(self._touched) > MAX_SEEN:
+            self._touched.clear()
+        self._touched[key.digest] = now
+        try:
+            await self._engine.commit(Commit(key))
+        except OutliveError:
+            del self._touched[key.digest]  # the load itself went well
+
+
+def _swept_at(codec: Codec, last: Entry) -> float:
+    with well_formed("the time of the last sweep", None):
+        return float(codec.unpack(last.body or b"")["at"])

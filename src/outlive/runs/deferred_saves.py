@@ -1,0 +1,84 @@
+"""Saves of a run that are not stored at once: the newest is kept, and what it is made of cannot change or fail any more.
+
+A save is held back because the last one is not long ago (`throttle_s`), or until the run ends (durability="exit"). Everything that
+the caller said is checked and packed at the call, so what can go wrong later is the store's, not the caller's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outlive.format import manifest
+from outlive.format.codec import Codec
+from outlive.threads.engine import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A save as it was asked for."""
+
+    _codec: Codec
+    _state: bytes
+    _said: bytes  # metadata, interrupts and so on
+    _writes: tuple[bytes, ...]
+    _draft: Draft
+
+    @classmethod
+    def of(cls, codec: Codec, state: Any, draft: Draft) -> Kept:
+        """Pack a save. Raises Unencodable."""
+        said = manifest.Manifest(
+            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts, draft.leans
+        )
+        writes = tuple([codec.pack(write.value, f"writes of task {write.task!r}") for write in draft.writes])
+        return cls(codec, codec.pack(state), manifest.encode(codec, said), writes, draft)
+
+    def state(self) -> Any:
+        """Return the state: values of your types stay packed, as nobody looks at them here."""
+        return self._codec.unpack(self._state, opaque=True)
+
+    def draft(self, timeout_s: float | None = None) -> Draft:
+        """Return what was said beside it; the same id every time, so that it is stored once."""
+        said = manifest.decode(self._codec, self._said, opaque=True)
+        times = [time_s for time_s in (timeout_s, self._draft.timeout_s) if time_s is not None]
+        return replace(
+            self._draft,
+            metadata=said.metadata,
+            interrupts=said.interrupts,
+            writes=tuple(
+                replace(write, value=self._codec.unpack(packed, opaque=True))
+                for write, packed in zip(self._draft.writes, self._writes, strict=True)
+            ),
+            timeout_s=min(times, default=None),
+        )
+
+
+class Deferred:
+    """What a run holds back. The clock of the throttle moves only when something was stored."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] | None = None) -> None:
+        self.interval_s = interval_s
+        self.kept: Kept | None = None
+        self._until_end = False
+        self._clock = time.monotonic if clock is None else clock
+        self._last = float("-inf")
+
+    def is_too_soon(self) -> bool:
+        """Tell whether a save would come too soon after the last one."""
+        return self.interval_s > 0 and self._clock() - self._last < self.interval_s
+
+    def keep(self, kept: Kept, *, until_end: bool) -> None:
+        """Hold a save back, in place of an older one."""
+        self.kept, self._until_end = kept, until_end
+
+    def is_due(self) -> bool:
+        """Tell whether a timer should store what is held back."""
+        return self.kept is not None and not self._until_end and not self.is_too_soon()
+
+    def stored(self) -> None:
+        """Note that a save was stored: it is newer than what was held back."""
+        self.kept = None
+        if self.interval_s > 0:
+            self._last = self._clock()

@@ -1,0 +1,48 @@
+"""Ending a run from outside: its record and its place are taken by one commit, and whoever holds them is refused from then on."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import replace
+
+from outlive.backend.protocol import NEXT, Commit, Entry, ThreadKey
+from outlive.errors import EntryHeld, RunBusy, RunEnded
+from outlive.runs import lease
+from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, Lock, RunInfo
+from outlive.threads.engine import Engine
+
+_TRIES = 8
+_FINAL = {PARKED: (COMPLETED, CANCELLED, PARKED), CANCELLED: (COMPLETED, CANCELLED)}
+
+
+async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunInfo:
+    """Give a run another status, whoever is at work on it. Raises RunEnded when it has ended already."""
+    for _ in range(_TRIES):
+        stored = await lease.find(engine, key, RUN, id)
+        if stored is None or stored.status in _FINAL[status]:
+            raise RunEnded(id, stored.status if stored is not None else "deleted")
+        run = lease.unpack_run(engine.codec, key, stored)
+        entries = [_ended(engine, run, stored, status), *await _freed(engine, key, run)]
+        try:
+            await engine.commit(Commit(key, entries=tuple(entries)))
+        except EntryHeld:  # it wrote in between: look again
+            continue
+        return run
+    raise RunBusy(id, None)
+
+
+def _ended(engine: Engine, run: RunInfo, stored: Entry, status: str) -> Entry:
+    run.status = status
+    if status == CANCELLED:
+        run.ended_at = dt.datetime.now(dt.UTC)
+    body = lease.pack_run(engine, run)
+    return Entry(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
+
+
+async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[Entry]:
+    """Return what frees the place of a run, if it is the run's."""
+    held = await lease.find(engine, key, LOCK, run.namespace)
+    if held is None or held.status != RUNNING or Lock.unpack(engine.codec, held).run != run.id:
+        return []
+    free = Entry(LOCK, run.namespace, None, "free", epoch=held.epoch, fence=NEXT)
+    return [replace(free, expect=held.rank)]

@@ -1,0 +1,146 @@
+"""A thread's place held without a run: the same lease, fence and clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self
+
+from outlive.backend.protocol import Commit, Entry, ThreadKey
+from outlive.errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
+from outlive.runs import lease
+from outlive.runs.lease import LOCK, RUNNING
+from outlive.runs.thread_lock import Place
+from outlive.runtime.runtime import Deadline
+from outlive.runtime.wrong_mode import AsyncContext
+from outlive.threads.engine import Engine
+
+_PAUSE_S = 0.05
+
+
+class Keeper(Protocol):
+    """Where leases are renewed."""
+
+    def add(self, run: AsyncLock) -> None: ...
+    def discard(self, run: AsyncLock) -> None: ...
+
+
+class AsyncLock(AsyncContext):
+    """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        key: ThreadKey,
+        namespace: str,
+        heart: Keeper,
+        *,
+        timeout_s: float | None,
+        lease_s: float,
+    ) -> None:
+        self.lease_s = lease_s
+        self._engine = engine
+        self._key = key
+        self._namespace = namespace
+        self._heart = heart
+        self._timeout_s = timeout_s
+        self._held: Entry | None = None
+        self._taken: Entry | None = None  # the last one held, also when it was lost or given back
+        self.thread_ident = engine.runtime.thread_ident()
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether the lock is ours, as far as this process knows."""
+        return self._held is not None
+
+    @property
+    def fence(self) -> int | None:
+        """The number of this holder, greater than that of every holder before; None before the lock was first held.
+
+        Pass the lock itself to what it protects: `thread.save(state, fence=lock)`.
+        """
+        return None if self._taken is None else self._taken.fence
+
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
+        """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
+        if thread.digest != self._key.digest:
+            raise BadArgument(
+                f"this lock is on thread {self._key.id!r}: it protects nothing of {thread.id!r}"
+            )
+        if self._taken is None:
+            raise BadArgument(
+                f"the lock on thread {self._key.id!r} was never held: use it inside its `with` block"
+            )
+        return self._token(self._taken)
+
+    async def acquire(self) -> Self:
+        """Wait for the lock. Raises ThreadBusy when others hold it for the whole time."""
+        deadline = Deadline(self._timeout_s)
+        while True:
+            try:
+                await self._take()
+                return self
+            except ThreadBusy:
+                if deadline.left_s() <= _PAUSE_S:
+                    raise
+            await self._engine.runtime.bell().wait(_PAUSE_S * random.uniform(0.5, 1.5))
+
+    async def _take(self) -> None:
+        place = Place(self._engine, self._key, self._namespace)
+        claim = await place.claim(None, None, self.lease_s)
+        try:
+            receipt = await self._engine.commit(Commit(self._key, entries=claim.entries))
+        except EntryHeld as held:
+            raise lease.busy(self._engine.codec, self._namespace, held) from None
+        self._held = self._taken = (receipt.entries or claim.entries)[0]
+        self._heart.add(self)
+
+    async def release(self) -> None:
+        """Give the lock back; nothing happens when it was lost."""
+        held, self._held = self._held, None
+        self._heart.discard(self)
+        if held is None:
+            return
+        freed = replace(held, status="free", until=0, clock="", revision=held.revision + 1)
+        try:
+            await self._engine.commit(Commit(self._key, entries=(freed,), fence=self._token(held)))
+        except (LeaseLost, EntryHeld):
+            pass  # somebody else holds it by now
+
+    async def __aenter__(self) -> Self:
+        return await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._engine.runtime.shielded(self.release())
+
+    # What the heart asks
+
+    @staticmethod
+    def _token(held: Entry) -> tuple[str, str, int, int]:
+        return (LOCK, held.key, held.epoch, held.fence)
+
+    def renewal(self) -> Commit:
+        held = self._held
+        if held is None:
+            return Commit(self._key)
+        renewed = Entry(
+            LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self.lease_s
+        )
+        return Commit(self._key, entries=(renewed,), fence=self._token(held))
+
+    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+        self._held = None
+        self._heart.discard(self)
+        return (
+            error if isinstance(error, LeaseLost) else LeaseLost(self._key.id, LOCK, self._namespace, 0, None)
+        )
+
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+        """Tell whether a renewal was refused only because this very lock was given back meanwhile."""
+        return self._held is None
+
+    async def give_up(self) -> None:
+        await self.release()

@@ -1,0 +1,242 @@
+"""Finding runs whose process died, and handing each to one successor.
+
+A run is a candidate when it was interrupted, when its lease has run out, or when its owner has certainly ended on this machine. `recover`
+claims each candidate in turn: of many processes that try, one succeeds, and the others see it alive. What could not be taken is
+reported with the reason; nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outlive.backend.protocol import NEXT, Commit, Entry, EntryCursor, ThreadKey
+from outlive.errors import (
+    BadArgument,
+    Corrupt,
+    DamagedEntry,
+    EntryHeld,
+    KeyMissing,
+    RunBusy,
+    StoreClosed,
+    StoreUnavailable,
+    ThreadBusy,
+)
+from outlive.runs.lease import (
+    INTERRUPTED,
+    PARKED,
+    RUN,
+    RUNNING,
+    STATUSES,
+    RunInfo,
+    pack_run,
+    unpack_or_tell,
+    unreadable,
+)
+from outlive.runs.run import AsyncRun
+from outlive.threads.engine import Engine
+from outlive.values import matches
+
+Handler = Callable[[AsyncRun], Any]
+Policy = Literal["resume", "hold"]
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A run that nobody took, and why."""
+
+    run: RunInfo
+    reason: str
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What `recover` did."""
+
+    resumed: list[RunInfo] = field(default_factory=list)
+    failed: list[Refused] = field(default_factory=list)  # taken, and its handler raised
+    waiting: list[RunInfo] = field(default_factory=list)  # alive: a process holds it
+    refused: list[Refused] = field(default_factory=list)
+
+
+async def find_runs(
+    engine: Engine,
+    tenant: str,
+    *,
+    thread: ThreadKey | None = None,
+    statuses: Sequence[str] | None = None,
+    lapsed: bool | None = None,
+) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs by id. One that is damaged comes as one that cannot be read, and hides no other."""
+    after: EntryCursor | None = None
+    limit = _PAGE
+    while True:
+        try:
+            page = await engine.backend.entries(
+                tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
+            )
+            found = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
+            is_over = len(page) < limit
+        except DamagedEntry as error:
+            if limit > 1:
+                limit //= 2  # what stands before it comes in smaller pages
+                continue
+            found, is_over, limit = [_damaged(tenant, error)], False, _PAGE
+        for one in found:
+            yield one
+        if is_over:
+            return
+        key, last = found[-1]
+        before, after = after, (last.id, key.digest)
+        if before == after:  # a backend that does not go on behind it
+            raise Corrupt(f"run {last.id!r} is damaged", thread=last.thread)
+
+
+def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
+    """Return a run of which nothing but its place can be told."""
+    key = ThreadKey.of(tenant, error.thread or "")
+    status = error.status if error.status in STATUSES else RUNNING
+    return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
+
+
+async def find_interrupted(
+    engine: Engine, tenant: str, live: list[RunInfo] | None = None
+) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
+    """Iterate over runs that are really dead; those that are not are put into `live`."""
+    async for found in find_runs(engine, tenant, statuses=[INTERRUPTED]):
+        yield found
+    async for found in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
+        yield found
+    async for key, run in find_runs(engine, tenant, statuses=[RUNNING], lapsed=False):
+        if run.owner is not None and run.owner.is_gone():
+            yield key, run
+        elif live is not None:
+            live.append(run)
+
+
+class Recovery:
+    """One pass over the dead runs of a store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        resume: Callable[[RunInfo], AsyncRun],
+        handlers: Mapping[str | None, Handler],
+        policy: Policy,
+        code_version: str | None,
+    ) -> None:
+        if policy not in ("resume", "hold"):
+            raise BadArgument(f'policy must be "resume" or "hold", not {policy!r}')
+        self._engine = engine
+        self._resume = resume
+        self._handlers = handlers
+        self._policy = policy
+        self._code_version = code_version
+        self.refusal: str | None = None  # why nothing at all may be taken now
+        self.report = Recovered()
+
+    async def take(self, key: ThreadKey, info: RunInfo) -> None:
+        """Claim one run and let its handler go on with it."""
+        handler = self._handlers.get(info.agent) or self._handlers.get("*")
+        if not info.is_readable:
+            self.report.refused.append(Refused(info, str(info.error)))
+        elif self.refusal is not None:
+            self.report.refused.append(Refused(info, self.refusal))
+        elif handler is None:
+            self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))
+        elif self._is_other_code(info):
+            self.report.refused.append(Refused(info, f"it was started by code version {info.code_version!r}"))
+        elif _failures(info) >= info.max_attempts:
+            await self._park(key, info)
+        else:
+            await self._go_on(info, handler)
+
+    def _is_other_code(self, info: RunInfo) -> bool:
+        return (
+            self._policy == "hold"
+            and None not in (info.code_version, self._code_version)
+            and info.code_version != self._code_version
+        )
+
+    async def _park(self, key: ThreadKey, info: RunInfo) -> None:
+        """Set a run aside that keeps killing its process."""
+        assert info._entry is not None
+        info.failures = _failures(info)
+        info.status = PARKED
+        info.error = info.error or f"its process died {info.failures} times"
+        entry = Entry(
+            RUN, info.id, pack_run(self._engine, info), PARKED,
+            epoch=info._entry.epoch, fence=NEXT, expect=info._entry.rank,
+        )  # fmt: skip
+        try:
+            await self._engine.commit(Commit(key, entries=(entry,)))
+        except EntryHeld:
+            self.report.waiting.append(info)  # somebody else was faster
+            return
+        self.report.refused.append(Refused(info, f"parked after {info.failures} attempts"))
+
+    async def _go_on(self, info: RunInfo, handler: Handler) -> None:
+        run = self._resume(info)
+        try:
+            await run.start()
+        except (RunBusy, ThreadBusy):
+            self.report.waiting.append(info)
+            return
+        except (KeyMissing, StoreClosed, StoreUnavailable):
+            raise  # as for all of them
+        except Exception as error:  # noqa: BLE001  # its own: it was given back, and hides no other
+            self.report.refused.append(
+                Refused(info, f"it cannot be started: {type(error).__name__}: {error}")
+            )
+            return
+        if run.is_finished:
+            return
+        try:
+            async with run:
+                await _call(handler, run)
+        except Exception as error:  # noqa: BLE001  # it is the run's, which has recorded it
+            self.report.failed.append(Refused(run.info, f"{type(error).__name__}: {error}"))
+        else:
+            self.report.resumed.append(run.info)
+
+
+def _failures(dead: RunInfo) -> int:
+    """Return how many attempts failed, with the one that nobody ended."""
+    return dead.failures + (dead.status == RUNNING)
+
+
+async def _call(handler: Handler, run: AsyncRun) -> None:
+    result: Any | Awaitable[Any] = handler(run)
+    if inspect.isawaitable(result):
+        result = await result
+    if result is not None and run.result is None:
+        run.info.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs a listing shows."""
+
+    agent: str | None
+    attributes: Mapping[str, Any]
+
+    def takes(self, run: RunInfo) -> bool:
+        if self.agent is not None and run.agent != self.agent:
+            return False
+        return matches(run.attributes, self.attributes)
+
+
+def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:
+    """Return a list of known statuses."""
+    if status is None:
+        return None
+    if not isinstance(status, str | Iterable):
+        raise BadArgument(f"status must be a status or a list of them, not {status!r:.100}")
+    wanted = [status] if isinstance(status, str) else list(status)
+    for name in wanted:
+        if name not in STATUSES:
+            raise BadArgument(f"a run is {', '.join(STATUSES)}; there is no status {name!r}")
+    return wanted

@@ -1,0 +1,93 @@
+"""One timer for all live runs of a store: between their writes it renews their leases, by one call to the backend."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from outlive.backend.protocol import Commit
+from outlive.errors import EntryHeld, LeaseLost, OutliveError, raise_all
+from outlive.runs.sigterm import terminator
+from outlive.runtime.runtime import Ticker
+from outlive.threads.engine import Engine
+
+_SHARE = 3  # beats in the time of the shortest lease
+
+
+class Beating(Protocol):
+    """What holds a lease: a run, or a lock."""
+
+    @property
+    def lease_s(self) -> float: ...
+    @property
+    def thread_ident(self) -> int | None:
+        """The thread that works under the lease, when that is one thread."""
+        ...
+
+    def renewal(self) -> Commit: ...
+    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
+    async def give_up(self) -> None: ...
+
+
+class Heart:
+    """The leases that one store holds."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runs: dict[int, Beating] = {}
+        self._ticker: Ticker | None = None
+        self._interval_s = float("inf")
+
+    def add(self, run: Beating) -> None:
+        self._runs[id(run)] = run
+        terminator.add(id(self), self._terminate)
+        interval_s = run.lease_s / _SHARE
+        if self._ticker is None or interval_s < self._interval_s:
+            self._stop()
+            self._interval_s = interval_s
+            self._ticker = self._engine.runtime.tick(interval_s, self.beat)
+
+    def discard(self, run: Beating) -> None:
+        self._runs.pop(id(run), None)
+        if not self._runs:
+            self._stop()
+            terminator.discard(id(self))
+
+    def _stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+        self._ticker, self._interval_s = None, float("inf")
+
+    async def beat(self) -> None:
+        """Renew all leases. What cannot be renewed now is tried again at the next beat, or by the run's own next write."""
+        runs = list(self._runs.values())
+        commits = [run.renewal() for run in runs]
+        if not commits:
+            return
+        try:
+            results = await self._engine.backend.commit_all(commits)
+        except OutliveError:
+            return
+        for run, result in zip(runs, results, strict=True):
+            if isinstance(result, LeaseLost | EntryHeld) and not run.is_overtaken(result):
+                run.lose(result)
+
+    def _terminate(self) -> None:
+        """The process is told to end. Under asyncio every task is cancelled, which is enough."""
+        for run in list(self._runs.values()):
+            if run.thread_ident not in (None, threading.get_ident()):
+                self._engine.runtime.spawn(run.give_up)
+
+    async def close(self) -> None:
+        """Give up all live runs: their owner is closing the store under them. One that was lost is no reason to keep the others."""
+        self._stop()
+        errors: list[Exception] = []
+        for run in list(self._runs.values()):
+            try:
+                await run.give_up()
+            except LeaseLost:
+                pass  # another process has it: nothing is left to give up
+            except Exception as error:  # noqa: BLE001  # raised when all others are given up
+                errors.append(error)
+        raise_all(errors)

@@ -1,0 +1,353 @@
+"""One prompt to several models, as part of a run: one record per model, and each update lasts when it returns.
+
+A record is an entry of kind "response" under (run, ordinal, model); the entry under the run alone holds what they share: the
+prompt and the order of the models. All are written with the run's fence and renew its leases.
+
+Updates change the record in memory at once and mark it as not yet stored. Whoever gets the run's mutex writes all records that are
+so marked by one commit; whoever comes next finds its own stored, or writes in turn what came meanwhile. A record is always
+written as it is by then, so an older update can neither follow a newer one nor cost a write. The revision of an entry counts its
+updates, as a second guard inside the backend. What could not be stored is taken back, and its caller is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+from outlive.backend.entries import RESPONSE
+from outlive.backend.protocol import Entry, Receipt, ThreadKey
+from outlive.errors import BadArgument, Corrupt, well_formed
+from outlive.runs.response_values import (
+    FAILED,
+    INTERRUPTED,
+    NOT_STARTED,
+    RUNNING,
+    FanOut,
+    ModelResponse,
+    PartialResponse,
+    Record,
+    Usage,
+    as_error,
+    as_partial,
+    as_response,
+    check_model,
+    ending,
+    name_of,
+    not_started,
+    numbered,
+)
+from outlive.threads.engine import Engine
+
+MAX_BYTES = 16 << 20  # of one record, and of those that one commit takes along behind the first
+_PAGE = 500
+Place = tuple[str, int]  # (model id, ordinal)
+
+
+class Writer(Protocol):
+    """The run that responses belong to."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> ThreadKey: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def rank(self) -> tuple[int, int]: ...
+    @property
+    def is_started(self) -> bool: ...
+    @property
+    def mutex(self) -> AbstractAsyncContextManager[Any]: ...
+    async def write_held(self, *entries: Entry) -> Receipt: ...
+
+
+class _Slot:
+    """One record: as it is stored, and the newer ones whose callers wait."""
+
+    __slots__ = ("revision", "stored", "stored_revision", "waiting")
+
+    def __init__(self, record: Record, revision: int) -> None:
+        self.stored = record
+        self.stored_revision = self.revision = revision
+        self.waiting: dict[int, tuple[Record, bytes]] = {}  # by revision, in that order
+
+    @property
+    def latest(self) -> Record:
+        return self.waiting[max(self.waiting)][0] if self.waiting else self.stored
+
+    def put(self, record: Record, body: bytes) -> int:
+        self.revision += 1
+        self.waiting[self.revision] = (record, body)
+        return self.revision
+
+    def settle(self, record: Record, revision: int) -> None:
+        """Take note of what is stored; nothing older will be."""
+        self.stored, self.stored_revision = record, revision
+        self.waiting = {at: one for at, one in self.waiting.items() if at > revision}
+
+
+class AsyncResponses:
+    """What the models of one run answered: `run.responses`. Open it before the models are asked."""
+
+    def __init__(self, run: Writer) -> None:
+        self._run = run
+        self._lock = run.engine.runtime.lock()  # of the slots; never held while waiting
+        self._slots: dict[Place, _Slot] = {}
+        self._shared = _Shared()
+        self._is_read = False
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for slot in self._slots.values():
+            status = slot.stored.response.status
+            counts[status] = counts.get(status, 0) + 1
+        told = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"<{type(self).__name__} of run {self._run.id!r}: {told or 'none'}>"
+
+    @property
+    def prompt(self) -> Any:
+        return self._shared.prompt
+
+    @property
+    def verbose(self) -> bool:
+        return self._shared.verbose
+
+    # Beginning
+
+    async def open(
+        self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
+    ) -> Self:
+        """Note down that these models will be asked, by one commit; or go on with what is there.
+
+        Models that are there already keep what they have, also those that are not named any more. Without `model_ids` it only
+        reads. Another prompt than the one that was answered is refused.
+        """
+        if not self._run.is_started:
+            raise BadArgument(f"run {self._run.id!r} has not started: its responses are not known yet")
+        places = [] if model_ids is None else numbered(model_ids)
+        async with self._run.mutex:
+            if not self._is_read:
+                await self._read(is_new=False)
+            await self._create([place for place in places if place not in self._slots], prompt, verbose)
+        return self
+
+    async def _create(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> None:
+        shared = self._shared
+        if shared.revision and prompt is not None and prompt != shared.prompt:
+            raise BadArgument(
+                f"the responses of run {self._run.id!r} answer another prompt; start another run for this one"
+            )
+        if not missing:
+            return
+        shared = shared.and_of(missing, prompt, verbose)
+        where = f"responses of run {self._run.id!r}"
+        records = {place: Record(not_started(*place)) for place in missing}
+        entries = [
+            self._entry(place, self._pack(place, record), NOT_STARTED, 1) for place, record in records.items()
+        ]
+        head = self._entry(None, self._run.engine.codec.pack(shared.fields(), where), "", shared.revision)
+        await self._run.write_held(head, *entries)
+        self._shared = shared
+        self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
+
+    async def _read(self, *, is_new: bool) -> None:
+        """Read what earlier attempts left, when the run is taken: what ran then was interrupted."""
+        run, after, is_more = self._run, None, not is_new
+        while is_more:
+            page = await run.engine.backend.entries(
+                run.key.tenant, RESPONSE, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+            )
+            for _, entry in page:
+                self._adopt(entry)
+            is_more = len(page) == _PAGE
+            after = (page[-1][1].key, page[-1][0].digest) if page else None
+        self._check_complete()
+        self._is_read = True
+
+    def _check_complete(self) -> None:
+        """Raise Corrupt when a record is missing that the shared one names, or the shared one itself."""
+        named = set(self._shared.order())
+        if other := sorted(named ^ set(self._slots), key=repr):
+            what = "is missing" if other[0] in named else "is in no list of models"
+            raise Corrupt(
+                f"the response of {name_of(*other[0])} of run {self._run.id!r} {what}",
+                thread=self._run.key.id,
+            )
+
+    def _adopt(self, entry: Entry) -> None:
+        codec = self._run.engine.codec
+        rest = entry.key[len(self._run.id) + 1 :]
+        if not rest:
+            with well_formed(f"what the responses of run {self._run.id!r} share", self._run.key.id):
+                self._shared = _Shared(**codec.unpack(entry.body or b""))
+                set(self._shared.order())
+            return
+        ordinal, _, model_id = rest.partition("\n")
+        if not ordinal.isdecimal() or not model_id or "\n" in model_id:
+            return  # of another run, whose id begins like a key of this one
+        with well_formed(f"the response of {model_id!r}", self._run.key.id):
+            response, earlier = codec.unpack(entry.body or b"")
+            if response.status == RUNNING:
+                response = replace(response, status=INTERRUPTED)
+        self._slots[model_id, int(ordinal)] = _Slot(Record(response, earlier), entry.revision)
+
+    # Looking
+
+    async def all(self) -> list[ModelResponse]:
+        """Return all responses as they are stored, in the order in which the models were named."""
+        if not self._is_read:
+            raise BadArgument(f"the responses of run {self._run.id!r} are not open: call open() first")
+        return [self._slots[place].stored.response for place in self._shared.order()]
+
+    async def get(self, model_id: str, ordinal: int = 0) -> ModelResponse:
+        """Return the response of one model, as it is stored."""
+        return self._slot(model_id, ordinal).stored.response
+
+    async def pending(self) -> list[ModelResponse]:
+        """Return what is not completed, also what never began: that is what is to be asked, or asked again."""
+        return [one for one in await self.all() if not one.is_completed]
+
+    async def completed(self) -> list[ModelResponse]:
+        """Return what is completed: no need to ask again."""
+        return [one for one in await self.all() if one.is_completed]
+
+    async def usage(self) -> Usage:
+        """Return what all models took together, in all attempts."""
+        return sum((one.usage for one in await self.all()), Usage())
+
+    async def build(self) -> FanOut | None:
+        """Return all that there is to go on with, as one value; None when nothing was interrupted."""
+        return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
+
+    # Telling: each of these is stored when it returns
+
+    async def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
+        """Note that a model is asked now; without it, its first update says so."""
+        return await self._put(model_id, ordinal, Record.begin)
+
+    async def update(
+        self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
+    ) -> ModelResponse:
+        """Store how far a model has got: all that it did in this attempt, in place of the update before.
+
+        Returns the response with the usage of earlier attempts added.
+        """
+        said = as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.update(said))
+
+    async def complete(
+        self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
+    ) -> ModelResponse:
+        """Store a model's whole answer. One with an error is failed and one that was interrupted is that, not completed."""
+        said = as_response(model_id, ordinal, response)
+        status, error = ending(said)
+        return await self._put(model_id, ordinal, lambda record: record.end(status, said, error))
+
+    async def fail(
+        self,
+        model_id: str,
+        error: BaseException | str,
+        ordinal: int = 0,
+        *,
+        partial: PartialResponse | Mapping[str, Any] | None = None,
+    ) -> ModelResponse:
+        """Store that a model failed; what it had done stays, or is `partial`."""
+        said, told = None if partial is None else as_partial(partial), as_error(error)
+        return await self._put(model_id, ordinal, lambda record: record.end(FAILED, said, told))
+
+    async def interrupt(
+        self,
+        model_id: str,
+        ordinal: int = 0,
+        *,
+        partial: PartialResponse | Mapping[str, Any] | None = None,
+    ) -> ModelResponse:
+        """Store that a model was stopped, by a timeout for example; what it had done stays, or is `partial`."""
+        said = None if partial is None else as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, said))
+
+    # Storing
+
+    async def _put(self, model_id: str, ordinal: int, change: Callable[[Record], Record]) -> ModelResponse:
+        slot = self._slot(model_id, ordinal)
+        with self._lock:
+            record = change(slot.latest)
+            if record == slot.stored and not slot.waiting:
+                return record.response
+            revision = slot.put(record, self._pack((model_id, ordinal), record))
+        try:
+            async with self._run.mutex:
+                if slot.stored_revision < revision:  # else somebody has written it along with their own
+                    await self._write((model_id, ordinal))
+        finally:
+            with self._lock:  # not stored: nobody may write it later, when its caller has moved on
+                slot.waiting.pop(revision, None)
+        return record.response
+
+    async def _write(self, first: Place) -> None:
+        """Write all that waits, this record first: one commit, as large as may be."""
+        with self._lock:
+            group = self._group(first)
+        await self._run.write_held(*(entry for _, _, entry in group))
+        with self._lock:
+            for slot, record, entry in group:
+                slot.settle(record, entry.revision)
+
+    def _group(self, first: Place) -> list[tuple[_Slot, Record, Entry]]:
+        group: list[tuple[_Slot, Record, Entry]] = []
+        size = 0
+        for place, slot in ((first, self._slots[first]), *self._slots.items()):
+            if not slot.waiting or (group and place == first):
+                continue
+            revision = max(slot.waiting)
+            record, body = slot.waiting[revision]
+            size += len(body)
+            if group and size > MAX_BYTES:
+                break
+            group.append((slot, record, self._entry(place, body, record.response.status, revision)))
+        return group
+
+    def _slot(self, model_id: str, ordinal: int) -> _Slot:
+        slot = self._slots.get(check_model(model_id, ordinal))
+        if slot is None:
+            known = ", ".join(sorted({repr(model) for model, _ in self._slots})) or "none yet"
+            raise BadArgument(
+                f"{name_of(model_id, ordinal)} is not among those that were opened ({known}): name it in open()"
+            )
+        return slot
+
+    def _pack(self, place: Place, record: Record) -> bytes:
+        where = f"response of {name_of(*place)}"
+        body = self._run.engine.codec.pack([record.response, record.earlier], where)
+        if len(body) > MAX_BYTES:
+            raise BadArgument(f"the {where} has {len(body):,} bytes, {MAX_BYTES:,} are kept")
+        return body
+
+    def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> Entry:
+        key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
+        epoch, fence = self._run.rank
+        return Entry(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the responses of a run have in common."""
+
+    prompt: Any = None
+    verbose: bool = False
+    places: Sequence[Sequence[Any]] = ()
+    revision: int = 0
+
+    def and_of(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
+        places = [*self.places, *([model_id, ordinal] for model_id, ordinal in missing)]
+        if self.revision:
+            return replace(self, places=places, revision=self.revision + 1)
+        return _Shared(prompt, bool(verbose), places, 1)
+
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def order(self) -> list[Place]:
+        return [(model_id, ordinal) for model_id, ordinal in self.places]

@@ -1,0 +1,541 @@
+"""A run: work on a thread that is known to be going on, and that another process may take over when this one dies.
+
+Everything that a run writes (checkpoints, steps, its own record) goes through `_commit`, which adds the fence and renews the
+leases. One write of a run is under way at a time; each raises the revision of the run's entry, so that one which arrives
+late, when a newer one is stored, is refused. Between writes a timer renews the leases of all live runs of a store at once
+(`heart.py`).
+
+How a `with` block ends decides what becomes of the run. Cleanly: completed. By an Exception: failed, with its progress kept.
+By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recovered; that is how deployments end processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from outlive.arguments import check_iteration, check_phase, check_usage
+from outlive.backend.protocol import Commit, Entry, Receipt, ThreadKey
+from outlive.errors import (
+    BadArgument,
+    CallerError,
+    CheckpointExists,
+    DelayedSaveFailed,
+    EntryHeld,
+    LeaseLost,
+    OutliveError,
+    RunEnded,
+    RunForked,
+    RunNotStarted,
+)
+from outlive.events import CLAIM, END, LOSS, Event
+from outlive.runs import lease
+from outlive.runs.deferred_saves import Deferred, Kept
+from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
+from outlive.runs.responses import AsyncResponses
+from outlive.runs.start import RunOptions, Start
+from outlive.runs.steps import Ledger
+from outlive.runtime.runtime import Ticker, new_id
+from outlive.runtime.wrong_mode import AsyncContext
+from outlive.threads.engine import Draft, Engine
+from outlive.threads.thread import AsyncThread
+from outlive.values import Checkpoint, moment
+
+_ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
+
+
+class Live(Protocol):
+    """Where live runs are renewed."""
+
+    def add(self, run: AsyncRun) -> None: ...
+    def discard(self, run: AsyncRun) -> None: ...
+
+
+class AsyncRun(AsyncContext):
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+
+    def __init__(
+        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: RunOptions
+    ) -> None:
+        self.info = info
+        self.thread = place
+        self._engine = engine
+        self._heart = heart
+        self._options = options
+        self._mutex = engine.runtime.mutex()
+        self._fence = self._epoch = self._lock_epoch = self._revision = 0
+        self._has_place = False
+        self._has_begun = False
+        self._is_live = False
+        self._is_lost = False
+        self.thread_ident = engine.runtime.thread_ident()
+        self._ledger = Ledger(self)
+        self._responses = AsyncResponses(self)
+        self._deferred = Deferred(options.throttle_s, options.clock)
+        self._ticker: Ticker | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id!r} of {self.info.thread!r} {self.status} attempt {self.info.attempt}>"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def key(self) -> ThreadKey:
+        return self.thread._key
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The epoch and fence under which this run writes."""
+        return self._epoch, self._fence
+
+    @property
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        """Held by whoever writes: one write of a run is under way at a time."""
+        return self._mutex
+
+    @property
+    def responses(self) -> AsyncResponses:
+        """What the models answered that this run asks at the same time."""
+        return self._responses
+
+    @property
+    def is_started(self) -> bool:
+        return self._is_live or self._is_lost or self.info.status != RUNNING
+
+    @property
+    def status(self) -> str:
+        return self.info.status
+
+    @property
+    def result(self) -> Any:
+        return self.info.result
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the run ended before this call: there is nothing left to do, and `result` is what it gave."""
+        return self.info.is_finished
+
+    # Beginning
+
+    async def start(self) -> Self:
+        """Begin the run, or claim it when it was interrupted. Raises ThreadBusy, RunBusy, RunElsewhere."""
+        start = Start(self._engine, self.thread, self.info, self._options)
+        held = await start.take()
+        self.info = held.info
+        if held.info.is_finished:
+            return self
+        self._fence, self._epoch, self._revision = held.fence, held.epoch, held.revision
+        self._lock_epoch, self._has_place = held.lock_epoch, held.has_place
+        try:
+            await self._ledger.read(is_new=held.is_new)
+            await self._responses._read(is_new=held.is_new)
+        except BaseException:  # what it did before cannot be read here: another process may be able to
+            await start.undo(held)
+            raise
+        self._has_begun = True
+        self._go_live()
+        self._tell(CLAIM)
+        return self
+
+    def _go_live(self) -> None:
+        self._is_live = True
+        self._heart.add(self)
+        if self._options.throttle_s > 0:
+            self._ticker = self._engine.runtime.tick(self._options.throttle_s, self._flush_when_due)
+
+    # Working
+
+    async def load(self) -> Any:
+        """Return the newest state of the thread."""
+        return await self.thread.load()
+
+    async def save(
+        self,
+        state: Any,
+        *,
+        iteration: int | None = None,
+        phase: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        durability: str | None = None,
+        **options: Any,
+    ) -> Checkpoint | None:
+        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`.
+
+        `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background; "exit",
+        when the run ends. With "exit", and within `throttle_s` of the last one, it is held back: the answer is None, and it is stored only
+        if no newer save comes before. Whatever is wrong with the call is told by the call, and the run is as it was before.
+        """
+        chosen = None if durability is None else check_durability(durability)
+        async with self._mutex:
+            self.check_live()
+            draft = self.thread._draft(**options, run=self.id)
+            before = self._note(iteration, phase, usage)
+            try:
+                return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
+            except BaseException:
+                self._note_again(before)
+                raise
+
+    def _note(
+        self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
+    ) -> tuple[Any, ...]:
+        """Take down what the run says of itself, and return what it said before. Raises BadArgument, Unencodable."""
+        info = self.info
+        before = (info.iteration, info.phase, info.completed_phases, info.usage)
+        said = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
+        iteration = info.iteration if iteration is None else check_iteration(iteration)
+        if phase is not None and check_phase(phase) != info.phase:
+            self._enter_phase(phase)
+        info.iteration, info.usage = iteration, said
+        return before
+
+    def _copied(self, usage: dict[str, Any]) -> Any:
+        """Return a copy that the caller cannot change: it is stored again by every later write."""
+        codec = self._engine.codec
+        return codec.unpack(codec.pack(usage, f"run {self.id!r}.usage"))
+
+    def _enter_phase(self, phase: str | None) -> None:
+        """Leave the phase that the run is in, which is completed by that. One that is entered again is not completed any more."""
+        info = self.info
+        left = [info.phase] if info.phase is not None and info.phase not in info.completed_phases else []
+        info.completed_phases = [name for name in [*info.completed_phases, *left] if name != phase]
+        info.phase = info.phase if phase is None else phase
+
+    def _note_again(self, before: tuple[Any, ...]) -> None:
+        self.info.iteration, self.info.phase, self.info.completed_phases, self.info.usage = before
+
+    async def _save_as(
+        self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
+    ) -> Checkpoint | None:
+        durability = chosen or self._options.durability
+        if durability != "sync" and draft.expect is not None:
+            raise BadArgument('expect= needs an answer from the store: use durability="sync" for this save')
+        if durability == "async":
+            return await self._save_later(state, draft)
+        waits = durability == "exit" or (chosen is None and self._deferred.is_too_soon())
+        if waits and draft.expect is None:
+            kept = Kept.of(self._engine.codec, state, draft)
+            if not is_named or draft.replace or not await self._is_taken(draft):
+                self._deferred.keep(kept, until_end=durability == "exit")
+                return None
+        return await self._store(state, draft)
+
+    async def _is_taken(self, draft: Draft) -> bool:
+        """Tell whether the thread has a checkpoint of this id: then the store has to say whether it is the same."""
+        reading = await self._engine.backend.read(
+            self.key, draft.namespace, draft.id, chunks=False, timeout_s=draft.timeout_s
+        )
+        return reading.record is not None
+
+    async def _save_later(self, state: Any, draft: Draft) -> Checkpoint:
+        """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
+        if self._fence:
+            draft.fence = self._token()
+        queued = await self.thread._home._delayed(self.key).save(state, draft)
+        self._deferred.stored()
+        return queued
+
+    async def _store(self, state: Any, draft: Draft) -> Checkpoint:
+        if self._fence:
+            draft.fence = self._token()
+            draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
+        saved: Checkpoint = await self._kept(self.thread._save(state, draft))
+        self._deferred.stored()
+        return saved
+
+    async def flush(self) -> None:
+        """Store a save that was held back, and wait for those that are on their way."""
+        async with self._mutex:
+            self.check_live()
+            await self._flush()
+
+    async def _flush(self, timeout_s: float | None = None) -> None:
+        kept = self._deferred.kept
+        if kept is not None:
+            try:
+                await self._store(kept.state(), kept.draft(timeout_s))
+            except CheckpointExists:  # somebody else took its id since: the state is stored all the same
+                await self._store(kept.state(), replace(kept.draft(timeout_s), id=new_id()))
+        await self.thread._settled()
+
+    async def _flush_when_due(self) -> None:
+        if self._is_live and self._deferred.is_due():
+            try:
+                await self.flush()
+            except OutliveError:
+                pass  # the next write of the run, or the next tick, tries again; a lost lease is noted
+
+    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
+        """Do a step once: `await run.step("ask", call_model, prompt)`; on a later attempt its result is given back instead.
+
+        Options: `key` (which of several of this name), `effect=True` (note that it began), `on_unfinished` ("retry", "skip",
+        "ask" or a function) for an effect that had begun when its process died; all others go to the function. Without a
+        function it is a decorator.
+        """
+        if function is not None:
+            return self._ledger.step(name, function, args, options)
+
+        def decorate(wrapped: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+            @functools.wraps(wrapped)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                return await self._ledger.step(name, wrapped, args, {**options, **kwargs})
+
+            return call
+
+        return decorate
+
+    # Ending
+
+    async def complete(self, result: Any = None) -> None:
+        """End the run with a result, which is kept. Raises Unencodable, and then the run has not ended."""
+        await self._end(COMPLETED, result=result)
+
+    async def fail(self, error: BaseException | str) -> None:
+        """End the run because of an error; what it saved stays, and `store.retry` goes on from it."""
+        await self._end(FAILED, error=_text(error), failures=self.info.failures + 1)
+
+    async def cancel(self) -> None:
+        """End the run because somebody said so."""
+        await self._end(CANCELLED)
+
+    async def interrupt(self) -> None:
+        """Give the run up for another process to recover, at once."""
+        await self._end(INTERRUPTED, timeout_s=_ENDING_S)
+
+    async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
+        """Store what was held back, then the end. When that is refused or fails, the run goes on as before."""
+        async with self._mutex:
+            self.check_live()
+            ended_at = None if status == INTERRUPTED else moment(self._engine.runtime.now())
+            ended = replace(self.info, status=status, ended_at=ended_at, **changes)
+            if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
+                ended.completed_phases = [*ended.completed_phases, ended.phase]
+            body = lease.pack_run(self._engine, ended)  # before anything is written
+            await self._flush(timeout_s)
+            await self._store_end(status, body, timeout_s)
+            for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
+                setattr(self.info, name, getattr(ended, name))
+            self._tell(END)
+
+    async def _store_end(self, status: str, body: bytes, timeout_s: float | None) -> None:
+        self._revision += 1
+        ended = Entry(
+            RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
+        )
+        entries = [ended]
+        if self._has_place:  # not removed: one that somebody else holds by now would go
+            entries.append(replace(self._lock(None), status="free", lease_s=None))
+        commit = Commit(self.key, entries=tuple(entries), timeout_s=timeout_s)
+        self._stop()  # a renewal that came after the end would be refused
+        try:
+            await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
+        except (LeaseLost, RunEnded):
+            raise
+        except BaseException:
+            self._go_live()  # the caller may try again
+            raise
+
+    async def _commit_end(self, status: str, commit: Commit) -> None:
+        try:
+            await self._engine.commit(commit)
+            return
+        except (LeaseLost, EntryHeld) as error:
+            refusal = error
+        # It may be stored already, by an earlier call whose outcome was not known.
+        stored = await lease.find(self._engine, self.key, RUN, self.id)
+        if stored is None or stored.fence != self._fence or stored.status == RUNNING:
+            self._is_live = True
+            raise self.lose(refusal)
+        if stored.status != status:
+            self.info.status = stored.status
+            raise RunEnded(self.id, stored.status)
+
+    def _tell(self, name: str) -> None:
+        info = self.info
+        self._engine.watched.tell(
+            Event(name, info.thread, info.namespace, run=info.id, status=info.status, attempt=info.attempt)
+        )
+
+    def _stop(self) -> None:
+        self._is_live = False
+        self._heart.discard(self)
+        if self._ticker is not None:
+            self._ticker.stop()
+
+    @property
+    def lease_s(self) -> float:
+        return self.info.lease_s
+
+    async def give_up(self) -> None:
+        """Its store is closed under it."""
+        if self._is_live and self._is_mine():
+            try:
+                await self.interrupt()
+            finally:
+                self._leave()
+
+    async def __aenter__(self) -> Self:
+        return self if self._is_live else await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_live or not self._is_mine():
+            return
+        try:
+            await self._end_by(error)
+        finally:
+            self._leave()
+
+    async def _end_by(self, error: BaseException | None) -> None:
+        """End the run as its block was left."""
+        is_lost = isinstance(error, LeaseLost) and (error.kind, error.key) == (RUN, self.id)
+        if error is None:
+            await self._complete_or_fail()
+        elif not is_lost:
+            with contextlib.suppress(RunEnded):  # by an earlier call that was cut off
+                is_failure = isinstance(error, Exception)
+                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.interrupt()))
+
+    def _leave(self) -> None:
+        """Let the lease run out when the end could not be stored: nobody is in the run any more."""
+        if self._is_live:
+            self._stop()
+
+    async def _complete_or_fail(self) -> None:
+        try:
+            await self.complete(self.info.result)
+        except (CallerError, DelayedSaveFailed) as error:
+            if self._is_live:  # it was refused, and nothing was written
+                self.info.result = None
+                await self.fail(error)
+            raise
+
+    # Writing
+
+    def _is_mine(self) -> bool:
+        """A forked child has its parent's objects, not its runs."""
+        return self.info.owner is not None and self.info.owner.pid == os.getpid()
+
+    def check_live(self) -> None:
+        """Raise unless this process holds the run, as far as it knows."""
+        if self._is_live and not self._is_mine():
+            raise RunForked(self.id, str(self.info.owner))
+        if self._is_lost:
+            raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
+        if self._is_live:
+            return
+        if self.info.status == RUNNING and not self._has_begun:
+            raise RunNotStarted(self.id)
+        raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
+
+    def _token(self) -> tuple[str, str, int, int]:
+        return (RUN, self.id, self._epoch, self._fence)
+
+    def _renewals(self, body: bytes | None = None) -> tuple[Entry, ...]:
+        """Return the entries that renew the leases, of a revision of their own; called under the mutex, by every write."""
+        self._revision += 1
+        return self._leases(body)
+
+    def _leases(self, body: bytes | None = None) -> tuple[Entry, ...]:
+        run = Entry(
+            RUN, self.id, body, RUNNING,
+            epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
+        )  # fmt: skip
+        return (run, self._lock(None)) if self._has_place else (run,)
+
+    def _lock(self, body: bytes | None) -> Entry:
+        return Entry(
+            LOCK, self.info.namespace, body, RUNNING,
+            epoch=self._lock_epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
+        )  # fmt: skip
+
+    async def _kept(self, write: Any) -> Any:
+        """Do a write; a refusal because of the fence ends this run here."""
+        try:
+            return await write
+        except (LeaseLost, EntryHeld) as error:
+            raise self.lose(error) from None
+
+    async def _commit(self, commit: Commit) -> Receipt:
+        if not self._fence:
+            return await self._engine.commit(commit)
+        return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+
+    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+        """Note that another process has taken this run or its place over."""
+        if self._is_live:
+            self._is_lost = True
+            self._stop()
+            self._tell(LOSS)
+        if isinstance(error, LeaseLost):
+            return error
+        return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)
+
+    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+        """Tell whether a renewal was refused only because a newer write of this very run came first."""
+        stored = error.stored if isinstance(error, EntryHeld) else None
+        return isinstance(stored, Entry) and stored.fence == self._fence
+
+    async def write_entries(self, *entries: Entry) -> Receipt:
+        """Store entries of this run durably."""
+        async with self._mutex:
+            return await self.write_held(*entries)
+
+    async def write_held(self, *entries: Entry) -> Receipt:
+        """Store entries of this run durably; the caller holds the mutex."""
+        self.check_live()
+        return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
+
+    def renewal(self) -> Commit:
+        """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
+        fence = self._token() if self._fence else None
+        return Commit(
+            self.thread._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.lease_s / 3)
+        )
+
+
+def check_run(
+    lease_s: float, throttle_s: float, max_attempts: int, clock: Callable[[], float] | None = None
+) -> None:
+    """Refuse what cannot be."""
+    if clock is not None and not callable(clock):
+        raise BadArgument(f"clock must be a function that returns seconds, not {clock!r:.100}")
+    if not isinstance(lease_s, int | float) or isinstance(lease_s, bool) or not 0.1 <= lease_s <= 86_400:
+        raise BadArgument(f"lease_s must be from 0.1 s to a day, not {lease_s!r}")
+    if (
+        not isinstance(throttle_s, int | float)
+        or isinstance(throttle_s, bool)
+        or not 0 <= throttle_s <= 86_400
+    ):
+        raise BadArgument(f"throttle_s must be from 0 to a day, not {throttle_s!r}")
+    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
+        raise BadArgument(f"max_attempts must be 1 or more, not {max_attempts!r}")
+
+
+def check_durability(value: object) -> str:
+    """Return when saves of a run are stored, or raise BadArgument."""
+    if value not in ("sync", "async", "exit"):
+        raise BadArgument(f'durability of a run must be "sync", "async" or "exit", not {value!r}')
+    return str(value)
+
+
+def _text(error: BaseException | str) -> str:
+    if isinstance(error, str):
+        return error
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # its own text is what fails
+        return type(error).__name__

@@ -1,0 +1,252 @@
+"""Beginning a run, or claiming one that was interrupted: its record and its place are taken by one commit.
+
+An id is used once in a tenant, and no commit spans threads. So a new run with an id of the caller's looks for that id in all threads
+before its commit and again after it. Of two that begin at the same moment in two threads, at least one sees the other after its own
+commit, and whoever does takes its beginning back: at most one goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from outlive.backend.protocol import Commit, Entry, Receipt, Removal, ThreadKey
+from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
+from outlive.runs import lease
+from outlive.runs.lease import COMPLETED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
+from outlive.runs.owner import Owner
+from outlive.runs.thread_lock import TRIES, Claim, Place
+from outlive.threads.engine import Engine
+from outlive.threads.thread import AsyncThread
+from outlive.values import moment
+
+_LETTING_GO_S = 5.0  # for the write that gives a run back: its caller waits with an error
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run works, beside what its record says."""
+
+    throttle_s: float = 0
+    clock: Callable[[], float] | None = None  # of the throttle, in seconds
+    durability: str = "sync"
+    retries: bool = False  # a run that has ended is begun again
+    is_bare: bool = False  # what it works with stores its first checkpoint itself
+    is_named: bool = False  # its id is the caller's: another thread may have it
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A run that this process holds, or that has ended already."""
+
+    info: RunInfo
+    is_new: bool
+    fence: int = 0  # 0: nobody holds it, or the store keeps nothing
+    epoch: int = 0
+    revision: int = 0
+    lock_epoch: int = 0
+    has_place: bool = False
+    before: Entry | None = None  # the record that was claimed; None: the run is new
+
+
+class Start:
+    """The taking of one run."""
+
+    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: RunOptions) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._key = thread._key
+        self._info = info
+        self._options = options
+        self._checkpoint: str | None = None  # the one that this start has stored
+
+    async def take(self) -> Holding:
+        """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
+        stored = await self._find()
+        if stored is None:
+            self._freeze()
+        elif not self._adopt(stored):
+            return Holding(self._info, is_new=False)
+        is_held = self._is_held(stored)
+        self._info.owner, self._info.status = Owner.me(), RUNNING
+        refusal: EntryHeld | LeaseLost | None = None
+        for _ in range(TRIES):
+            claim = await self._claim()
+            try:
+                holding = await self._commit(stored, claim, is_held)
+            except (EntryHeld, LeaseLost) as error:
+                refusal = error
+                if _is_held(error):
+                    break
+                continue  # its parent ended, or another joined a free place: look again
+            if stored is None and self._options.is_named:
+                await self._check_again(holding)
+            return holding
+        assert refusal is not None
+        raise self._busy(refusal)
+
+    def _freeze(self) -> None:
+        """Copy what the caller may change later: every write of the run stores it again. Raises Unencodable."""
+        info, codec = self._info, self._engine.codec
+        info.started_at = moment(self._engine.runtime.now())
+        for name in ("prompt", "attributes"):
+            packed = codec.pack(getattr(info, name), f"run {info.id!r}.{name}")
+            try:
+                setattr(info, name, codec.unpack(packed))
+            except OutliveError:
+                pass  # a type that can be stored and, so far, not be read
+
+    def _adopt(self, stored: Entry) -> bool:
+        """Go on from what is stored; False when the run is finished."""
+        self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
+        if self._options.retries and info.is_finished and info.status != COMPLETED:
+            info.attempt, info.failures, info.error = 0, 0, None
+            info.status = INTERRUPTED
+        if info.is_finished:
+            return False
+        info.attempt += 1
+        info.failures += info.status == RUNNING  # nobody ended it: its process died, or was cut off
+        return True
+
+    def _is_held(self, stored: Entry | None) -> bool:
+        """Tell whether only the end of its lease frees the run."""
+        if stored is None or stored.status != RUNNING:
+            return False
+        return self._info.owner is None or not self._info.owner.is_gone()
+
+    async def _claim(self) -> Claim | None:
+        info = self._info
+        if not info.exclusive:
+            return None
+        place = Place(self._engine, self._key, info.namespace)
+        return await place.claim(info.id, info.parent, info.lease_s)
+
+    async def _commit(self, stored: Entry | None, claim: Claim | None, is_held: bool) -> Holding:
+        info = self._info
+        info.shares_place = claim is not None and claim.is_shared
+        run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
+        claim = claim or Claim()
+        entries = (run, *claim.entries)
+        receipt = await self._begin(entries, claim.fence, is_new=stored is None)
+        taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
+        is_alone = bool(claim.entries) and not claim.is_shared
+        if not taken:  # a store that keeps nothing gives no fence
+            return Holding(info, stored is None, has_place=is_alone, before=stored)
+        mine, last = taken[0], taken[-1]
+        return Holding(
+            info, stored is None, mine.fence, mine.epoch, mine.revision, last.epoch, is_alone, stored
+        )
+
+    async def _begin(
+        self, entries: tuple[Entry, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
+    ) -> Receipt:
+        """Store the entries; of a new run with a checkpoint, so that a crash in its first step leaves something to go on from."""
+        if not is_new or self._options.is_bare or self._options.durability == "exit":
+            return await self._engine.commit(Commit(self._key, entries=entries, fence=fence))
+        draft = self._thread._draft(source="input", run=self._info.id)
+        draft.entries, draft.fence = entries, fence
+        state = await self._thread.load()
+        _, receipt = await self._engine.save_with_receipt(self._key, state, draft)
+        self._checkpoint = draft.id
+        return receipt
+
+    async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
+        found: list[Entry] = []
+        for entry in entries:
+            stored = await lease.find(self._engine, self._key, entry.kind, entry.key)
+            if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
+                raise EntryHeld(self._key.id, entry.kind, entry.key, stored)
+            found.append(stored)
+        return found
+
+    def _busy(self, error: EntryHeld | LeaseLost) -> RunBusy | ThreadBusy:
+        """Say who was faster."""
+        if isinstance(error, LeaseLost):
+            return ThreadBusy(self._key.id, self._info.namespace, self._info.parent, None)
+        return lease.busy(self._engine.codec, self._info.namespace, error)
+
+    # An id is used once
+
+    async def _find(self) -> Entry | None:
+        """Return the run as it is stored in this thread. Raises RunElsewhere when it is new and another thread has its id."""
+        if not self._options.is_named:
+            return await lease.find(self._engine, self._key, RUN, self._info.id)
+        found = dict(await self._find_all())
+        if found and self._key not in found:
+            raise RunElsewhere(self._info.id, [key.id for key in found])
+        return found.get(self._key)
+
+    async def _find_all(self) -> list[tuple[ThreadKey, Entry]]:
+        return await lease.find_all(self._engine, self._key.tenant, self._info.id)
+
+    async def _check_again(self, holding: Holding) -> None:
+        """Take the beginning back when a run of the same id has begun elsewhere since the first look, or when that cannot be told."""
+        try:
+            others = [key.id for key, _ in await self._find_all() if key != self._key]
+        except BaseException:
+            await self.undo(holding)
+            raise
+        if others:
+            await self._take_back(holding)
+            raise RunElsewhere(self._info.id, others)
+
+    async def _take_back(self, holding: Holding) -> None:
+        """Remove the record of a new run and the checkpoint that came with it; other checkpoints of that run id are not its own."""
+        info = self._info
+        gone = Entry(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
+        removal = (
+            None if self._checkpoint is None else Removal(checkpoints=((info.namespace, self._checkpoint),))
+        )
+        await self._let_go(holding, gone, removal)
+        self._engine.cache.drop(self._key.digest)
+
+    # Giving back
+
+    async def undo(self, holding: Holding) -> None:
+        """Leave the run as it was before it was taken, because the caller cannot go on. It raises nothing: the caller has an error to tell."""
+        if not holding.fence:
+            return
+        write = self._take_back(holding) if holding.before is None else self._restore(holding, holding.before)
+        with contextlib.suppress(Exception):  # the lease runs out
+            await self._engine.runtime.shielded(write)
+
+    async def _restore(self, holding: Holding, before: Entry) -> None:
+        if before.status == RUNNING:  # its process died, which stays counted
+            await self.interrupt(holding)
+        else:
+            await self._let_go(holding, self._ended(holding, before.body, before.status))
+
+    async def interrupt(self, holding: Holding) -> None:
+        """Leave the run to be recovered. Nobody has tried anything, so this was no attempt."""
+        info = self._info
+        info.attempt -= 1
+        await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), INTERRUPTED))
+
+    def _ended(self, holding: Holding, body: bytes | None, status: str) -> Entry:
+        return Entry(
+            RUN, self._info.id, body, status,
+            epoch=holding.epoch, fence=holding.fence, revision=holding.revision + 1,
+        )  # fmt: skip
+
+    async def _let_go(self, holding: Holding, run: Entry, removal: Removal | None = None) -> None:
+        """Write the end of a hold on a run, and free its place; refused when another process has it by now."""
+        entries = [run]
+        if holding.has_place:
+            free = Entry(
+                LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence
+            )
+            entries.append(replace(free, revision=holding.revision + 1))
+        fence = (RUN, self._info.id, holding.epoch, holding.fence)
+        await self._engine.commit(
+            Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_LETTING_GO_S)
+        )
+
+
+def _is_held(error: EntryHeld | LeaseLost) -> bool:
+    """Tell whether somebody holds what was wanted. (A fence that is over was the parent's.)"""
+    if isinstance(error, LeaseLost):
+        return False
+    stored = error.stored
+    return error.kind == RUN or not isinstance(stored, Entry) or stored.status == RUNNING

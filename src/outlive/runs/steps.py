@@ -1,0 +1,228 @@
+"""The steps of a run: what was done is not done again.
+
+A step is an entry of kind "step" under (run, name, key). When its function has returned, the value is stored by one durable
+write, and given back on every later attempt instead of calling the function. What a step was called with is remembered as a
+digest: a run that comes back with other arguments is told so. The revision of its entry tells its place in the order of beginning. A step with `effect=True` is noted before it begins, so that a crash in
+the middle of a side effect is known afterwards and goes to a policy instead of being repeated in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outlive.backend.protocol import Entry, Receipt, ThreadKey
+from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
+from outlive.runs.lease import STEP
+from outlive.threads.engine import Engine
+
+MAX_RESULT = 16 << 20  # bytes
+_STARTED, _DONE, _RAISED = "started", "done", "raised"
+_PAGE = 500
+
+
+class Writer(Protocol):
+    """The run that a ledger belongs to."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def key(self) -> ThreadKey: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def rank(self) -> tuple[int, int]: ...
+    def check_live(self) -> None: ...
+    async def write_entries(self, *entries: Entry) -> Receipt: ...
+
+
+@dataclass(slots=True)
+class Step:
+    """A step as it is stored."""
+
+    name: str
+    key: str
+    status: str
+    arguments: bytes | None
+    value: Any = None
+    error: str | None = None
+
+
+class Ledger:
+    """The steps of one run, read once when it is taken and kept up to date by it."""
+
+    def __init__(self, run: Writer) -> None:
+        self._run = run
+        self._steps: dict[tuple[str, str], Step] = {}
+        self._counts: dict[str, int] = {}
+        self._order: dict[tuple[str, str], int] = {}  # which began when, from 1 on
+        self._begun = 0
+        self._in_flight: set[tuple[str, str]] = set()
+        self._lock = run.engine.runtime.lock()  # steps may begin in many threads at once
+
+    async def read(self, *, is_new: bool) -> None:
+        """Read what earlier attempts did."""
+        if is_new:
+            return
+        run, after = self._run, None
+        while True:
+            page = await run.engine.backend.entries(
+                run.key.tenant,
+                STEP,
+                thread=run.key,
+                prefix=f"{run.id}\n",
+                after=after,
+                limit=_PAGE,
+            )
+            for _, entry in page:
+                step = self._unpack(entry)
+                self._steps[step.name, step.key] = step
+                self._order[step.name, step.key] = entry.revision
+                self._begun = max(self._begun, entry.revision)
+            if len(page) < _PAGE:
+                return
+            after = (page[-1][1].key, page[-1][0].digest)
+
+    async def step(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> Any:
+        """Return the value of a step, from the ledger or by calling the function.
+
+        `key` tells steps of one name apart; without it they are counted, in the order in which they begin. It must be given when
+        a step of that name is in flight already. A run that this process has lost or ended calls nothing.
+        """
+        self._run.check_live()
+        kwargs = dict(options)
+        key, effect = kwargs.pop("key", None), kwargs.pop("effect", False)
+        policy = kwargs.pop("on_unfinished", "retry")
+        place = self._enter(name, key)
+        try:
+            return await self._do(place, function, args, kwargs, effect=effect, policy=policy)
+        finally:
+            with self._lock:
+                self._in_flight.discard(place)
+
+    async def _do(
+        self,
+        place: tuple[str, str],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        effect: bool,
+        policy: Any,
+    ) -> Any:
+        digest = self._digest(args, kwargs)
+        known = self._steps.get(place)
+        if (
+            known is not None
+            and known.arguments is not None
+            and digest is not None
+            and known.arguments != digest
+        ):
+            raise StepMismatch(self._run.id, *place)
+        if known is not None and known.status == _DONE:
+            return known.value
+        if known is not None and known.status == _STARTED and effect:
+            settled, value = await self._settle(known, policy)
+            if settled:
+                return await self._finish(place, digest, value)
+        if effect:  # fenced: when another process has the run, it is refused and nothing is called
+            await self._write(Step(*place, _STARTED, digest))
+        return await self._call(place, digest, function, args, kwargs)
+
+    def _enter(self, name: str, key: str | None) -> tuple[str, str]:
+        """Return which step this is, and note that it is in flight: nobody else may take it for theirs."""
+        if not isinstance(name, str) or not name or "\n" in name or len(name) > 200:
+            raise BadArgument(f"a step's name is a line of 1 to 200 characters, not {name!r:.100}")
+        if key is not None and (not isinstance(key, str) or "\n" in key or len(key) > 500):
+            raise BadArgument(f"a step's key is a line of at most 500 characters, not {key!r:.100}")
+        with self._lock:
+            if key is None and any(held == name for held, _ in self._in_flight):
+                raise AmbiguousStep(self._run.id, name)
+            place = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
+            if place in self._in_flight:
+                raise AmbiguousStep(self._run.id, name)
+            if key is None:
+                self._counts[name] = self._counts.get(name, 0) + 1
+            self._in_flight.add(place)
+            if place not in self._order:
+                self._begun += 1
+                self._order[place] = self._begun
+        return place
+
+    def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
+        """Return what stands for the arguments; None when they cannot be stored, as clients and sessions cannot."""
+        try:
+            packed = self._run.engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
+        except Unencodable:
+            return None
+        return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
+
+    async def _call(
+        self,
+        place: tuple[str, str],
+        digest: bytes | None,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            value = function(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            await self._write(Step(*place, _RAISED, digest, error=f"{type(error).__name__}: {error}"))
+            raise
+        return await self._finish(place, digest, value)
+
+    async def _finish(self, place: tuple[str, str], digest: bytes | None, value: Any) -> Any:
+        await self._write(Step(*place, _DONE, digest, value))
+        return value
+
+    async def _settle(self, step: Step, policy: Any) -> tuple[bool, Any]:
+        """Decide about a step that had begun when its process died: (it has a value, the value)."""
+        if callable(policy):
+            policy = policy(step)
+            if inspect.isawaitable(policy):
+                policy = await policy
+        if policy == "retry":
+            return False, None
+        if policy == "skip":
+            return True, None
+        if policy == "ask":
+            raise StepUnfinished(self._run.id, step.name, step.key)
+        if isinstance(policy, tuple) and len(policy) == 2 and policy[0] == "value":
+            return True, policy[1]
+        raise BadArgument(
+            f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
+        )
+
+    async def _write(self, step: Step) -> None:
+        codec, run = self._run.engine.codec, self._run
+        where = f"step {step.name!r}"
+        body = codec.pack([step.arguments, step.value, step.error], where)
+        if len(body) > MAX_RESULT:
+            raise BadArgument(
+                f"{where} returned {len(body):,} bytes, a step keeps {MAX_RESULT:,}: save them in the state instead"
+            )
+        entry = Entry(
+            STEP,
+            f"{run.id}\n{step.name}\n{step.key}",
+            body,
+            step.status,
+            epoch=run.rank[0],
+            fence=run.rank[1],
+            revision=self._order[step.name, step.key],
+        )
+        await run.write_entries(entry)
+        self._steps[step.name, step.key] = step
+
+    def _unpack(self, entry: Entry) -> Step:
+        with well_formed(f"step {entry.key!r}", self._run.key.id):
+            name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
+            arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
+        return Step(name, key, entry.status, arguments, value, error)

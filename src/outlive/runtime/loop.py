@@ -1,0 +1,207 @@
+"""The runtime of the async colour: tasks and locks of the event loop. Apart, because who needs no loop should not import one.
+
+A store works in one event loop at a time, its home. It moves to another one when the former has ended: its timers go along, and
+its locks begin anew. While the former loop runs, or has calls of the store under way, a call from another loop is refused at
+once (`WrongLoop`): its connections and its queue wait for answers in their own loop, and nobody there would wake the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from outlive.errors import WrongLoop
+from outlive.runtime.runtime import Bell, SyncRuntime, Task, Ticker, Work
+
+T = TypeVar("T")
+
+
+class Stay:
+    """The time that a store spends in one loop, and how many calls it has under way there."""
+
+    __slots__ = ("calls", "loop", "pid")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop = loop
+        self.pid = os.getpid()  # in a forked child the parent's loop seems to run, and does not
+        self.calls = 0
+
+    def is_over(self) -> bool:
+        loop = self.loop
+        if loop is None or loop.is_closed() or self.pid != os.getpid():
+            return True
+        return not (loop.is_running() or self.calls)
+
+
+class Home:
+    """The event loop in which a store works."""
+
+    def __init__(self) -> None:
+        self._stay = Stay(None)
+        self._lock = threading.Lock()  # of two loops that want it at once, one gets it
+        self._tickers: weakref.WeakSet[_LoopTicker] = weakref.WeakSet()
+
+    def enter(self) -> Stay:
+        """Return the stay in the running loop; raise WrongLoop when the store is in another one."""
+        stay = self._stay
+        return stay if stay.loop is asyncio.get_running_loop() else self._move()
+
+    def _move(self) -> Stay:
+        with self._lock:
+            if not self._stay.is_over():
+                raise WrongLoop
+            self._stay = Stay(asyncio.get_running_loop())
+        for ticker in list(self._tickers):
+            ticker.start()
+        return self._stay
+
+    def keep(self, ticker: _LoopTicker) -> None:
+        """Let a timer go along when the store moves."""
+        self.enter()
+        self._tickers.add(ticker)
+
+    def discard(self, ticker: _LoopTicker) -> None:
+        self._tickers.discard(ticker)
+
+
+class Homed:
+    """A backend whose calls come from one event loop at a time."""
+
+    def __init__(self, inner: Any, home: Home) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            stay = self._home.enter()
+            stay.calls += 1
+            try:
+                return await method(*args, **kwargs)
+            finally:
+                stay.calls -= 1
+
+        self.__dict__[name] = call
+        return call
+
+
+class _LoopTask:
+    def __init__(self, home: Home, work: Work) -> None:
+        self._home = home
+        home.enter()
+        self._task = asyncio.get_running_loop().create_task(work())
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        self._home.enter()
+        if self._task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([self._task], timeout=timeout_s)
+        # else it ended with its loop
+
+
+class _LoopTicker:
+    def __init__(self, home: Home, interval_s: float, work: Work) -> None:
+        self._interval_s = interval_s
+        self._work = work
+        self._home = home
+        home.keep(self)
+        self.start()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._go_on())
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._work()
+
+    def stop(self) -> None:
+        self._home.discard(self)
+        with contextlib.suppress(RuntimeError):  # its loop is closed, and it with that
+            self._task.cancel()
+
+
+class _LoopBell:
+    def __init__(self) -> None:
+        self._has_rung = False
+        self._events: set[asyncio.Event] = set()  # one for each that waits
+
+    def ring(self) -> None:
+        self._has_rung = True
+        for event in list(self._events):
+            event.set()
+
+    def has_rung(self) -> bool:
+        return self._has_rung
+
+    async def wait(self, timeout_s: float) -> None:
+        if self._has_rung:
+            return
+        event = asyncio.Event()
+        self._events.add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._events.discard(event)
+
+
+class _LoopMutex:
+    """An asyncio.Lock, another one in each loop: whoever held or awaited it in a loop that has ended is gone."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        await self._lock.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._loop is asyncio.get_running_loop():
+            self._lock.release()
+
+
+class AsyncRuntime(SyncRuntime):
+    """The runtime of `outlive.open_async`."""
+
+    def __init__(self) -> None:
+        self.home = Home()
+
+    def spawn(self, work: Work) -> Task:
+        return _LoopTask(self.home, work)
+
+    def tick(self, interval_s: float, work: Work) -> Ticker:
+        return _LoopTicker(self.home, interval_s, work)
+
+    def thread_ident(self) -> int | None:
+        return None
+
+    def bell(self) -> Bell:
+        return _LoopBell()
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(work)
+        while True:
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if task.done():
+                    raise
+
+    def mutex(self) -> AbstractAsyncContextManager[Any]:
+        return _LoopMutex()

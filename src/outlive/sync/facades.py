@@ -1,0 +1,589 @@
+"""The sync colour: the same methods with the same arguments, without an event loop."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from outlive.arguments import check_handlers
+from outlive.backend.protocol import ThreadKey
+from outlive.errors import BadArgument
+from outlive.runs.lease import RunInfo
+from outlive.runs.lock import AsyncLock
+from outlive.runtime.runtime import run_now
+from outlive.runtime.wrong_mode import SyncContext, SyncItems
+from outlive.store import AsyncStore, Progress
+from outlive.threads.thread import AsyncThread, Fencing
+from outlive.values import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
+
+if TYPE_CHECKING:
+    from outlive.layers.encryption.rotation import Rotated
+    from outlive.layers.replication.options import ReplicationStatus, Switched
+    from outlive.retention.policy import Retain, Swept
+    from outlive.runs.recovery import Policy, Recovered
+    from outlive.runs.run import AsyncRun
+    from outlive.runs.worker import AsyncWorker
+    from outlive.sync.responses import Responses
+
+T = TypeVar("T")
+
+
+class _Each(SyncItems[T]):
+    """Iterates over what never suspends."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+
+    def __next__(self) -> T:
+        try:
+            return run_now(self._items.__anext__())  # type: ignore[arg-type]
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+def each(items: AsyncIterator[T]) -> Iterator[T]:
+    """Iterate over what never suspends."""
+    return _Each(items)
+
+
+class Thread:
+    """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
+
+    def __init__(self, thread: AsyncThread) -> None:
+        self._thread = thread
+
+    @property
+    def id(self) -> str:
+        return self._thread.id
+
+    @property
+    def namespace(self) -> str:
+        return self._thread.namespace
+
+    def __repr__(self) -> str:
+        return repr(self._thread).replace("<AsyncThread", "<Thread", 1)
+
+    def save(
+        self,
+        state: Any,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
+        replace: bool = False,
+        fence: Fencing | None = None,
+        durability: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        return run_now(
+            self._thread.save(
+                state,
+                id=id,
+                parent=parent,
+                expect=expect,
+                step=step,
+                source=source,
+                metadata=metadata,
+                next_nodes=next_nodes,
+                completed_tasks=completed_tasks,
+                interrupts=interrupts,
+                run=run,
+                writes=writes,
+                replace=replace,
+                fence=fence,
+                durability=durability,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def load(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Any:
+        return run_now(self._thread.load(id, at=at, timeout_s=timeout_s))
+
+    def checkpoint(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Checkpoint | None:
+        return run_now(self._thread.checkpoint(id, at=at, timeout_s=timeout_s))
+
+    def exists(self, id: str | None = None) -> bool:
+        return run_now(self._thread.exists(id))
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | Checkpoint | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: bool = False,
+    ) -> Iterator[Checkpoint]:
+        return each(
+            self._thread.history(
+                limit=limit,
+                before=before,
+                filter=filter,
+                run=run,
+                all_namespaces=all_namespaces,
+                states=states,
+            )
+        )
+
+    def lineage(self, id: str | None = None) -> list[Checkpoint]:
+        return run_now(self._thread.lineage(id))
+
+    def heads(self) -> list[Checkpoint]:
+        return run_now(self._thread.heads())
+
+    def diff(self, old: str, new: str | None = None) -> list[Change]:
+        return run_now(self._thread.diff(old, new))
+
+    def write(
+        self,
+        task: str,
+        writes: Sequence[tuple[str, Any]],
+        *,
+        checkpoint: str | None = None,
+        path: str = "",
+        fence: Fencing | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        run_now(
+            self._thread.write(
+                task, writes, checkpoint=checkpoint, path=path, fence=fence, timeout_s=timeout_s
+            )
+        )
+
+    def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
+        return run_now(self._thread.writes(checkpoint))
+
+    def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
+        return run_now(self._thread.interrupts(checkpoint))
+
+    def resume(
+        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+    ) -> None:
+        run_now(self._thread.resume(interrupt, value, checkpoint=checkpoint, fence=fence))
+
+    def fork(self, id: str, *, at: str | None = None) -> Thread:
+        return Thread(run_now(self._thread.fork(id, at=at)))
+
+    def copy(self, id: str) -> Thread:
+        return Thread(run_now(self._thread.copy(id)))
+
+    def export(self) -> str:
+        return run_now(self._thread.export())
+
+    def info(self) -> ThreadInfo | None:
+        return run_now(self._thread.info())
+
+    def metadata(self) -> dict[str, Any]:
+        return run_now(self._thread.metadata())
+
+    def update(
+        self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
+    ) -> dict[str, Any]:
+        return run_now(self._thread.update(metadata, replace=replace, fence=fence))
+
+    def delete(self, *, erase: bool = False) -> bool:
+        return run_now(self._thread.delete(erase=erase))
+
+    def remove(
+        self,
+        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        *,
+        run: str | None = None,
+        erase: bool = False,
+        all_namespaces: bool = False,
+    ) -> Pruned:
+        return run_now(self._thread.remove(ids, run=run, erase=erase, all_namespaces=all_namespaces))
+
+    def prune(
+        self,
+        *,
+        keep_last: int,
+        keep_lineage: bool = False,
+        erase: bool = False,
+        dry_run: bool = False,
+        all_namespaces: bool = True,
+    ) -> Pruned:
+        return run_now(
+            self._thread.prune(
+                keep_last=keep_last,
+                keep_lineage=keep_lineage,
+                erase=erase,
+                dry_run=dry_run,
+                all_namespaces=all_namespaces,
+            )
+        )
+
+    def verify(self) -> Verified:
+        return run_now(self._thread.verify())
+
+    def size(self) -> Sizes:
+        return run_now(self._thread.size())
+
+    def flush(self) -> None:
+        run_now(self._thread.flush())
+
+
+class Run(SyncContext):
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(self._run).replace("<AsyncRun", "<Run", 1)
+
+    @property
+    def id(self) -> str:
+        return self._run.id
+
+    @property
+    def info(self) -> RunInfo:
+        return self._run.info
+
+    @property
+    def status(self) -> str:
+        return self._run.status
+
+    @property
+    def result(self) -> Any:
+        return self._run.result
+
+    @property
+    def is_finished(self) -> bool:
+        return self._run.is_finished
+
+    @property
+    def thread(self) -> Thread:
+        return Thread(self._run.thread)
+
+    @property
+    def responses(self) -> Responses:
+        from outlive.sync.responses import Responses
+
+        return Responses(self._run.responses)
+
+    def start(self) -> Self:
+        run_now(self._run.start())
+        return self
+
+    def load(self) -> Any:
+        return run_now(self._run.load())
+
+    def save(
+        self,
+        state: Any,
+        *,
+        iteration: int | None = None,
+        phase: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        durability: str | None = None,
+        **options: Any,
+    ) -> Checkpoint | None:
+        return run_now(
+            self._run.save(
+                state, iteration=iteration, phase=phase, usage=usage, durability=durability, **options
+            )
+        )
+
+    def flush(self) -> None:
+        run_now(self._run.flush())
+
+    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
+        if function is None:
+            return lambda wrapped: functools.wraps(wrapped)(
+                functools.partial(self._step, name, wrapped, options)
+            )
+        return self._step(name, function, options, *args)
+
+    def _step(
+        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], *args: Any, **more: Any
+    ) -> Any:
+        if inspect.iscoroutinefunction(function):
+            raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
+        return run_now(self._run.step(name, function, *args, **{**options, **more}))
+
+    def complete(self, result: Any = None) -> None:
+        run_now(self._run.complete(result))
+
+    def fail(self, error: BaseException | str) -> None:
+        run_now(self._run.fail(error))
+
+    def cancel(self) -> None:
+        run_now(self._run.cancel())
+
+    def interrupt(self) -> None:
+        run_now(self._run.interrupt())
+
+    def __enter__(self) -> Self:
+        run_now(self._run.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_now(self._run.__aexit__(kind, error, trace))
+
+
+class Lock(SyncContext):
+    """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
+
+    def __init__(self, lock: AsyncLock) -> None:
+        self._lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        return self._lock.is_held
+
+    @property
+    def fence(self) -> int | None:
+        return self._lock.fence
+
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
+        return self._lock._fence_of(thread)
+
+    def acquire(self) -> Self:
+        run_now(self._lock.acquire())
+        return self
+
+    def release(self) -> None:
+        run_now(self._lock.release())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Worker:
+    """Made by `store.worker(handlers)`. `run()` returns after `stop()`, which another thread calls."""
+
+    def __init__(self, worker: AsyncWorker) -> None:
+        self._worker = worker
+
+    def run(self) -> None:
+        run_now(self._worker.run())
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+
+class Store(SyncContext):
+    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return repr(self._store).replace("<AsyncStore", "<Store", 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> Thread:
+        return Thread(self._store.thread(id, namespace=namespace, type=type))
+
+    def threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+
+    def run(
+        self,
+        thread_id: str,
+        *,
+        namespace: str = "",
+        run_id: str | None = None,
+        agent: str | None = None,
+        prompt: Any = None,
+        parent: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        code_version: str | None = None,
+        lease_s: float = 30.0,
+        throttle_s: float = 0,
+        clock: Callable[[], float] | None = None,
+        durability: str = "sync",
+        max_attempts: int = 5,
+        exclusive: bool = True,
+    ) -> Run:
+        return Run(
+            self._store.run(
+                thread_id,
+                namespace=namespace,
+                run_id=run_id,
+                agent=agent,
+                prompt=prompt,
+                parent=parent,
+                attributes=attributes,
+                code_version=code_version,
+                lease_s=lease_s,
+                throttle_s=throttle_s,
+                clock=clock,
+                durability=durability,
+                max_attempts=max_attempts,
+                exclusive=exclusive,
+            )
+        )
+
+    def runs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        agent: str | None = None,
+        thread: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Iterator[RunInfo]:
+        return each(self._store.runs(status=status, agent=agent, thread=thread, attributes=attributes))
+
+    def interrupted(self) -> Iterator[RunInfo]:
+        return each(self._store.interrupted())
+
+    def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
+        return run_now(self._store.find_run(run_id, thread=thread))
+
+    def retry(self, run_id: str, *, thread: str | None = None) -> Run:
+        return Run(run_now(self._store.retry(run_id, thread=thread)))
+
+    def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        return run_now(self._store.park(run_id, thread=thread))
+
+    def cancel(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        return run_now(self._store.cancel(run_id, thread=thread))
+
+    def lock(
+        self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
+    ) -> Lock:
+        return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
+
+    def worker(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        interval_s: float = 5.0,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        after_failover: bool = False,
+        on_report: Callable[[Recovered], None] | None = None,
+    ) -> Worker:
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        return Worker(
+            self._store.worker(
+                wrapped,
+                interval_s=interval_s,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+                on_report=on_report,
+            )
+        )
+
+    def recover(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        after_failover: bool = False,
+    ) -> Recovered:
+        wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        return run_now(
+            self._store.recover(
+                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+            )
+        )
+
+    def delete(self, id: str) -> bool:
+        return run_now(self._store.delete(id))
+
+    def verify(self, *, progress: Progress | None = None) -> Verified:
+        return run_now(self._store.verify(progress=progress))
+
+    def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
+        return run_now(self._store.sweep(dry_run=dry_run, retain=retain))
+
+    def start_sweeping(self, retain: Retain | None = None) -> None:
+        return run_now(self._store.start_sweeping(retain))
+
+    def stop_sweeping(self) -> None:
+        return run_now(self._store.stop_sweeping())
+
+    def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        return run_now(self._store.rotate(progress=progress))
+
+    def size(self) -> Sizes:
+        return run_now(self._store.size())
+
+    def copy_to(
+        self,
+        target: Store,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        other = target._store if isinstance(target, Store) else target
+        return run_now(self._store.copy_to(other, threads=threads, since=since, progress=progress))
+
+    def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread:
+        return Thread(run_now(self._store.import_thread(text, id=id)))
+
+    def backup(self, url: str, *, progress: Progress | None = None) -> int:
+        return run_now(self._store.backup(url, progress=progress))
+
+    def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
+        return run_now(self._store.ping(timeout_s=timeout_s))
+
+    def promote(self) -> Switched:
+        return run_now(self._store.promote())
+
+    def failback(self) -> Switched:
+        return run_now(self._store.failback())
+
+    def replication_status(self) -> ReplicationStatus:
+        return run_now(self._store.replication_status())
+
+    def flush(self) -> None:
+        run_now(self._store.flush())
+
+    def close(self) -> None:
+        run_now(self._store.close())
+
+
+# The words of the one implementation serve both colours.
+for _sync, _async in ((Thread, AsyncThread), (Store, AsyncStore)):
+    for _name, _method in vars(_sync).items():
+        if callable(_method) and not _name.startswith("_"):
+            _method.__doc__ = getattr(_async, _name).__doc__
+
+
+def _on_sync_run(handler: Callable[[Run], Any]) -> Callable[[AsyncRun], Any]:
+    return lambda run: handler(Run(run))

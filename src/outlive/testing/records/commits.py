@@ -1,0 +1,222 @@
+"""What a commit stores, and that doing it again stores nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outlive.backend.protocol import Entry, Removal
+from outlive.errors import StoreClosed
+from outlive.testing.contract import Contract
+from outlive.testing.thread_records import Waist, chunk, draft, write
+from outlive.testing.trial import Trial
+
+ONE, TWO = chunk("one"), chunk("two")
+
+# A retry of a stored id, each time with something that no longer holds.
+STALE: dict[str, dict[str, Any]] = {
+    "expectation of the head": {"expect_head": ("", "long ago")},
+    "expectation of no head": {"expect_head": ("", None)},
+    "fence": {"fence": ("run", "run", 0, 1)},
+    "fence of a run that is gone": {"fence": ("run", "gone", 0, 1)},
+    "generation": {"generation": 12345},
+    "expectation of an empty thread": {"expect_empty": True},
+    "version of the metadata": {"info": b"info", "info_version": 17},
+    "expectation of an entry": {"entries": (Entry("run", "run", fence=9, expect=(0, 1, 0)),)},
+    "removal": {"removal": Removal(everything=True)},
+}
+
+
+class CommitContract(Contract):
+    async def test_the_first_naming_key_that_is_offered_is_kept(self, trial: Trial) -> None:
+        first, second = await trial.backend(), await trial.backend()
+        assert await first.identity(b"") == b""  # which only looks
+        assert await first.identity(b"a" * 32) == b"a" * 32
+        assert await first.identity(b"") == b"a" * 32
+        assert await first.identity(b"b" * 32) == b"a" * 32
+        assert await second.identity(b"c" * 32) == b"a" * 32
+
+    async def test_an_absent_thread_reads_as_nothing(self, waist: Waist) -> None:
+        backend, thread = waist.backend, waist.thread
+        reading = await backend.read(thread, "")
+        assert (reading.record, reading.chunks, reading.writes) == (None, {}, ())
+        assert (await backend.read(thread, "", "id")).record is None
+        assert (await backend.read(thread, "", at=1)).record is None
+        assert await waist.records() == []
+        assert await backend.writes(thread, None) == await backend.writes(thread, [("", "id")]) == []
+        assert await backend.fetch(thread, [ONE[0]]) == {}
+        assert (await backend.inventory(thread)).chunks == {}
+        assert await backend.entries("", "run", thread=thread) == await backend.entries("", "run") == []
+        assert await backend.threads("") == await backend.threads("", only="thread") == []
+        assert await backend.audit(thread) == await backend.audit(None) == []
+
+    async def test_reading_creates_nothing(self, waist: Waist) -> None:
+        await waist.dump()
+        await waist.backend.read(waist.thread, "")
+        receipt = await waist.commit(draft("a"))
+        assert (receipt.revision, receipt.checkpoints[0].seq) == (1, 1)
+
+    async def test_a_record_comes_back_as_it_was_sent(self, waist: Waist) -> None:
+        sent = draft(
+            "id", TWO[0], ONE[0], namespace="sub", parent="of another time", run="run", step=-7, source="update",
+            size=1 << 40, added=1 << 39, body=bytes(range(256)), projection='{"a": [1, "ü"]}', created_at=1_700_000_000_000_001,
+        )  # fmt: skip
+        receipt = await waist.commit(sent, chunks=(ONE, TWO))
+        expected = replace(sent, seq=1)
+        assert receipt.checkpoints == (expected,)
+        reading = await waist.backend.read(waist.thread, "sub", "id")
+        assert reading.record == expected
+        assert reading.chunks == dict((ONE, TWO))
+        assert reading.generation == receipt.generation
+
+    async def test_a_record_of_a_newer_format_is_kept_as_it_is(self, waist: Waist) -> None:
+        await waist.commit(draft("new", format=1_000_000))
+        assert [record.format for record in await waist.records()] == [1_000_000]
+
+    async def test_the_store_stamps_a_checkpoint_with_place_and_moment(self, waist: Waist) -> None:
+        before = time.time_ns() // 1000
+        record = await waist.save("a")
+        assert (record.epoch, record.seq, record.follows) == (0, 1, False)
+        # A store has a clock of its own: a minute is what no well-kept server is off.
+        assert abs(record.created_at - before) < 60_000_000
+
+    async def test_a_commit_stores_all_that_it_carries(self, waist: Waist) -> None:
+        receipt = await waist.commit(
+            draft("a", ONE[0]),
+            chunks=(ONE, TWO),
+            writes=(write("a", "task"),),
+            entries=(Entry("step", "n", b"body", status="open"),),
+            info=b"info",
+        )
+        dump = await waist.dump()
+        assert dump["records"] == list(receipt.checkpoints)
+        assert dump["data"] == dict((ONE, TWO))
+        assert dump["inventory"] == {name: (len(data), receipt.revision) for name, data in (ONE, TWO)}
+        assert dump["writes"] == [write("a", "task")]
+        assert (
+            dump["entries"]["step"] == list(receipt.entries) == [Entry("step", "n", b"body", status="open")]
+        )
+        assert (dump["row"].info, dump["row"].info_version, dump["row"].checkpoints) == (b"info", 1, 1)
+        assert dump["row"].head == receipt.checkpoints[0]
+
+    async def test_every_commit_raises_the_revision_by_one(self, waist: Waist) -> None:
+        receipts = [
+            await waist.commit(draft("a")),
+            await waist.commit(chunks=(ONE,)),
+            await waist.commit(writes=(write("a", "task"),)),
+            await waist.commit(info=b"info"),
+            await waist.commit(removal=Removal(checkpoints=(("", "a"),))),
+        ]
+        assert [receipt.revision for receipt in receipts] == [1, 2, 3, 4, 5]
+        assert (await waist.backend.inventory(waist.thread)).revision == 5
+
+    async def test_empty_bodies_chunks_and_metadata_are_kept(self, waist: Waist) -> None:
+        nothing = (b"\0" * 16, b"")
+        await waist.commit(draft("a", nothing[0], body=b""), chunks=(nothing,), info=b"")
+        reading = await waist.backend.read(waist.thread, "")
+        row = await waist.row()
+        assert reading.record is not None and row is not None
+        assert (reading.record.body, reading.chunks, row.info) == (b"", dict((nothing,)), b"")
+
+    async def test_a_chunk_of_a_megabyte_and_many_chunks_are_kept(self, waist: Waist) -> None:
+        chunks = [chunk(f"chunk {number} ", 200) for number in range(300)] + [chunk("large ", 1 << 20)]
+        await waist.save("a", *chunks)
+        reading = await waist.backend.read(waist.thread, "")
+        assert reading.record is not None
+        assert reading.record.chunks == tuple(name for name, _ in chunks)
+        assert reading.chunks == dict(chunks)
+
+    async def test_the_answer_is_a_copy_of_what_is_stored(self, waist: Waist) -> None:
+        await waist.save("a", ONE)
+        for _ in range(2):
+            inventory = await waist.backend.inventory(waist.thread)
+            reading = await waist.backend.read(waist.thread, "")
+            assert list(inventory.chunks) == list(reading.chunks) == [ONE[0]]
+            inventory.chunks.clear()
+            reading.chunks.clear()
+            (await waist.records()).clear()
+
+    # Idempotency first
+
+    async def test_a_retry_of_a_stored_id_is_answered_by_the_stored_record(self, waist: Waist) -> None:
+        stored = await waist.save("a", ONE)
+        await waist.save("b", TWO)
+        before = await waist.dump()
+        receipt = await waist.commit(draft("a", ONE[0]), chunks=(ONE,))
+        assert receipt.existing == stored
+        assert (receipt.checkpoints, receipt.generation) == ((), before["generation"])
+        assert await waist.dump() == before
+
+    async def test_a_retry_is_answered_whatever_else_no_longer_holds(self, waist: Waist) -> None:
+        """The reply to a save may be lost: its repetition must not fail its own compare-and-set."""
+        running = Entry("run", "run", status="running", fence=2)
+        for what, stale in STALE.items():
+            one = waist.of(what)
+            stored = await one.save("a", ONE)
+            await one.commit(draft("b"), entries=(running,), info=b"old")
+            before = await one.dump()
+            receipt = await one.commit(draft("a"), chunks=(TWO,), writes=(write("a", "task"),), **stale)
+            assert receipt.existing == stored, what
+            assert await one.dump() == before, what
+
+    async def test_a_retry_is_answered_after_a_failover(self, waist: Waist) -> None:
+        stored = await waist.save("a")
+        await waist.commit(draft("b"), epoch=5)
+        assert (await waist.commit(draft("a"), epoch=1)).existing == stored
+
+    async def test_an_id_is_one_only_within_its_thread_and_namespace(self, waist: Waist) -> None:
+        await waist.save("a")
+        assert (await waist.commit(draft("a", namespace="sub"))).existing is None
+        assert (await waist.of("another").commit(draft("a"))).existing is None
+        assert (await waist.of(waist.thread.id, "tenant").commit(draft("a"))).existing is None
+        assert len(await waist.records()) == 2
+
+    async def test_an_id_that_was_removed_is_free_again(self, waist: Waist) -> None:
+        await waist.save("a")
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
+        receipt = await waist.commit(draft("a"))
+        assert (receipt.existing, receipt.checkpoints[0].seq) == (None, 2)
+
+    async def test_of_many_who_commit_one_id_at_once_one_stores_it(self, trial: Trial) -> None:
+        waist = await trial.waist()
+        receipts = await trial.together(*[lambda: waist.commit(draft("a", ONE[0]), chunks=(ONE,))] * 6)
+        assert sum(receipt.existing is None for receipt in receipts) == 1
+        (stored,) = await waist.records()
+        assert all(stored == (receipt.existing or receipt.checkpoints[0]) for receipt in receipts)
+
+    # The end
+
+    async def test_what_is_stored_survives_closing_and_opening(self, trial: Trial) -> None:
+        if not trial.opener.survives:
+            pytest.skip("this backend keeps nothing when it is closed")
+        waist = await trial.waist()
+        await waist.commit(
+            draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), info=b"info",
+            entries=(Entry("step", "n", b"body"),),
+        )  # fmt: skip
+        await waist.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))
+        before = await waist.dump()
+        await waist.backend.close()
+        assert await (await trial.waist()).dump() == before
+
+    async def test_two_handles_see_what_the_other_stored(self, trial: Trial) -> None:
+        one, two = await trial.waist(), await trial.waist()
+        for number in range(3):
+            await one.save(f"one {number}", ONE)
+            await two.save(f"two {number}", TWO)
+            assert await one.dump() == await two.dump()
+        assert await one.ids() == ["two 2", "one 2", "two 1", "one 1", "two 0", "one 0"]
+
+    async def test_a_closed_backend_refuses_every_call(self, waist: Waist) -> None:
+        await waist.save("a")
+        await waist.backend.close()
+        await waist.backend.close()  # twice is fine
+        with pytest.raises(StoreClosed):
+            await waist.save("b")
+        with pytest.raises(StoreClosed):
+            await waist.backend.read(waist.thread, "")
+        with pytest.raises(StoreClosed):
+            await waist.records()

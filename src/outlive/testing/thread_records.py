@@ -1,0 +1,144 @@
+"""Making records, and looking at all that a thread has at the waist."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from outlive.backend.protocol import (
+    Backend,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Receipt,
+    ThreadKey,
+    ThreadRow,
+    WriteRecord,
+)
+from outlive.backend.protocol import commit as commit_one
+from outlive.errors import OutliveError
+
+KINDS = ("run", "lock", "step")
+
+
+def chunk(text: str, size: int = 0) -> tuple[bytes, bytes]:
+    """Return the name and the bytes of a chunk."""
+    data = text.encode("utf-8", "surrogatepass").ljust(size, b".")
+    return hashlib.blake2b(data, digest_size=16).digest(), data
+
+
+def draft(id: str, *names: bytes, namespace: str = "", **fields: Any) -> CheckpointRecord:
+    """Return a checkpoint to be committed: by default it follows the head."""
+    plain: dict[str, Any] = {
+        "parent": None,
+        "run": None,
+        "step": None,
+        "source": "loop",
+        "size": 1,
+        "added": 0,
+        "body": f"body of {id}".encode("utf-8", "surrogatepass"),
+        "follows": "parent" not in fields,
+    }
+    return CheckpointRecord(namespace=namespace, id=id, chunks=names, **{**plain, **fields})
+
+
+def write(checkpoint: str, task: str, index: int = 0, body: bytes = b"value", **fields: Any) -> WriteRecord:
+    """Return a pending write."""
+    plain = {"namespace": "", "channel": "channel", "path": ""}
+    return WriteRecord(checkpoint=checkpoint, task=task, index=index, body=body, **{**plain, **fields})
+
+
+def copied(record: CheckpointRecord, **fields: Any) -> CheckpointRecord:
+    """Return a record with another place or name, as a copy or replica brings it."""
+    return replace(record, **fields)
+
+
+@contextlib.contextmanager
+def expected(error: type[OutliveError], what: str) -> Iterator[None]:
+    """Expect an error, and say of what when it is another one or none."""
+    try:
+        yield
+    except error:
+        return
+    except Exception as other:
+        raise AssertionError(f"{what}: {other!r} instead of {error.__name__}") from other
+    raise AssertionError(f"{what}: not refused")
+
+
+def live(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[bytes]:
+    """Return the chunks that somebody names."""
+    return {name for record in records for name in record.chunks} | {
+        name for held in writes for name in held.chunks
+    }
+
+
+class Waist:
+    """One thread of a backend, seen without a store."""
+
+    def __init__(self, backend: Backend, thread: ThreadKey) -> None:
+        self.backend = backend
+        self.thread = thread
+
+    def of(self, id: str, tenant: str = "") -> Waist:
+        """Look at another thread through the same handle."""
+        return Waist(self.backend, ThreadKey.of(tenant, id))
+
+    async def commit(self, *drafts: CheckpointRecord, **fields: Any) -> Receipt:
+        return await commit_one(self.backend, Commit(self.thread, drafts, **fields))
+
+    async def save(self, id: str, *chunks: tuple[bytes, bytes], **fields: Any) -> CheckpointRecord:
+        """Commit one checkpoint that follows the head, with chunks of its own."""
+        record = draft(id, *(name for name, _ in chunks), **fields)
+        receipt = await self.commit(record, chunks=chunks)
+        if receipt.existing is not None:
+            raise AssertionError(f"{id!r} was taken for {receipt.existing.id!r}, which is there already")
+        return receipt.checkpoints[0]
+
+    async def records(self, namespace: str | None = None) -> list[CheckpointRecord]:
+        return (await self.backend.history(self.thread, namespace, limit=1000))[1]
+
+    async def ids(self, namespace: str | None = None) -> list[str]:
+        return [record.id for record in await self.records(namespace)]
+
+    async def head(self, namespace: str = "") -> str | None:
+        record = (await self.backend.read(self.thread, namespace)).record
+        return None if record is None else record.id
+
+    async def row(self) -> ThreadRow | None:
+        rows = await self.backend.threads(self.thread.tenant, only=self.thread.id)
+        return rows[0] if rows else None
+
+    async def entries(self, kind: str) -> list[Entry]:
+        found = await self.backend.entries(self.thread.tenant, kind, thread=self.thread, limit=1000)
+        return [entry for _, entry in found]
+
+    async def generation(self) -> int:
+        return (await self.backend.inventory(self.thread)).generation
+
+    async def data(self) -> dict[bytes, bytes]:
+        """Return every chunk of the thread."""
+        names = list((await self.backend.inventory(self.thread)).chunks)
+        return await self.backend.fetch(self.thread, names)
+
+    async def dump(self) -> dict[str, Any]:
+        """Return everything that the backend shows of the thread."""
+        inventory = await self.backend.inventory(self.thread)
+        return {
+            "generation": inventory.generation,
+            "revision": inventory.revision,
+            "inventory": inventory.chunks,
+            "data": await self.backend.fetch(self.thread, list(inventory.chunks)),
+            "records": await self.records(),
+            "writes": await self.backend.writes(self.thread, None),
+            "entries": {kind: await self.entries(kind) for kind in KINDS},
+            "row": await self.row(),
+        }
+
+    async def missing(self) -> set[bytes]:
+        """Return the chunks that a record or a write names and that are not there."""
+        records, writes = await self.records(), await self.backend.writes(self.thread, None)
+        named = live(records, writes)
+        return named - (await self.backend.fetch(self.thread, list(named))).keys()

@@ -1,0 +1,553 @@
+"""What a thread handle stands on: saving and reading a state through the waist.
+
+The order of a save: split against the base, plan the chunks, commit, and only then remember the new base. A
+crash or refusal before the commit leaves the store as it was; the base moves on after success alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outlive.backend.protocol import (
+    FORMAT,
+    Backend,
+    CheckpointRecord,
+    Commit,
+    Entry,
+    Reading,
+    Receipt,
+    ThreadKey,
+    WriteRecord,
+)
+from outlive.backend.protocol import commit as commit_one
+from outlive.errors import (
+    BadArgument,
+    CheckpointExists,
+    Corrupt,
+    HeadMoved,
+    LeaseLost,
+    NewerFormat,
+    OutcomeUnknown,
+    OutliveError,
+    StaleBase,
+    StoreError,
+    StoreUnavailable,
+    UnknownTag,
+    refuse_unopened,
+)
+from outlive.events import LOAD, SAVE, Event, Watched
+from outlive.format import chunk, manifest
+from outlive.format import planner as planning
+from outlive.format.codec import Codec
+from outlive.format.pending_writes import NOTHING, Written, describe_writes, write_record
+from outlive.format.splitter import split
+from outlive.runtime.runtime import Deadline, Runtime
+from outlive.threads.cache import Base, Cache
+from outlive.values import NOT_READ, Checkpoint, PendingWrite, moment
+
+_MOST_LOOSE = 100
+_REBASES = 5  # how often a save may lose against deletions by others before it gives up
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the caller wants to save, besides the state."""
+
+    namespace: str
+    id: str
+    parent: str | None = None
+    follows: bool = True
+    expect: tuple[str, str | None] | None = None
+    step: int | None = None
+    source: str = "loop"
+    run: str | None = None
+    fence: tuple[str, str, int, int] | None = None
+    entries: tuple[Entry, ...] = ()
+    replace: bool = False
+    writes: tuple[PendingWrite, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    next_nodes: tuple[str, ...] = ()
+    completed_tasks: tuple[str, ...] = ()
+    interrupts: tuple[Any, ...] = ()
+    leans: bool = False
+    timeout_s: float | None = None
+    before_plan: Callable[[], Awaitable[None]] | None = (
+        None  # awaited when the state is split, before anything is stored
+    )
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A save that is ready to be committed."""
+
+    draft: Draft
+    commit: Commit
+    plan: planning.Plan
+    base: Base | None = None
+    written: Written = NOTHING
+
+
+Confirm = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of all
+
+
+async def _confirmed(thread: ThreadKey | None) -> None:
+    """What was removed from one store is removed; a pair has more to say."""
+
+
+class Engine:
+    """One store's backend, codec, naming key and cache, and what is done with them.
+
+    It is complete when it is made. `with_codec` makes another one that differs in nothing else.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        codec: Codec,
+        namer: chunk.Namer,
+        cache: Cache,
+        runtime: Runtime,
+        *,
+        watched: Watched | None = None,
+        timeout_s: float | None = None,
+        confirm: Confirm = _confirmed,
+    ) -> None:
+        self.watched = watched or Watched()
+        self.backend = backend
+        self.codec = codec
+        self.namer = namer
+        self.cache = cache
+        self.runtime = runtime
+        self.timeout_s = timeout_s  # of commits that do not say how long they may take
+        self.confirm = confirm  # makes sure that what was removed is removed wherever it has to be
+
+    def with_codec(self, codec: Codec) -> Engine:
+        """Return an engine on the same store, cache and settings that packs values in another way."""
+        return Engine(
+            self.backend, codec, self.namer, self.cache, self.runtime,
+            watched=self.watched, timeout_s=self.timeout_s, confirm=self.confirm,
+        )  # fmt: skip
+
+    async def commit(self, commit: Commit) -> Receipt:
+        """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
+        if commit.timeout_s is None:
+            commit.timeout_s = self.timeout_s
+        return await commit_one(self.backend, commit)
+
+    # Saving
+
+    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
+        """Commit a state and return its checkpoint."""
+        start = self.watched.start()
+        saved, _ = await self.save_with_receipt(key, state, draft)
+        if self.watched.is_on:
+            took = self.watched.start() - start
+            self.watched.tell(
+                Event(
+                    SAVE,
+                    key.id,
+                    saved.namespace,
+                    saved.id,
+                    saved.run,
+                    size=saved.size,
+                    added=saved.added,
+                    seconds=took,
+                )
+            )
+        return saved
+
+    async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
+        """Commit a state; on a stale base read the newest and try again, at last without any."""
+        deadline, reason = Deadline(draft.timeout_s), ""
+        for attempt in range(_REBASES + 1):
+            cache = self.cache if attempt < _REBASES else None
+            try:
+                saved = await self._try_to_save(key, state, draft, deadline, cache)
+            except StaleBase as stale:
+                self.cache.drop(key.digest)
+                reason = str(stale) if stale.may_be_stored else reason
+            except StoreError as error:
+                if not reason or isinstance(error, OutcomeUnknown):
+                    raise
+                raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
+            else:
+                if saved is not None:
+                    return saved
+        if reason:
+            raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, reason)
+        raise StaleBase(key.id)
+
+    async def _try_to_save(
+        self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
+    ) -> tuple[Checkpoint, Receipt] | None:
+        """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
+        prepared = await self.prepare(key, state, draft, cache)
+        prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
+        try:
+            receipt = await self._commit_on(prepared, deadline)
+        except StaleBase:
+            raise
+        except BaseException as error:
+            self.cache.drop(key.digest, draft.namespace)  # saved or not: the next save reads what is there
+            if draft.replace and isinstance(error, HeadMoved | LeaseLost):
+                draft.timeout_s = deadline.remaining_s()
+                if (stored := await self._stored(key, prepared)) is not None:
+                    return describe(key, stored, draft), Receipt(0, 0, existing=stored)
+            raise
+        if receipt.existing is None:
+            return self.remember(key, prepared, receipt), receipt
+        draft.timeout_s = deadline.remaining_s()
+        try:
+            repeated = await self.compare(key, prepared, receipt.existing)
+        except StoreUnavailable as error:  # it is there, and whether it is the same could not be read
+            raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
+        return None if repeated is None else (repeated, receipt)
+
+    async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:
+        """Commit, also on the head of a newer generation when that has all that the save shares."""
+        commit = prepared.commit
+        try:
+            return await commit_one(self.backend, commit)
+        except StaleBase as stale:
+            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+                raise
+            again = replace(
+                commit, generation=stale.generation, timeout_s=deadline.remaining_s(), token=os.urandom(8)
+            )
+        return await commit_one(self.backend, again)
+
+    async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
+        """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
+        base = cache.get((key.digest, draft.namespace)) if cache is not None else None
+        if cache is not None and (base is None or base.pieces is None):
+            base = await self._read_base(key, draft, base)
+        old = base.pieces if base is not None else None
+        pieces = split(self.codec, state, old)
+        if draft.before_plan is not None:
+            await draft.before_plan()
+        plan = planning.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
+        shares = len(plan.names) > len(plan.chunks)
+        written = self._written(draft) if draft.writes else NOTHING
+        commit = Commit(
+            thread=key,
+            checkpoints=(self.record(draft, plan, written.digest),),
+            chunks=tuple((plan.chunks | written.chunks if written.chunks else plan.chunks).items()),
+            writes=written.records,
+            generation=base.generation if base is not None and shares else None,
+            expect_head=draft.expect,
+            fence=draft.fence,
+            entries=draft.entries,
+            replace=draft.replace,
+            timeout_s=draft.timeout_s,
+        )
+        return Prepared(draft, commit, plan, base, written)
+
+    def _written(self, draft: Draft) -> Written:
+        return describe_writes(self.codec, self.namer, draft.namespace, draft.id, draft.writes)
+
+    async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
+        """Split what this process has at hand, or read the head.
+
+        A head that cannot be read, damaged or by a newer outlive during a rolling deploy, is no base; the
+        save stands on its own then.
+        """
+        try:
+            if base is None:
+                reading = await self.backend.read(key, draft.namespace, timeout_s=draft.timeout_s)
+                if reading.record is None:
+                    return None
+                base = Base(reading.record, reading.generation, stream=self.stream(key, reading))
+            base.split(self.codec)
+        except (Corrupt, NewerFormat):
+            return None
+        return base
+
+    def record(self, draft: Draft, plan: planning.Plan, written: bytes = b"") -> CheckpointRecord:
+        """Describe a planned save for the backend."""
+        said = manifest.Manifest(
+            plan.layout,
+            draft.metadata,
+            draft.next_nodes,
+            draft.completed_tasks,
+            draft.interrupts,
+            draft.leans,
+            written,
+        )
+        return CheckpointRecord(
+            namespace=draft.namespace,
+            id=draft.id,
+            parent=draft.parent,
+            run=draft.run,
+            step=draft.step,
+            source=draft.source,
+            size=plan.pieces.size,
+            added=plan.added,
+            chunks=tuple(plan.names),
+            body=manifest.encode(self.codec, said),
+            projection=manifest.projection(draft.metadata),
+            follows=draft.follows,
+        )
+
+    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> Checkpoint:
+        """Move the base on to what was just committed."""
+        prepared.plan.settle()
+        record = receipt.checkpoints[0]
+        base = Base(record, receipt.generation, prepared.plan.pieces)
+        self.cache.put((key.digest, prepared.draft.namespace), base)
+        return describe(key, record, prepared.draft)
+
+    async def compare(
+        self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
+    ) -> Checkpoint | None:
+        """The id is there already: a retry of the same save is answered, anything else is an error.
+
+        What counts is what the caller said (state, metadata, named fields), not how it is laid out.
+        """
+        self.cache.drop(key.digest, record.namespace)
+        reading = await self._read_again(key, prepared)
+        if reading.record is None:
+            return None
+        if not self._is_same(key, prepared, reading):
+            raise CheckpointExists(key.id, record.id)
+        return describe(key, reading.record, prepared.draft)
+
+    async def _stored(self, key: ThreadKey, prepared: Prepared) -> CheckpointRecord | None:
+        """Return the record of a refused save when it is stored all the same, by an earlier attempt of the caller."""
+        reading = await self._read_again(key, prepared)
+        if reading.record is None or not self._is_same(key, prepared, reading):
+            return None
+        return reading.record
+
+    async def _read_again(self, key: ThreadKey, prepared: Prepared) -> Reading:
+        draft = prepared.draft
+        return await self.backend.read(key, draft.namespace, draft.id, timeout_s=draft.timeout_s)
+
+    def _is_same(self, key: ThreadKey, prepared: Prepared, reading: Reading) -> bool:
+        """Tell whether a checkpoint says what a save says, however it is laid out."""
+        assert reading.record is not None
+        draft, stored = prepared.draft, reading.record
+        said = manifest.decode(self.codec, prepared.commit.checkpoints[0].body, opaque=True)
+        held = manifest.decode(self.codec, stored.body, opaque=True)
+        fields = (draft.step, draft.source, draft.run, None if draft.follows else draft.parent)
+        return (
+            fields == (stored.step, stored.source, stored.run, None if draft.follows else stored.parent)
+            and _said(self.codec, said) == _said(self.codec, held)
+            and b"".join(part.bytes_of(self.codec) for part in prepared.plan.pieces.parts)
+            == self.stream(key, reading)
+        )
+
+    # Reading
+
+    async def load(
+        self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
+    ) -> tuple[Reading, bytes] | None:
+        """Return a checkpoint's records and the stream of its state, or None."""
+        start = self.watched.start()
+        found = await self._load(key, namespace, id, at, timeout_s)
+        if found is not None and self.watched.is_on and (record := found[0].record) is not None:
+            took = self.watched.start() - start
+            self.watched.tell(
+                Event(LOAD, key.id, namespace, record.id, record.run, size=record.size, seconds=took)
+            )
+        return found
+
+    async def _load(
+        self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
+    ) -> tuple[Reading, bytes] | None:
+        base = self.cache.get((key.digest, namespace)) if at is None else None
+        known = base.known if base is not None and id in (None, base.record.id) else None
+        reading = await self.backend.read(key, namespace, id, at=at, known=known, timeout_s=timeout_s)
+        record = reading.record
+        if record is None:
+            return None
+        if base is not None and known is not None and record.id == known.id and record.chunks == known.chunks:
+            if record.body == base.record.body:
+                return reading, base.bytes_of(self.codec)
+            reading = await self.backend.read(
+                key, namespace, record.id, timeout_s=timeout_s
+            )  # it was replaced
+            if reading.record is None:
+                return None
+            record = reading.record
+        stream = self.stream(key, reading)
+        if id is None and at is None:
+            self.cache.put((key.digest, namespace), Base(record, reading.generation, stream=stream))
+        return reading, stream
+
+    def stream(self, key: ThreadKey, reading: Reading) -> bytes:
+        """Put the stream of a state together, checking every chunk against its name."""
+        record = reading.record
+        assert record is not None
+        with Located(key, record.id):
+            check_format(record)
+            return self.assemble(record.chunks, record.body, record.size, reading.chunks)
+
+    def assemble(
+        self, names: Sequence[bytes], body: bytes, size: int | None, data: Mapping[bytes, bytes]
+    ) -> bytes:
+        """Put bytes together from chunks by name."""
+        raws = [self.raw(name, data.get(name)) for name in names]
+        layout = manifest.layout_of(body)
+        return chunk.assemble(layout, raws, size)
+
+    def raw(self, name: bytes, data: bytes | None) -> bytes:
+        """Return the raw bytes of a chunk after checking it against its name."""
+        if data is None:
+            raise Corrupt(f"chunk {name.hex()} is missing")
+        refuse_unopened(data)
+        if self.namer.name(data) != name:
+            raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for")
+        return chunk.decode(data)
+
+    def unpack(self, key: ThreadKey, id: str, stream: bytes, *, opaque: bool = False) -> Any:
+        """Return the value of a stream; damage names the checkpoint."""
+        with Located(key, id):
+            return self.codec.unpack(stream, opaque=opaque)
+
+    def checkpoint(
+        self,
+        key: ThreadKey,
+        record: CheckpointRecord,
+        *,
+        state: Any = NOT_READ,
+        writes: Any = NOT_READ,
+        opaque: bool = False,
+    ) -> Checkpoint:
+        """Return what a record says, as the user sees it."""
+        with Located(key, record.id):
+            check_format(record)
+            try:
+                said = manifest.decode(self.codec, record.body, opaque=opaque)
+            except (BadArgument, UnknownTag):
+                # Metadata that an adapter or another program alone can build: that must not hide the rest.
+                said = manifest.decode(self.codec, record.body, opaque=True)
+        return replace(describe(key, record, said), _state=state, _writes=writes)
+
+    # Pending writes
+
+    def write_record(
+        self, namespace: str, checkpoint: str, task: str, index: int, channel: str, value: Any, path: str
+    ) -> tuple[WriteRecord, dict[bytes, bytes]]:
+        """Describe a write; a value that is not short goes into chunks like a state."""
+        write = PendingWrite(task, index, channel, value, path)
+        return write_record(self.codec, self.namer, namespace, checkpoint, write)
+
+    def loose(
+        self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
+    ) -> dict[bytes, tuple[bytes, bytes, int]]:
+        """Return where the elements of a write will be (planning.Loose).
+
+        They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
+        """
+        found: dict[bytes, tuple[bytes, bytes, int]] = {}
+        raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
+        for element in elements if raw else ():
+            data = self.codec.pack(element)
+            if len(data) >= planning.INLINE and (at := raw.find(data)) >= 0:
+                found[data[: planning.LOOSE_KEY]] = (data, record.chunks[0], at)
+        return found
+
+    def keep_loose(self, key: ThreadKey, namespace: str, loose: planning.Loose) -> None:
+        """Remember what is stored as a write: the next state of its thread is likely to have it."""
+        base = self.cache.get((key.digest, namespace))
+        if base is not None and len(base.loose) < _MOST_LOOSE:
+            base.loose.update(loose)
+
+    def pending(
+        self,
+        key: ThreadKey,
+        records: Iterable[WriteRecord],
+        data: Mapping[bytes, bytes],
+        *,
+        opaque: bool = False,
+    ) -> tuple[PendingWrite, ...]:
+        """Return the values of writes, whose chunks are in `data`."""
+        return tuple(self._pending_write(key, record, data, opaque) for record in records)
+
+    def _pending_write(
+        self, key: ThreadKey, record: WriteRecord, data: Mapping[bytes, bytes], opaque: bool
+    ) -> PendingWrite:
+        with Located(key, record.checkpoint):
+            stream = self.assemble(record.chunks, record.body, None, data)
+            value = self.codec.unpack(stream, opaque=opaque)
+        return PendingWrite(record.task, record.index, record.channel, value, record.path)
+
+    # All of a thread
+
+    async def has_moved(self, key: ThreadKey, generation: int) -> bool:
+        """Tell whether something was deleted since: what is missing then is no damage."""
+        return (await self.backend.read(key, "", chunks=False)).generation != generation
+
+    async def records(
+        self, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
+    ) -> list[CheckpointRecord]:
+        """Return all records of a thread, newest first, of one generation."""
+        return await all_records(self.backend, key, namespace, run, page)
+
+
+async def all_records(
+    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
+) -> list[CheckpointRecord]:
+    """Return all records of a thread, newest first, of one generation. A shorter page takes more calls, and is less in the way."""
+    while True:
+        first, found = await backend.history(key, namespace, limit=page, run=run)
+        generation, more = first, found
+        while len(more) == page and generation == first:
+            generation, more = await backend.history(
+                key, namespace, before=more[-1].order, limit=page, run=run
+            )
+            found = found + more
+        if generation == first:
+            return found
+
+
+def _said(codec: Codec, said: manifest.Manifest) -> bytes:
+    return manifest.encode(codec, replace(said, layout=[]))
+
+
+def check_format(record: CheckpointRecord) -> None:
+    """Refuse a record of a newer format before anything of it is read."""
+    if record.format > FORMAT:
+        raise NewerFormat("a checkpoint", record.format, FORMAT)
+
+
+class Located:
+    """Add thread and checkpoint to damage found inside."""
+
+    def __init__(self, key: ThreadKey, checkpoint: str | None) -> None:
+        self._key = key
+        self._checkpoint = checkpoint
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Corrupt) and error.thread is None:
+            raise type(error)(error.what, thread=self._key.id, checkpoint=self._checkpoint) from error
+        if isinstance(error, OutliveError) and not isinstance(error, Corrupt):
+            error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
+
+
+def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Manifest) -> Checkpoint:
+    """Return a checkpoint as the user sees it."""
+    return Checkpoint(
+        thread=key.id,
+        id=record.id,
+        namespace=record.namespace,
+        parent=record.parent,
+        seq=record.seq or None,
+        epoch=record.epoch,
+        step=record.step,
+        source=record.source,
+        run=record.run,
+        created_at=moment(record.created_at) if record.created_at else None,
+        size=record.size,
+        added=record.added,
+        metadata=said.metadata,
+        next_nodes=said.next_nodes,
+        completed_tasks=said.completed_tasks,
+        interrupts=said.interrupts,
+    )

@@ -1,0 +1,84 @@
+"""Listing threads, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from outlive.backend.protocol import ThreadKey, ThreadRow, escape
+from outlive.errors import Corrupt
+from outlive.runtime.wrong_mode import AsyncItems
+from outlive.threads.engine import Engine
+from outlive.threads.metadata import describe_thread
+from outlive.values import ThreadInfo, matches
+
+_PAGE = 200
+
+
+class Threads(AsyncItems[ThreadInfo]):
+    """Pages of threads, one at a time. Nothing is held between pages. With `damaged`, threads whose rows are go there and are passed over."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tenant: str,
+        *,
+        prefix: str = "",
+        filter: dict[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        heads: bool = True,
+        damaged: list[Corrupt] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._prefix = prefix
+        self._filter = filter or {}
+        self._left = limit
+        self._after = after
+        self._heads = heads
+        self._damaged = damaged
+        self._is_near = False  # a damaged one: up to that they are read one by one
+        self._page: list[ThreadRow] = []
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[ThreadInfo]:
+        return self
+
+    async def __anext__(self) -> ThreadInfo:
+        while self._left is None or self._left > 0:
+            row = await self.next_row()
+            if row is None:
+                break
+            info = describe_thread(self._engine, ThreadKey.of(self._tenant, row.id), row)
+            if matches(info.metadata, self._filter):
+                self._left = None if self._left is None else self._left - 1
+                return info
+        raise StopAsyncIteration
+
+    async def next_row(self) -> ThreadRow | None:
+        while not self._page and not self._ended:
+            limit = _PAGE if self._left is None or self._filter else min(_PAGE, self._left)
+            await self._turn(1 if self._is_near else limit)
+        if not self._page:
+            return None
+        row = self._page.pop(0)
+        self._after = row.id
+        return row
+
+    async def _turn(self, limit: int) -> None:
+        """Read the next page, or find out who is in its way."""
+        try:
+            self._page = await self._engine.backend.threads(
+                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
+            )
+            self._ended = len(self._page) < limit
+        except Corrupt as error:
+            if self._damaged is None or error.thread is None:
+                raise
+            if limit == 1:
+                if self._after is not None and escape(error.thread) <= escape(self._after):
+                    raise  # it is not this one: there would be no end
+                self._damaged.append(error)
+                self._after = error.thread
+            self._is_near = limit > 1

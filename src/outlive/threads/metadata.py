@@ -1,0 +1,70 @@
+"""What a thread says of itself: its metadata, and where it was forked from."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from outlive.backend.protocol import Commit, Removal, ThreadKey, ThreadRow
+from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
+from outlive.format import manifest
+from outlive.threads.engine import Engine, Located
+from outlive.values import ThreadInfo, moment
+
+
+def pack_info(
+    engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
+) -> tuple[bytes, str | None]:
+    """Return what a thread says of itself as bytes, and its metadata as JSON for people."""
+    origin = list(forked_from) if forked_from else None
+    body = engine.codec.pack([1, dict(metadata), origin], "metadata")
+    return body, manifest.projection(metadata)
+
+
+def open_info(engine: Engine, row: ThreadRow | None) -> tuple[dict[str, Any], tuple[str, str] | None]:
+    """Return the metadata of a thread and the (thread, checkpoint) it was forked from."""
+    if row is None or row.info is None:
+        return {}, None
+    try:
+        refuse_unopened(row.info)
+    except Corrupt as error:
+        raise type(error)(error.what, thread=row.id) from None
+    with well_formed("its metadata", row.id):
+        _, metadata, origin = engine.codec.unpack(row.info)
+        return metadata, tuple(origin) if origin else None
+
+
+def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInfo:
+    """Return a listed thread as the user sees it."""
+    with Located(key, None):
+        metadata, forked_from = open_info(engine, row)
+    return ThreadInfo(
+        id=row.id,
+        checkpoints=row.checkpoints,
+        stored_bytes=row.stored,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        metadata=metadata,
+        forked_from=forked_from,
+        head=None if row.head is None else engine.checkpoint(key, row.head),
+    )
+
+
+async def check_vacant(engine: Engine, key: ThreadKey) -> int:
+    """Return the version of the metadata of a thread that a copy may go into; raise ThreadNotEmpty for any other."""
+    rows = await engine.backend.threads(key.tenant, only=key.id, heads=False)
+    if not rows:
+        return 0
+    if rows[0].checkpoints:
+        raise ThreadNotEmpty(key.id)
+    if open_info(engine, rows[0])[0]:
+        raise ThreadNotEmpty(key.id, "metadata")
+    return rows[0].info_version
+
+
+async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:
+    """Remove pending writes that somebody left under (namespace, id) that a copy brings: they are not part of it."""
+    found = {write.key[:2] for write in await engine.backend.writes(key, None)}
+    strays = tuple(sorted(pair for pair in found if pair in brought))
+    if strays:
+        await engine.commit(Commit(key, removal=Removal(checkpoints=strays), expect_empty=True))

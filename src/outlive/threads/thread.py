@@ -1,0 +1,584 @@
+"""A thread: everything that is done with the history of one conversation, in both colours.
+
+`AsyncThread` holds the logic; `outlive.sync.facades.Thread` calls it without an event loop.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime as dt
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from outlive.arguments import (
+    check_filter,
+    check_id,
+    check_interrupts,
+    check_limit,
+    check_metadata,
+    check_names,
+    check_namespace,
+    check_pairs,
+    check_source,
+    check_step,
+    check_text,
+    check_writes,
+    optional_id,
+)
+from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
+from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
+from outlive.format.diff import diff
+from outlive.format.registry import accepts
+from outlive.runtime.runtime import Deadline, new_id
+from outlive.threads import copy as copying
+from outlive.threads import export, prune
+from outlive.threads import verify as verifying
+from outlive.threads.engine import Draft, Engine
+from outlive.threads.history import History
+from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.write_behind import Delayed
+from outlive.values import (
+    CONTROL,
+    Change,
+    Checkpoint,
+    Interrupt,
+    PendingWrite,
+    Pruned,
+    Sizes,
+    ThreadInfo,
+    Verified,
+    micros,
+    parse_cursor,
+)
+
+_TRIES = 8
+
+
+class Home(Protocol):
+    """What a thread asks of its store."""
+
+    _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
+
+    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread: ...
+    def _timeout(self, timeout_s: float | None) -> float | None: ...
+    def _is_delayed(self, durability: str | None) -> bool: ...
+    def _delayed(self, key: ThreadKey) -> Delayed: ...
+    async def _settle(self, key: ThreadKey) -> None: ...
+    async def _touch(self, key: ThreadKey) -> None: ...
+
+
+class Fencing(Protocol):
+    """A lock that is held: what is written under it is refused once another holder has taken it."""
+
+    @property
+    def fence(self) -> int | None: ...
+    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]: ...
+
+
+class AsyncThread:
+    """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
+
+    def __init__(
+        self, home: Home, engine: Engine, key: ThreadKey, namespace: str, type: type | None = None
+    ) -> None:
+        self.id = key.id
+        self._type = type
+        self.namespace = namespace
+        self._home = home
+        self._engine = engine
+        self._key = key
+
+    def __repr__(self) -> str:
+        head = self._engine.cache.get((self._key.digest, self.namespace))
+        place = f" head=#{head.record.seq}" if head is not None and head.record.seq else ""
+        space = f" namespace={self.namespace!r}" if self.namespace else ""
+        return f"<{type(self).__name__} {self.id!r}{space}{place}>"
+
+    # Saving and loading
+
+    async def save(
+        self,
+        state: Any,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
+        replace: bool = False,
+        fence: Fencing | None = None,
+        durability: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Checkpoint:
+        """Save a state as the new head.
+
+        When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
+        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
+        has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
+        HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
+        """
+        draft = self._draft(
+            id=id, parent=parent, expect=expect, step=step, source=source, metadata=metadata, next_nodes=next_nodes,
+            completed_tasks=completed_tasks, interrupts=interrupts, run=run, writes=writes, replace=replace, timeout_s=timeout_s,
+        )  # fmt: skip
+        if fence is not None:
+            draft.fence = self._fence(fence)
+        if self._type is not None and not accepts(self._type, state):
+            name = getattr(self._type, "__qualname__", None) or str(self._type)
+            raise BadArgument(
+                f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
+                f"save a {name}, or open the thread without type="
+            )
+        if self._home._is_delayed(durability):
+            if expect is not None:
+                raise BadArgument(
+                    'expect= needs an answer from the store: use durability="sync" for this save'
+                )
+            return await self._home._delayed(self._key).save(state, draft)
+        return await self._save(state, draft)
+
+    def _draft(
+        self,
+        *,
+        id: str | None = None,
+        parent: str | None = None,
+        expect: str | None = None,
+        step: int | None = None,
+        source: str = "loop",
+        metadata: Mapping[str, Any] | None = None,
+        next_nodes: Sequence[str] = (),
+        completed_tasks: Sequence[str] = (),
+        interrupts: Sequence[Interrupt] = (),
+        run: str | None = None,
+        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> Draft:
+        """Check what a caller wants to save beside the state."""
+        return Draft(
+            namespace=self.namespace,
+            id=check_id("id", id) if id is not None else new_id(),
+            # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
+            parent=optional_id("parent", parent) or (None if replace else expect or None),
+            follows=parent is None and (expect is None or replace),
+            expect=None
+            if expect is None
+            else (self.namespace, check_id("expect", expect) if expect else None),
+            step=step if step is None else check_step(step),
+            source=check_source(source),
+            run=optional_id("run", run),
+            replace=replace,
+            writes=check_writes(writes) if writes else (),
+            metadata=check_metadata(metadata) if metadata else {},
+            next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
+            completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
+            interrupts=check_interrupts(interrupts) if interrupts else (),
+            timeout_s=self._home._timeout(timeout_s),
+        )
+
+    def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
+        """Return what a commit must find in the store for a lock to be held still."""
+        if fence is None:
+            return None
+        if not hasattr(fence, "_fence_of"):
+            raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
+        return fence._fence_of(self._key)
+
+    async def _save(self, state: Any, draft: Draft) -> Checkpoint:
+        if self._home._queues:
+            await self._settled()
+        return await self._engine.save(self._key, state, draft)
+
+    async def load(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Any:
+        """Return the newest state, that of a checkpoint, or the newest as of a moment; None when there is none."""
+        found = await self._read(id, at, timeout_s)
+        return None if found is None else self._engine.unpack(self._key, found[0].record.id, found[1])
+
+    async def checkpoint(
+        self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
+    ) -> Checkpoint | None:
+        """Return a checkpoint with its state, parent and pending writes, read in one moment."""
+        found = await self._read(id, at, timeout_s)
+        if found is None:
+            return None
+        reading, stream = found
+        record = reading.record
+        state = self._engine.unpack(self._key, record.id, stream)
+        writes = self._engine.pending(self._key, reading.writes, reading.chunks)
+        return self._engine.checkpoint(self._key, record, state=state, writes=writes)
+
+    async def exists(self, id: str | None = None) -> bool:
+        """Tell whether the thread has any checkpoint in this namespace, or this one."""
+        await self._settled()
+        reading = await self._engine.backend.read(
+            self._key, self.namespace, optional_id("id", id), chunks=False
+        )
+        return reading.record is not None
+
+    async def _read(self, id: str | None, at: dt.datetime | None, timeout_s: float | None) -> Any:
+        if id is not None and at is not None:
+            raise BadArgument("give either a checkpoint id or a moment, not both")
+        await self._settled()
+        when = None if at is None else micros(at)
+        timeout_s = self._home._timeout(timeout_s)
+        found = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
+        if found is not None:
+            await self._home._touch(self._key)
+        return found
+
+    async def _settled(self) -> None:
+        """Let delayed saves of this thread go first, and tell of those that failed."""
+        await self._home._settle(self._key)
+
+    # Looking back
+
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | Checkpoint | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: bool = False,
+    ) -> AsyncIterator[Checkpoint]:
+        """Iterate over checkpoints, newest first. With `states` each has its state, read page by page; else none is read.
+
+        `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
+        if this process listed or deleted it. `filter` has keys that the metadata must have with equal values; `limit` counts what passes.
+        """
+        return History(
+            self._engine,
+            self._key,
+            self.namespace,
+            settle=self._home._settle,
+            touch=self._home._touch,
+            limit=check_limit(limit),
+            before=self._start(before),
+            filter=check_filter(filter),
+            run=optional_id("run", run),
+            all_namespaces=all_namespaces,
+            states=states,
+        )
+
+    def _start(self, before: str | Checkpoint | None) -> str | Checkpoint | None:
+        if not isinstance(before, Checkpoint):
+            is_cursor = (
+                isinstance(before, str) and parse_cursor(before) is not None
+            )  # longer than an id may be
+            return before if is_cursor else optional_id("before", before)
+        if before.thread != self.id:
+            raise BadArgument(
+                f"before= is a checkpoint of thread {before.thread!r}; this is the history of {self.id!r}"
+            )
+        return before
+
+    async def lineage(self, id: str | None = None) -> list[Checkpoint]:
+        """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
+        await self._settled()
+        records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
+        record = next(iter(records.values()), None) if id is None else records.get(check_id("id", id))
+        found: dict[str, Checkpoint] = {}
+        while record is not None and record.id not in found:
+            found[record.id] = self._engine.checkpoint(self._key, record)
+            record = records.get(record.parent) if record.parent is not None else None
+        return list(found.values())
+
+    async def heads(self) -> list[Checkpoint]:
+        """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
+        await self._settled()
+        records = await self._engine.records(self._key, self.namespace)
+        parents = {record.parent for record in records}
+        return [self._engine.checkpoint(self._key, record) for record in records if record.id not in parents]
+
+    async def diff(self, old: str, new: str | None = None) -> list[Change]:
+        """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
+        states = []
+        for id in (check_id("old", old), optional_id("new", new)):
+            found = await self._read(id, None, None)
+            if found is None:
+                raise CheckpointMissing(self.id, id)
+            states.append(self._engine.unpack(self._key, found[0].record.id, found[1], opaque=True))
+        return diff(*states)
+
+    # Pending writes and interrupts
+
+    async def write(
+        self,
+        task: str,
+        writes: Sequence[tuple[str, Any]],
+        *,
+        checkpoint: str | None = None,
+        path: str = "",
+        fence: Fencing | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Keep what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
+
+        The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
+        `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
+        """
+        pairs, token = check_pairs(writes), self._fence(fence)
+        deadline = Deadline(self._home._timeout(timeout_s))
+        await self._settled()
+        target = optional_id("checkpoint", checkpoint) or await self._head_id(deadline.remaining_s())
+        records, chunks = [], {}
+        for position, (channel, value) in enumerate(pairs):
+            index = CONTROL.get(check_text("channel", channel), position)
+            record, new = self._engine.write_record(
+                self.namespace,
+                target,
+                check_id("task", task),
+                index,
+                channel,
+                value,
+                check_text("path", path),
+            )
+            records.append(record)
+            chunks.update(new)
+        await self._engine.commit(
+            Commit(
+                self._key,
+                writes=tuple(records),
+                chunks=tuple(chunks.items()),
+                fence=token,
+                timeout_s=deadline.remaining_s(),
+            )
+        )
+
+    async def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
+        """Return the pending writes of a checkpoint, by path, task and index."""
+        await self._settled()
+        target = optional_id("checkpoint", checkpoint) or await self._head_id()
+        records, data = await self._read_writes(target)
+        for _ in range(_TRIES):
+            if all(name in data for record in records for name in record.chunks):
+                break  # else somebody deleted them in between, or they are damaged
+            records, data = await self._read_writes(target)
+        return self._engine.pending(self._key, records, data)
+
+    async def _read_writes(self, checkpoint: str) -> tuple[list[WriteRecord], dict[bytes, bytes]]:
+        records = await self._engine.backend.writes(self._key, [(self.namespace, checkpoint)])
+        names = list({name for record in records for name in record.chunks})
+        return records, await self._engine.backend.fetch(self._key, names) if names else {}
+
+    async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
+        """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
+        found = await self.checkpoint(checkpoint)
+        return found.open_interrupts if found is not None else ()
+
+    async def resume(
+        self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
+    ) -> None:
+        """Give an interrupt its value; the last one given counts. `fence` is a lock on this thread that must still be held."""
+        found = await self.checkpoint(checkpoint)
+        if found is None or interrupt not in {asked.id for asked in found.interrupts}:
+            raise BadArgument(
+                f"there is no interrupt {interrupt!r} here; thread.interrupts() lists those that are open"
+            )
+        await self.write(interrupt, [("__resume__", value)], checkpoint=found.id, fence=fence)
+
+    async def _head_id(self, timeout_s: float | None = None) -> str:
+        reading = await self._engine.backend.read(
+            self._key, self.namespace, chunks=False, timeout_s=timeout_s
+        )
+        if reading.record is None:
+            raise CheckpointMissing(self.id, None)
+        return reading.record.id
+
+    # Copies
+
+    async def fork(self, id: str, *, at: str | None = None) -> AsyncThread:
+        """Make a new thread that starts with one checkpoint of this one (default: the head)."""
+        await self._settled()
+        target = self._home.thread(id, namespace=self.namespace, type=self._type)
+        for _ in range(_TRIES):
+            reading = await self._engine.backend.read(
+                self._key, self.namespace, optional_id("at", at), chunks=False
+            )
+            if reading.record is None:
+                raise CheckpointMissing(self.id, at)
+            record = replace(reading.record, source="fork")
+            origin = (self.id, record.id)
+            if await self._copy(target, [record], reading.writes, reading.generation, origin):
+                return target
+        raise StaleBase(self.id)
+
+    async def copy(self, id: str) -> AsyncThread:
+        """Make a new thread with the whole history of this one, all namespaces."""
+        await self._settled()
+        target = self._home.thread(id, namespace=self.namespace, type=self._type)
+        for _ in range(_TRIES):
+            generation = (await self._engine.backend.inventory(self._key)).generation
+            records = await self._engine.records(self._key)
+            if not records:
+                raise CheckpointMissing(self.id, None)
+            writes = await self._engine.backend.writes(self._key, None)
+            if await self._copy(target, records, writes, generation, None):
+                return target
+        raise StaleBase(self.id)
+
+    async def _copy(
+        self,
+        target: AsyncThread,
+        records: Sequence[CheckpointRecord],
+        writes: Sequence[WriteRecord],
+        generation: int,
+        origin: tuple[str, str] | None,
+    ) -> bool:
+        """Copy into an empty thread; False when a deletion came in between and the records must be read again."""
+        metadata, forked_from = open_info(self._engine, await self._row())
+        info = pack_info(self._engine, metadata, origin or forked_from)
+        try:
+            await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+        except (Corrupt, StaleBase):
+            if not await self._engine.has_moved(self._key, generation):
+                raise
+            return False
+        return True
+
+    async def export(self) -> str:
+        """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
+        await self._settled()
+        return await export.export_thread(self._engine, self._key)
+
+    # Metadata of the thread itself
+
+    async def info(self) -> ThreadInfo | None:
+        """Return the thread as `store.threads()` lists it, or None."""
+        await self._settled()
+        row = await self._row()
+        return None if row is None else describe_thread(self._engine, self._key, row)
+
+    async def metadata(self) -> dict[str, Any]:
+        """Return the thread's own metadata (title, user, tags, ...)."""
+        return open_info(self._engine, await self._row())[0]
+
+    async def update(
+        self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
+    ) -> dict[str, Any]:
+        """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result.
+
+        `fence` is a lock on this thread that must still be held.
+        """
+        new, token = check_metadata(metadata), self._fence(fence)
+        for _ in range(100):
+            row = await self._row()
+            old, forked_from = open_info(self._engine, row)
+            merged = {**({} if replace else old), **new}
+            merged = {key: value for key, value in merged.items() if value is not None}
+            body, text = pack_info(self._engine, merged, forked_from)
+            version = row.info_version if row else 0
+            try:
+                await self._engine.commit(
+                    Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
+                )
+            except MetadataMoved:  # somebody else changed it: merge into theirs
+                continue
+            return merged
+        raise MetadataMoved(self.id)
+
+    async def _row(self) -> ThreadRow | None:
+        rows = await self._engine.backend.threads(self._key.tenant, only=self.id)
+        return rows[0] if rows else None
+
+    # Deleting
+
+    async def delete(self, *, erase: bool = False) -> bool:
+        """Delete the thread with everything of it, in all namespaces; False when there was none. `erase` leaves no byte in the files."""
+        await self._settled()
+        removal = Removal(everything=True, erase=erase)
+        receipt = await self._engine.commit(Commit(self._key, removal=removal))
+        self._engine.cache.drop(self._key.digest)
+        return receipt.removed > 0
+
+    async def remove(
+        self,
+        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        *,
+        run: str | None = None,
+        erase: bool = False,
+        all_namespaces: bool = False,
+    ) -> Pruned:
+        """Delete checkpoints with their pending writes, or all of a run; what others still use stays.
+
+        An id means this namespace, or with `all_namespaces` every one. A checkpoint, or a pair of (namespace, id), brings its own.
+        What is not there is not counted.
+        """
+        pairs, anywhere = self._chosen(ids, all_namespaces)
+        await self._settled()
+        return await prune.remove(
+            self._engine, self._key, pairs=pairs, ids=anywhere, run=optional_id("run", run), erase=erase
+        )
+
+    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
+        """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
+        if not isinstance(ids, str | Checkpoint | Iterable):
+            raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
+        pairs: set[tuple[str, str]] = set()
+        anywhere: set[str] = set()
+        for one in [ids] if isinstance(ids, str | Checkpoint) else ids:
+            if isinstance(one, Checkpoint):
+                if one.thread != self.id:
+                    raise BadArgument(
+                        f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"
+                    )
+                pairs.add((one.namespace, one.id))
+            elif isinstance(one, tuple) and len(one) == 2:
+                pairs.add((check_namespace(one[0]), check_id("id", one[1])))
+            elif all_namespaces:
+                anywhere.add(check_id("id", one))
+            else:
+                pairs.add((self.namespace, check_id("id", one)))
+        return pairs, anywhere
+
+    async def prune(
+        self,
+        *,
+        keep_last: int,
+        keep_lineage: bool = False,
+        erase: bool = False,
+        dry_run: bool = False,
+        all_namespaces: bool = True,
+    ) -> Pruned:
+        """Keep the newest `keep_last` checkpoints of each namespace, and open interrupts; delete the rest.
+
+        `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
+        """
+        if not isinstance(keep_last, int) or isinstance(keep_last, bool) or keep_last < 1:
+            raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
+        await self._settled()
+        return await prune.prune(
+            self._engine, self._key, keep_last=keep_last, keep_lineage=keep_lineage, erase=erase, dry_run=dry_run,
+            namespace=None if all_namespaces else self.namespace,
+        )  # fmt: skip
+
+    # Care
+
+    async def verify(self) -> Verified:
+        """Check every stored byte of the thread; problems are listed, not raised."""
+        await self._settled()
+        return await verifying.verify_thread(self._engine, self._key)
+
+    async def size(self) -> Sizes:
+        """Return what the thread holds."""
+        await self._settled()
+        row = await self._row()
+        records = await self._engine.records(self._key)
+        return Sizes(
+            1 if row else 0, len(records), row.stored if row else 0, sum(record.size for record in records)
+        )
+
+    async def flush(self) -> None:
+        """Wait until delayed saves of this thread are stored; raise what went wrong."""
+        await self._settled()

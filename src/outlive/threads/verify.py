@@ -1,0 +1,219 @@
+"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
+
+Of a store that was opened without its keys as much as can be seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Container
+
+from outlive.backend.entries import KINDS, SEALED
+from outlive.backend.protocol import RESERVED, Backend, CheckpointRecord, EntryCursor, ThreadKey, WriteRecord
+from outlive.errors import Corrupt, DamagedEntry, OutliveError, StoreError
+from outlive.format import chunk, manifest
+from outlive.layers.encryption.keyring import key_of
+from outlive.layers.encryption.layer import Encrypted
+from outlive.threads.engine import Engine, Located, all_records, check_format
+from outlive.threads.metadata import open_info
+from outlive.values import Verified
+
+_BATCH = 64
+_PAGE = 500
+_TRIES = 5
+
+
+async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
+    """Check one thread; problems are listed, not raised. What a deletion took away meanwhile is none."""
+    found = Verified(1, 0, 0)
+    backend = engine.backend
+    look = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
+    for _ in range(_TRIES):
+        try:
+            generation = (await backend.inventory(key)).generation
+            found = await look(engine, key)
+            if found.ok or (await backend.inventory(key)).generation == generation:
+                break
+        except StoreError as error:
+            return Verified(1, 0, 0, (str(error),))
+    return found
+
+
+async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[str]:
+    """Check what is in no list: runs that have not saved yet, and the records of the store itself."""
+    problems: list[str] = []
+    for owner in (tenant, RESERVED):
+        keys = {key for kind in KINDS async for key in _keys_with(engine.backend, owner, kind, problems)}
+        for key in sorted(keys, key=lambda key: key.id):
+            if owner == RESERVED or key.id not in listed:
+                problems += (await verify_thread(engine, key)).problems
+    return problems
+
+
+async def _keys_with(
+    backend: Backend, tenant: str, kind: str, problems: list[str]
+) -> AsyncIterator[ThreadKey]:
+    """Iterate over threads that have entries of a kind. A damaged entry is stepped over: its thread tells of it."""
+    inner = backend.inner if isinstance(backend, Encrypted) else backend
+    after: EntryCursor | None = None
+    limit = _PAGE
+    while True:
+        try:
+            page = await inner.entries(tenant, kind, after=after, limit=limit)
+            places = [(key, entry.key) for key, entry in page]
+            is_last = len(page) < limit
+        except DamagedEntry as error:
+            if limit > 1:
+                limit //= 2
+                continue
+            places, is_last, limit = [(ThreadKey.of(tenant, error.thread or ""), error.key)], False, _PAGE
+        except StoreError as error:
+            problems.append(str(error))
+            return
+        for key, _ in places:
+            yield key
+        before, after = after, (places[-1][1], places[-1][0].digest) if places else None
+        if is_last or before == after:
+            return
+
+
+async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
+    problems = [str(error) for error in await engine.backend.audit(key)]
+    try:
+        records = await engine.records(key)
+        writes = await engine.backend.writes(key, None)
+        inventory = await engine.backend.inventory(
+            key
+        )  # last: a save in between adds chunks, and takes none away
+    except StoreError as error:
+        return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, str(error)))))
+    raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
+    problems += damaged
+    for record in records:
+        problems += _guarded(key, record.id, functools.partial(_check_record, engine, record, raws))
+    for write in writes:
+        problems += _guarded(key, write.checkpoint, functools.partial(_check_write, write, raws))
+    if isinstance(engine.backend, Encrypted):  # what a key binds to its place no checksum can tell
+        problems += await _check_beside(engine, engine.backend, key)
+    return Verified(1, len(records), len(inventory.chunks), tuple(dict.fromkeys(problems)))
+
+
+def _check_write(write: WriteRecord, chunks: Container[bytes]) -> None:
+    manifest.layout_of(write.body)
+    for name in write.chunks:
+        if name not in chunks:
+            raise Corrupt(f"chunk {name.hex()} of a write is missing")
+
+
+async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> list[str]:
+    """Open the metadata and the entries of a thread."""
+    problems: list[str] = []
+    for row in await backend.threads(key.tenant, only=key.id, heads=False):
+        problems += _guarded(key, None, functools.partial(open_info, engine, row))
+    for kind in SEALED:
+        try:
+            await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
+        except Corrupt as error:
+            problems.append(str(error))
+        except OutliveError as error:
+            problems.append(f"thread {key.id!r} {kind}: {error}")
+    return problems
+
+
+async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
+    """Check what can be checked without a key: every checksum, that all is sealed, and that no chunk is missing."""
+    assert isinstance(engine.backend, Encrypted)
+    inner = engine.backend.inner
+    problems = [str(error) for error in await inner.audit(key)]
+    records = await all_records(inner, key)
+    writes = await inner.writes(key, None)
+    inventory = await inner.inventory(key)
+    for record in records:
+        problems += _guarded(key, record.id, functools.partial(_check_sealed, record, inventory.chunks))
+    for write in writes:
+        problems += _guarded(key, write.checkpoint, functools.partial(_check_sealed, write, inventory.chunks))
+    names = list(inventory.chunks)
+    for at in range(0, len(names), _BATCH):
+        for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
+            problems += _guarded(key, None, functools.partial(key_of, data))
+    for row in await inner.threads(key.tenant, only=key.id, heads=False):
+        problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
+    for kind in SEALED:
+        for _, entry in await inner.entries(key.tenant, kind, thread=key, limit=1_000_000):
+            problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))
+    return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))
+
+
+def _check_sealed(row: CheckpointRecord | WriteRecord, chunks: Container[bytes]) -> None:
+    key_of(row.body)
+    for name in row.chunks:
+        if name not in chunks:
+            raise Corrupt(f"chunk {name.hex()} is missing")
+
+
+async def _check_chunks(
+    engine: Engine, key: ThreadKey, names: list[bytes]
+) -> tuple[dict[bytes, int], list[str]]:
+    """Read every chunk; return raw sizes and what is wrong."""
+    sizes: dict[bytes, int] = {}
+    problems: list[str] = []
+    for at in range(0, len(names), _BATCH):
+        data = await _fetch(engine, key, names[at : at + _BATCH], problems)
+        for name in names[at : at + _BATCH]:
+            problems += _guarded(key, None, functools.partial(_measure, engine, name, data.get(name), sizes))
+    return sizes, problems
+
+
+async def _fetch(
+    engine: Engine, key: ThreadKey, names: list[bytes], problems: list[str]
+) -> dict[bytes, bytes]:
+    """Read chunks; when one of them stands in the way of all, one by one."""
+    try:
+        return await engine.backend.fetch(key, names)
+    except StoreError as error:
+        if len(names) == 1:
+            problems.append(str(error))
+            return {}
+    found = {}
+    for name in names:
+        found.update(await _fetch(engine, key, [name], problems))
+    return found
+
+
+def _measure(engine: Engine, name: bytes, data: bytes | None, sizes: dict[bytes, int]) -> None:
+    sizes[name] = len(engine.raw(name, data))
+
+
+def _check_record(engine: Engine, record: CheckpointRecord, sizes: dict[bytes, int]) -> None:
+    check_format(record)
+    total = 0
+    for item in manifest.decode(engine.codec, record.body, opaque=True).layout:
+        total += _check_span(record, item, sizes)
+    if total != record.size:
+        raise Corrupt(f"the state has {total} bytes instead of {record.size}")
+
+
+def _check_span(record: CheckpointRecord, item: bytes | chunk.Span, sizes: dict[bytes, int]) -> int:
+    if isinstance(item, bytes):
+        return len(item)
+    number, offset, length = item
+    if not 0 <= number < len(record.chunks):
+        raise Corrupt("a span names a chunk that is not listed")
+    name = record.chunks[number]
+    if name not in sizes:
+        raise Corrupt(f"chunk {name.hex()} is missing or damaged")
+    if offset < 0 or length < 0 or offset + length > sizes[name]:
+        raise Corrupt("a span reaches beyond its chunk")
+    return length
+
+
+def _guarded(key: ThreadKey, checkpoint: str | None, look: Callable[[], object]) -> list[str]:
+    try:
+        with Located(key, checkpoint):
+            look()
+    except Corrupt as error:
+        return [str(error)]
+    except OutliveError as error:  # which does not say where
+        which = "" if checkpoint is None else f" checkpoint {checkpoint!r}"
+        return [f"thread {key.id!r}{which}: {error}"]
+    return []

@@ -1,0 +1,163 @@
+"""Saves with durability="async": handed over at once, committed in order, in the background.
+
+The state is split when the call is made, so what is stored is what the caller had then. Each save builds on
+the one before it, stored or not; nobody else may: the bases of a queue are its own. When a save
+fails, those behind it cannot stand either: all of them are dropped, and the next call on that thread
+raises `DelayedSaveFailed` with their ids. What is still in the queue when the process dies is lost;
+`flush` and `close` wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outlive.backend.protocol import Commit, Receipt, ThreadKey
+from outlive.errors import DelayedSaveFailed, StaleBase
+from outlive.format import planner as planning
+from outlive.runtime.runtime import Task
+from outlive.threads.cache import Base, Cache
+from outlive.threads.engine import Draft, Engine, Prepared, describe
+from outlive.values import Checkpoint
+
+
+@dataclass(slots=True)
+class _Item:
+    """A save in the queue. `before` is the one it was built on, stored by now or not."""
+
+    prepared: Prepared
+    before: _Item | None
+    failure: BaseException | None = None  # why it was lost
+    is_whole: bool = False  # what it shares was deleted by someone else: it was stored anew
+    generation: int = 0  # once it is stored
+
+
+class Delayed:
+    """The queue of one thread."""
+
+    def __init__(self, engine: Engine, key: ThreadKey, cache: Cache) -> None:
+        self._engine = engine
+        self._key = key
+        self._bases = cache  # of queues alone
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = self._engine.runtime.lock()
+        self._turn = self._engine.runtime.mutex()
+        self._queue: list[_Item] = []
+        self._task: Task | None = None
+        self._failure: DelayedSaveFailed | None = None
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():  # the parent commits what it queued
+            self._bases.drop(self._key.digest)
+            self._reset()
+
+    async def save(self, state: Any, draft: Draft) -> Checkpoint:
+        """Queue a save; it has no seq yet."""
+        self._after_fork()
+        async with self._turn:  # what was split first goes first
+            self.raise_failure()
+            prepared = await self._engine.prepare(self._key, state, draft, self._bases)
+            prepared.plan.settle()  # on trust: a failure drops the base
+            record, old = prepared.commit.checkpoints[0], prepared.base
+            item = _Item(prepared, old.save if old is not None and isinstance(old.save, _Item) else None)
+            base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)
+            self._bases.put((self._key.digest, draft.namespace), base)
+            self._append(item)
+        return describe(self._key, record, draft)
+
+    def _append(self, item: _Item) -> None:
+        with self._lock:
+            self.raise_failure()  # it came while this one was split
+            self._queue.append(item)
+            if self._task is None:
+                self._task = self._engine.runtime.spawn(self._drain)
+
+    async def flush(self) -> None:
+        """Wait until everything is stored; raise what went wrong."""
+        self._after_fork()
+        while (task := self._task) is not None:
+            await task.wait()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the error of an earlier save, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def _drain(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                await self._settle(item, await self._commit(item))
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _next(self) -> _Item | None:
+        """Return the first of the queue; when there is none, this worker is done."""
+        with self._lock:
+            if self._queue:
+                return self._queue[0]
+            self._task = None
+            return None
+
+    async def _commit(self, item: _Item) -> Receipt:
+        """Commit in the generation in which the item before was stored, or in which its base was read."""
+        commit, before = item.prepared.commit, item.before
+        if before is not None and before.failure is not None:
+            raise before.failure  # what it was built on failed after it was split
+        if before is not None and before.is_whole:
+            return await self._engine.commit(self._whole(item))
+        if before is not None and commit.generation is not None:
+            commit = replace(commit, generation=before.generation)
+        try:
+            return await self._engine.commit(commit)
+        except StaleBase:
+            return await self._engine.commit(self._whole(item))
+
+    async def _settle(self, item: _Item, receipt: Receipt) -> None:
+        base = self._bases.get((self._key.digest, item.prepared.draft.namespace))
+        if (
+            receipt.existing is not None
+        ):  # the same save again is answered; another one under its id is an error
+            await self._engine.compare(self._key, item.prepared, receipt.existing)
+            self._bases.drop(self._key.digest)
+            item.is_whole = True  # what it shares may be elsewhere: those built on it are stored anew
+        elif base is not None and base.save is item:
+            base.record, base.generation = receipt.checkpoints[0], receipt.generation
+        item.generation = receipt.generation
+        item.before = None  # or every item would hold all before it
+        with self._lock:
+            self._queue.pop(0)
+
+    def _whole(self, item: _Item) -> Commit:
+        """Store all pieces anew. The plans behind it were made for the old places: they become whole too."""
+        item.is_whole = True
+        engine, prepared = self._engine, item.prepared
+        self._bases.drop(self._key.digest)
+        for part in prepared.plan.pieces.parts:
+            part.spans, part.kept = None, []
+        plan = planning.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
+        record = engine.record(prepared.draft, plan, prepared.written.digest)
+        chunks = plan.chunks | prepared.written.chunks
+        return replace(prepared.commit, checkpoints=(record,), chunks=tuple(chunks.items()), generation=None)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            lost = [item.prepared.draft.id for item in self._queue]
+            for item in self._queue:
+                item.failure = error
+            self._queue.clear()
+            self._task = None
+            self._bases.drop(self._key.digest)
+            known = self._failure  # nobody has asked since: the first cause stands for all
+            cause = known.__cause__ if known is not None and known.__cause__ is not None else error
+            self._failure = DelayedSaveFailed(
+                self._key.id, (known.checkpoints if known else []) + lost, cause
+            )
+            self._failure.__cause__ = cause

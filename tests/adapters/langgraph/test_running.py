@@ -1,0 +1,499 @@
+"""Invocations of graphs as runs: leased, exclusive, recovered by another process, and done once."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from langgraph.types import Command, interrupt
+
+import outlive
+from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
+from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
+from outlive.adapters.langgraph.operations import Keeper
+from outlive.testing.patience import PATIENCE_S, eventually
+from rig.crash import BACKENDS, SERVERS
+
+SOON_S = PATIENCE_S
+LEASE_S = 1.0
+
+
+@pytest.fixture
+def store(url):
+    with outlive.open(url) as opened:
+        yield opened
+
+
+# Graphs whose nodes leave traces --------------------------------------------------------------------------------
+
+
+def trace(folder, name):
+    with open(Path(folder) / "traces", "a") as file:
+        file.write(name + "\n")
+
+
+def traces(folder):
+    return (Path(folder) / "traces").read_text().split()
+
+
+def counted(folder, name, ends=None):
+    """Return a node that leaves a trace, and the first time ends or stops its process."""
+
+    def node(state):
+        trace(folder, name)
+        marker = Path(folder) / f"{name} was there"
+        if ends is not None and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), ends)
+        return {"log": [name]}
+
+    return node
+
+
+def graph_of(folder, where=None, ends=None, **options):
+    nodes = {name: counted(folder, name, ends if name == where else None) for name in ("one", "two", "three")}
+    return line(Log, **nodes).compile(**options)
+
+
+def recovered(store, graph):
+    """Recover until something was; return its run."""
+    end = time.monotonic() + SOON_S
+    while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).resumed:
+        assert time.monotonic() < end, "nothing was recovered"
+        time.sleep(0.05)
+    (found,) = report.resumed
+    return found
+
+
+# In one process -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_saver", [False, True])
+def test_a_run_gives_what_the_graph_gives_and_is_known_to_the_store(store, folder, with_saver):
+    graph = graph_of(folder, checkpointer=OutliveSaver(store) if with_saver else None)
+    given = {} if with_saver else {"store": store}
+    assert run(graph, {"log": ["in"]}, thread_id="t", run_id="r", agent="assistant", **given) == {
+        "log": ["in", "one", "two", "three"]
+    }
+    (found,) = store.runs()
+    assert (found.id, found.thread, found.status, found.agent, found.attempt) == (
+        "r",
+        "t",
+        "completed",
+        "assistant",
+        1,
+    )
+    reader = graph_of(folder, checkpointer=OutliveSaver(store))
+    history = list(reader.get_state_history(thread()))
+    assert {one.metadata["run_id"] for one in history} == {"r"}
+
+
+def test_a_run_that_has_ended_gives_its_output_back_and_runs_nothing(store, folder):
+    graph = graph_of(folder)
+    outputs = [
+        run(graph, {"log": [name]}, thread_id=7, store=store, run_id="r") for name in ("first", "ignored")
+    ]
+    assert outputs[0] == outputs[1] == {"log": ["first", "one", "two", "three"]}
+    assert traces(folder) == ["one", "two", "three"]
+    run(graph, {"log": ["next"]}, thread_id=7, store=store, run_id="s")
+    assert run(graph, None, thread_id=7, store=store, run_id="r") == outputs[0]
+
+
+def test_while_a_run_goes_on_no_other_has_its_thread(store):
+    refused = []
+
+    def node(state):
+        for run_id in ("other", None):
+            with pytest.raises(outlive.ThreadBusy) as error:
+                run(graph, {"log": []}, thread_id="t", store=store, run_id=run_id)
+            refused.append(error.value.holder)
+        run(inner, {"log": []}, thread_id="u", store=store)
+        return {"log": ["node"]}
+
+    graph, inner = line(Log, node=node).compile(), line(Log, a=says("a")).compile()
+    run(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    assert refused == ["r", "r"]
+
+
+def test_an_interrupt_ends_the_run_and_the_answer_is_the_next(store):
+    graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
+    asked = run(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+    assert asked["log"] == ["in", "a"]
+    assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
+    again = run(graph, None, thread_id="t", store=store, run_id="question")
+    assert again["log"] == asked["log"]
+    assert [one.value for one in again["__interrupt__"]] == ["ask?"]
+    answered = run(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
+    assert answered == {"log": ["in", "a", "ask=yes", "b"]}
+    assert {found.id: found.status for found in store.runs()} == {
+        "question": "completed",
+        "answer": "completed",
+    }
+
+
+def test_what_a_node_raises_is_raised_and_the_run_has_failed(store):
+    def node(state):
+        raise ZeroDivisionError("in the node")
+
+    graph = line(Log, node=node).compile()
+    with pytest.raises(ZeroDivisionError):
+        run(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    (found,) = store.runs()
+    assert found.status == "failed"
+    assert store.recover({"assistant": lambda begun: resume(graph, begun)}).resumed == []
+
+
+def test_an_async_run_does_the_same(url, folder):
+    async def main():
+        graph = line(Log, a=counted(folder, "a"), ask=asks("ask"), b=counted(folder, "b")).compile()
+        async with outlive.open_async(url) as store:
+            asked = await arun(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+            assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
+            for _ in range(2):
+                answered = await arun(
+                    graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer"
+                )
+                assert answered == {"log": ["in", "a", "ask=yes", "b"]}
+            runs = [found async for found in store.runs()]
+            assert sorted((found.id, found.status) for found in runs) == [
+                ("answer", "completed"),
+                ("question", "completed"),
+            ]
+
+    asyncio.run(main())
+    assert traces(folder) == ["a", "b"]
+
+
+def test_a_run_needs_a_store(folder):
+    graph = graph_of(folder)
+    with pytest.raises(outlive.errors.BadArgument, match="needs a store"):
+        run(graph, {"log": []}, thread_id="t")
+    with pytest.raises(outlive.errors.BadArgument, match="needs the store"):
+        asyncio.run(arun(graph, {"log": []}, thread_id="t"))
+
+
+def test_a_thread_is_talked_to_by_runs_and_by_plain_invocations(store, folder):
+    graph = graph_of(folder, checkpointer=OutliveSaver(store))
+    run(graph, {"log": ["run"]}, thread_id="t")
+    graph.invoke({"log": ["plain"]}, thread())
+    assert run(graph, {"log": ["again"]}, thread_id="t")["log"][::4] == ["run", "plain", "again"]
+
+
+def test_options_and_the_config_reach_the_graph(store):
+    seen = {}
+
+    def node(state, config):
+        seen.update(config["configurable"], tags=config["tags"])
+        return {"log": ["node"]}
+
+    graph = line(Log, a=says("a"), node=node).compile()
+    config = {"configurable": {"user": "u"}, "tags": ["x"], "metadata": {"tenant": "acme"}}
+    stopped = run(graph, {"log": []}, thread_id="t", store=store, config=config, interrupt_before=["node"])
+    assert stopped["log"] == ["a"]
+    run(graph, None, thread_id="t", store=store, config=config, durability="exit")
+    assert (seen["user"], seen["tags"], seen["thread_id"]) == ("u", ["x"], "t")
+    assert next(OutliveSaver(store).list(thread())).metadata["tenant"] == "acme"
+
+
+# Killed -------------------------------------------------------------------------------------------------------
+
+
+def invoke_and_die(report, url, folder, where, ends, durability="sync"):
+    """Run a graph that ends this process in one of its nodes."""
+    with outlive.open(url) as store:
+        graph = graph_of(folder, where, ends)
+        try:
+            run(
+                graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S,
+                durability=durability,
+            )  # fmt: skip
+        except outlive.OutliveError as error:
+            report(type(error).__name__)
+        else:
+            report("done")
+
+
+def die_in_the_second_node(report, url, folder):
+    invoke_and_die(report, url, folder, "two", signal.SIGKILL)
+
+
+def die_before_the_first_checkpoint(report, url, folder):
+    OutliveSaver.put = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    invoke_and_die(report, url, folder, None, None)
+
+
+def die_between_writes_and_checkpoint(report, url, folder):
+    """What the first node wrote is stored, the checkpoint after it is not."""
+    real = OutliveSaver.put
+
+    def put(saver, config, checkpoint, metadata, versions):
+        if metadata["step"] == 1:
+            while all(write[1] != "log" for write in saver.get_tuple(config).pending_writes):
+                time.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(saver, config, checkpoint, metadata, versions)
+
+    OutliveSaver.put = put
+    invoke_and_die(report, url, folder, None, None)
+
+
+def answer_and_die(report, url, folder, where):
+    with outlive.open(url) as store:
+        graph = asking_graph(folder, where)
+        run(
+            graph,
+            {"log": ["in"]},
+            thread_id="t",
+            store=store,
+            run_id="question",
+            agent="assistant",
+            lease_s=LEASE_S,
+        )
+        run(
+            graph,
+            Command(resume="yes"),
+            thread_id="t",
+            store=store,
+            run_id="answer",
+            agent="assistant",
+            lease_s=LEASE_S,
+        )
+
+
+def asking_graph(folder, where=None):
+    def ask(state):
+        answer = interrupt("?")
+        return {
+            "log": [
+                f"answer {answer}",
+                *counted(folder, "ask", signal.SIGKILL if where == "ask" else None)(state)["log"],
+            ]
+        }
+
+    after = counted(folder, "after", signal.SIGKILL if where == "after" else None)
+    return line(Log, before=counted(folder, "before"), ask=ask, after=after).compile()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, *SERVERS])
+def test_a_killed_run_is_recovered_from_its_last_checkpoint(workers, url_for, folder, backend):
+    check_kill(workers, url_for(backend, folder), folder, "two")
+
+
+@pytest.mark.parametrize("where", ["one", "three"])
+def test_wherever_it_is_killed(workers, url, folder, where):
+    check_kill(workers, url, folder, where)
+
+
+def check_kill(workers, url, folder, where):
+    with workers.spawn(invoke_and_die, url, str(folder), where, signal.SIGKILL) as worker:
+        assert worker.receive() is None
+    names = ["one", "two", "three"]
+    until = names[: names.index(where) + 1]
+    assert traces(folder) == until
+    with outlive.open(url) as store:
+        found = recovered(store, graph_of(folder))
+        assert (found.id, found.status, found.attempt) == ("r", "completed", 2)
+        assert traces(folder) == [*until, *names[names.index(where) :]], "what was done is not done again"
+        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r") == {"log": ["in", *names]}
+        assert len(traces(folder)) == 4
+
+
+def parallel_graph(folder, ends=None, is_stored=lambda: True):
+    def slow(state):
+        eventually(is_stored)  # what the quick one wrote
+        return counted(folder, "slow", ends)(state)
+
+    return fan(
+        Log, counted(folder, "first"), counted(folder, "last"), quick=counted(folder, "quick"), slow=slow
+    ).compile()
+
+
+def die_beside_a_finished_branch(report, url, folder):
+    with outlive.open(url) as store:
+        saver = OutliveSaver(store)
+
+        def is_stored():
+            found = saver.get_tuple(thread())
+            return found and any(write[2] == ["quick"] for write in found.pending_writes)
+
+        graph = parallel_graph(folder, signal.SIGKILL, is_stored)
+        run(
+            graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
+        )
+
+
+def test_a_branch_that_was_finished_is_not_done_again(workers, url, folder):
+    with workers.spawn(die_beside_a_finished_branch, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        assert recovered(store, parallel_graph(folder)).status == "completed"
+    assert traces(folder) == ["first", "quick", "slow", "slow", "last"]
+
+
+def die_at_a_write(report, url, folder, number, is_stored):
+    """End this process before or after what the saver stores as its `number`th."""
+    count = itertools.count(1)
+
+    def mortal(real):
+        async def store(keeper, *arguments, **options):
+            is_last = next(count) == number
+            if is_last and not is_stored:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = await real(keeper, *arguments, **options)
+            if is_last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return store
+
+    Keeper.put, Keeper.put_writes = mortal(Keeper.put), mortal(Keeper.put_writes)
+    with outlive.open(url) as store:
+        run(
+            fan_of(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
+        )  # fmt: skip
+    report("done")
+
+
+def fan_of(folder):
+    inner = line(Log, deep=counted(folder, "deep")).compile()
+    sides = {"left": counted(folder, "left"), "sub": lambda state: {"log": inner.invoke({"log": []})["log"]}}
+    return fan(Log, counted(folder, "first"), counted(folder, "last"), **sides).compile()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("number", range(1, 13))
+def test_before_and_after_whatever_write_it_is_killed_the_run_ends_as_if_it_had_not_been(
+    workers, url, folder, number, is_stored
+):
+    with workers.spawn(die_at_a_write, url, str(folder), number, is_stored) as worker:
+        ended = worker.receive()
+    with outlive.open(url) as store:
+        assert ended == ("done",) or recovered(store, fan_of(folder)).status == "completed"
+        output = run(fan_of(folder), None, thread_id="t", store=store, run_id="r")
+    assert sorted(output["log"]) == ["deep", "first", "in", "last", "left"]
+    assert max(traces(folder).count(name) for name in output["log"]) <= 2
+
+
+def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finished(workers, url, folder):
+    with workers.spawn(die_between_writes_and_checkpoint, url, str(folder)) as worker:
+        assert worker.receive() is None
+    assert traces(folder) == ["one"]
+    with outlive.open(url) as store:
+        assert recovered(store, graph_of(folder)).status == "completed"
+        assert traces(folder) == ["one", "two", "three"]
+        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
+
+
+@pytest.mark.parametrize("how", ["a run", "an invocation"])
+def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_given_their_output(
+    workers, url, folder, how
+):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        if how == "a run":
+            end = time.monotonic() + SOON_S
+            while True:  # until the lease of the dead one has run out
+                with contextlib.suppress(outlive.ThreadBusy):
+                    run(graph, {"log": ["other"]}, thread_id="t", store=store, run_id="other", agent="b")
+                    break
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        else:
+            graph.invoke({"log": ["other"]}, thread())
+        before = [one.config for one in graph.get_state_history(thread())]
+        end = time.monotonic() + SOON_S
+        while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).failed:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert "HeadMoved" in report.failed[0].reason
+        assert [one.config for one in graph.get_state_history(thread())] == before
+
+
+def test_a_person_may_edit_the_state_before_a_run_goes_on(workers, url, folder):
+    with workers.spawn(die_in_the_second_node, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        graph = graph_of(folder, checkpointer=OutliveSaver(store))
+        graph.update_state(thread(), {"log": ["edited"]})
+        assert recovered(store, graph).status == "completed"
+        assert graph.get_state(thread()).values["log"] == ["in", "one", "edited", "two", "three"]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_input(workers, url, folder):
+    with workers.spawn(die_before_the_first_checkpoint, url, str(folder)) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        assert OutliveSaver(store).get_tuple(thread()) is None
+        assert recovered(store, graph_of(folder)).status == "completed"
+        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"] == [
+            "in",
+            "one",
+            "two",
+            "three",
+        ]
+    assert traces(folder) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("where", ["ask", "after"])
+def test_a_run_that_was_killed_while_it_acted_on_an_answer_still_has_the_answer(workers, url, folder, where):
+    with workers.spawn(answer_and_die, url, str(folder), where) as worker:
+        assert worker.receive() is None
+    with outlive.open(url) as store:
+        assert recovered(store, asking_graph(folder)).id == "answer"
+        output = run(asking_graph(folder), None, thread_id="t", store=store, run_id="answer")
+        assert output == {"log": ["in", "before", "answer yes", "ask", "after"]}
+    assert (
+        traces(folder)
+        == {"ask": ["before", "ask", "ask", "after"], "after": ["before", "ask", "after", "after"]}[where]
+    )
+
+
+def test_a_zombie_stores_nothing_more(workers, url, folder):
+    with workers.spawn(invoke_and_die, url, str(folder), "two", signal.SIGSTOP) as zombie:
+        end = time.monotonic() + SOON_S
+        while not (folder / "two was there").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        with outlive.open(url) as store:
+            assert recovered(store, graph_of(folder)).status == "completed"  # when the lease has run out
+            reader = graph_of(folder, checkpointer=OutliveSaver(store))
+            before = [one.config for one in reader.get_state_history(thread())]
+            zombie.signal(signal.SIGCONT)
+            assert zombie.receive() == ("LeaseLost",)
+            zombie.finish()
+            assert [one.config for one in reader.get_state_history(thread())] == before
+            assert reader.get_state(thread()).values == {"log": ["in", "one", "two", "three"]}
+            (found,) = store.runs()
+            assert (found.status, found.attempt) == ("completed", 2)
+
+
+@pytest.mark.parametrize(
+    "die, redone",
+    [
+        (die_in_the_second_node, ["two"]),
+        (die_between_writes_and_checkpoint, []),
+    ],
+    ids=["in a node", "between writes and checkpoint"],
+)
+def test_an_async_process_recovers_a_run_too(workers, url, folder, die, redone):
+    with workers.spawn(die, url, str(folder)) as worker:
+        assert worker.receive() is None
+
+    async def main():
+        graph = graph_of(folder)
+        async with outlive.open_async(url) as store:
+            end = time.monotonic() + SOON_S
+            while not (await store.recover({"assistant": lambda begun: aresume(graph, begun)})).resumed:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+            return await arun(graph, None, thread_id="t", store=store, run_id="r")
+
+    assert asyncio.run(main()) == {"log": ["in", "one", "two", "three"]}
+    assert traces(folder) == ["one", *redone, "two", "three"]

@@ -1,0 +1,95 @@
+"""What an error says is true, names what it is about, and tells what to do."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy
+import pytest
+
+import outlive
+
+
+def test_a_state_that_needs_numpy_is_not_called_corrupt(monkeypatch):
+    with outlive.open("memory:") as store:
+        store.thread("t").save({"array": numpy.arange(4)})
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        with pytest.raises(outlive.errors.MissingExtra, match="needs numpy: pip install numpy"):
+            store.thread("t").load()
+
+
+def test_a_completed_run_is_not_to_be_retried():
+    with outlive.open("memory:") as store:
+        with store.run("t", run_id="done") as done:
+            pass
+        with pytest.raises(outlive.RunEnded, match=r"'done' is completed: start another one$"):
+            done.save(1)
+        failed = store.run("t", run_id="failed").start()
+        failed.fail("broken")
+        with pytest.raises(outlive.RunEnded, match=r"is failed: .*store\.retry\('failed'\)"):
+            failed.save(1)
+
+
+def test_keys_that_do_not_fit_say_what_does(tmp_path):
+    plain, sealed = (f"sqlite:///{tmp_path}/{name}.db" for name in ("plain", "sealed"))
+    outlive.open(plain).close()
+    ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
+    outlive.open(sealed, key=ring).close()
+    with pytest.raises(outlive.errors.NotEncrypted) as error:
+        outlive.open(plain, key=ring)
+    assert "corrupt" not in str(error.value)
+    assert "open it without key=" in str(error.value)
+    with pytest.raises(outlive.errors.WrongKey, match="Give the ring the key that the store was made with"):
+        outlive.open(sealed, key=outlive.KeyRing({"k": outlive.KeyRing.new_key()}))
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_a_file_that_is_damaged_is_named(tmp_path, damage):
+    with outlive.open(f"file://{tmp_path}/store") as store:
+        store.thread("t").save(1)
+    file = tmp_path / "store" / "store"
+    file.unlink() if damage == "gone" else file.write_bytes(b"x" + file.read_bytes()[1:])
+    with pytest.raises(outlive.Corrupt, match=f"{file} .* {damage}; put it back from a backup"):
+        outlive.open(f"file://{tmp_path}/store")
+
+
+def test_what_is_not_taken_is_not_said_to_be_done(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("a", "b")]
+    with outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60) as store:
+        store.thread("t").save(1)
+        pair = store._store._pair.stores
+
+        async def unreachable(*args, **options):
+            raise outlive.errors.StoreUnavailable("no network")
+
+        pair.both[1].entries = unreachable
+        with pytest.raises(
+            outlive.NotReplicated, match="no run or lock is taken while the secondary cannot be asked"
+        ):
+            store.run("t").start()
+        del pair.both[1].entries
+
+
+def test_a_filter_meets_an_array_among_other_values(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with outlive.open(f"sqlite:///{tmp_path}/a.db") as store:
+        for id, value in (("array", numpy.array([1, 2])), ("number", 1), ("nested", [numpy.array([1, 2])])):
+            store.run(id, run_id=id, attributes={"v": value}).start().complete()
+            store.thread(id).save(1, metadata={"v": value})
+        assert [run.id for run in store.runs(attributes={"v": 1})] == ["number"]
+        assert [run.id for run in store.runs(attributes={"v": numpy.array([1, 2])})] == ["array"]
+        assert [one.thread for one in store.thread("array").history(filter={"v": 1})] == []
+        with pytest.raises(outlive.errors.BadArgument, match="status must be a status"):
+            list(store.runs(status=5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"timestamp": "9999-12-31T23:59:59-05:00"}',
+        '{"responses": [{"model_id": "m", "latency_ms": 1e400}], "adapter_ids": ["m"]}',
+    ],
+)
+def test_a_fan_out_with_numbers_out_of_range_is_refused(text):
+    with pytest.raises(outlive.errors.BadArgument):
+        outlive.FanOut.from_json(text)

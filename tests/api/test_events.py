@@ -1,0 +1,69 @@
+"""What a store tells whoever watches it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import outlive
+from outlive import otel
+
+
+def work(store):
+    store.thread("t").save({"n": 1}, id="c1")
+    store.thread("t").load()
+    with store.run("t", run_id="r") as run:
+        run.save({"n": 2}, id="c2")
+
+
+def test_saves_loads_and_runs_are_told():
+    told = []
+    with outlive.open("memory:", on_event=told.append) as store:
+        work(store)
+    names = [(event.name, event.checkpoint, event.run, event.status) for event in told]
+    assert names[:2] == [("save", "c1", None, None), ("load", "c1", None, None)]
+    assert [name for name in names if name[0] != "load"][1:] == [
+        ("claim", None, "r", "running"),
+        ("save", "c2", "r", None),
+        ("end", None, "r", "completed"),
+    ]
+    assert told[0].size == 4
+    assert told[0].thread == "t"
+    assert all(event.seconds >= 0 for event in told)
+
+
+def test_they_are_told_in_the_async_colour_too():
+    told = []
+
+    async def main():
+        async with outlive.open_async("memory:", on_event=told.append) as store:
+            await store.thread("t").save({"n": 1})
+            await store.thread("t").load()
+
+    asyncio.run(main())
+    assert [event.name for event in told] == ["save", "load"]
+
+
+def test_a_watcher_that_raises_does_not_stop_the_work():
+    with outlive.open("memory:", on_event=lambda event: 1 / 0) as store:
+        with pytest.warns(UserWarning, match="on_event raised ZeroDivisionError"):
+            store.thread("t").save({"n": 1})
+    with pytest.raises(outlive.errors.BadArgument, match="on_event must be a function"):
+        outlive.open("memory:", on_event=7)
+
+
+def test_events_become_spans():
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with outlive.open("memory:", on_event=otel.spans(provider.get_tracer("test"))) as store:
+        work(store)
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans][:2] == ["outlive.save", "outlive.load"]
+    assert spans[0].attributes["outlive.checkpoint"] == "c1"
+    assert spans[0].attributes["outlive.size"] == 4
+    assert all(span.end_time >= span.start_time for span in spans)

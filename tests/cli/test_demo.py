@@ -1,0 +1,138 @@
+"""The demo does what it says, README.md shows its output, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import outlive
+from outlive.testing.patience import eventually
+
+PROJECT = Path(__file__).resolve().parents[2]
+DEMO = PROJECT / "examples" / "kill_and_resume.py"
+
+
+RECOVERY = PROJECT / "examples" / "recover_a_run.py"
+
+
+def run(*arguments, script=DEMO, **options):
+    """Run the demo in a session of its own, so that whatever it leaves behind can be found."""
+    command = [sys.executable, str(script), *map(str, arguments)]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error:
+        process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=error, **options)
+        with process:
+            try:
+                eventually(lambda: _has_ended(process.pid), "the demo does not end")
+            finally:
+                leftovers = _others_in_session(process.pid)
+                os.killpg(process.pid, signal.SIGKILL)  # ours, as long as the demo is not waited for
+        output.seek(0)
+        error.seek(0)
+        assert not leftovers, "the demo left a process behind"
+        return process.returncode, output.read().decode(), error.read().decode()
+
+
+def _has_ended(pid):
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+
+
+def _others_in_session(session):
+    """Return the processes of a session that have not ended, but for its leader."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, leader, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if leader == str(session) != stat.parent.name and state not in "ZX":
+                found.append(stat.parent.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def output():
+    code, output, error = run()
+    assert (code, error) == (0, "")
+    return output
+
+
+def test_the_second_process_goes_on_where_the_first_was_killed(output):
+    first, second = output.split("process 2\n")
+    assert re.findall(r"^  step (\d) ", first, re.MULTILINE) == list("12345")
+    assert re.search(r"  step 5 .* does not return\n  killed with SIGKILL\n$", first)
+    assert "4 steps are saved: go on with step 5" in second
+    assert re.findall(r"^  step (\d) .* saved as #(\d)$", second, re.MULTILINE) == [
+        ("5", "6"), ("6", "7"), ("7", "8"), ("8", "9"),
+    ]  # fmt: skip
+    assert "9 tool calls for 8 steps" in second
+    assert "the state is equal to that of a run that nobody killed" in second
+
+
+def test_the_demo_shows_history_diff_fork_and_cost(output):
+    rows = re.findall(r"^ +(\d+) +(\d+)  (\w+) +([\d,]+) +([\d,]+)$", output, re.MULTILINE)
+    assert [(int(seq), int(step)) for seq, step, *_ in rows] == [(n + 1, n) for n in range(8, -1, -1)]
+    assert [source for _, _, source, *_ in rows] == ["final", *["loop"] * 7, "input"]
+    assert "  + notes['note 1']: 'take the early ferry'" in output
+    assert "fork of step 4 as thread 'trip-by-night'" in output
+    assert "verified every byte of 11 checkpoints in 2 threads" in output
+    whole, kept = (
+        int(re.search(rf"{line} +([\d,]+) bytes", output)[1].replace(",", ""))
+        for line in ("uncompressed", "kept in the store")
+    )
+    assert kept * 5 < whole
+
+
+def test_the_output_fits_a_terminal_and_is_the_same_every_time(output):
+    assert max(map(len, output.splitlines())) <= 80
+    assert [shape(line) for line in run()[1].splitlines()] == [shape(line) for line in output.splitlines()]
+
+
+def test_the_readme_shows_what_the_demo_prints(output):
+    """Line by line and in order; figures may differ by a version of zstd or SQLite, `...` leaves lines out."""
+    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+    shown = next(block for block in re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    printed = iter([shape(line) for line in output.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() not in ("", "..."):
+            assert shape(line) in printed, f"the demo does not print, in this place: {line}"
+
+
+def shape(line):
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d,]*", "9", line)).strip()
+
+
+def test_a_folder_keeps_the_store_and_is_not_used_twice(tmp_path):
+    folder = tmp_path / "kept"
+    assert run(folder)[0] == 0
+    with outlive.open(f"sqlite:///{folder / 'agent.db'}") as store:
+        assert [info.id for info in store.threads()] == ["trip", "trip-by-night"]
+        assert store.thread("trip").load()["answer"] == "early ferry, two nights, sea view"
+    code, output, error = run(folder)
+    assert (code, output) == (1, "")
+    assert "is not empty" in error
+
+
+def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("kill_and_resume", DEMO)
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.setattr(demo, "HANGS_AT", 0)  # nobody hangs, so nobody is killed
+    with pytest.raises(SystemExit, match="the first process ended with 0, not by SIGKILL"):
+        demo.demo(tmp_path)
+
+
+def test_a_killed_run_is_recovered_and_a_zombie_is_refused():
+    code, output, error = run(script=RECOVERY)
+    assert (code, error) == (0, "")
+    killed, stopped = output.split("a run is stopped")
+    assert re.findall(r"step (\d) .* was done before", killed) == ["1", "2"]
+    assert re.findall(r"step (\d) .* was done before", stopped) == ["1", "2"]
+    assert "run-1 is completed, attempt 2" in killed
+    assert stopped.index("run-2 is completed, attempt 2") < stopped.index("woken up, and refused")

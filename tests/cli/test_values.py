@@ -1,0 +1,133 @@
+"""Whatever a state holds is shown on lines that no terminal obeys, and as JSON that tells it apart."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import outlive
+from outlive.cli.output.escape import as_argument, meant, shown, shown_json, shown_lines
+from outlive.cli.output.path import pick
+from outlive.cli.output.units import age, size, span
+from outlive.cli.output.values import lines, one_line, to_json
+from outlive.format.diff import diff
+from outlive.format.extensions import Opaque, Raw
+
+TEXT = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\x7f\n\r\t\u202e\u2066\ud800\\\"'"))
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.binary() | st.decimals(allow_nan=False) | st.uuids()
+    | st.datetimes() | st.dates() | st.times() | st.timedeltas()
+    | st.builds(Raw, st.sampled_from((36, 37, 48, 63)), st.binary())
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT | st.integers(), inner) | st.lists(inner).map(tuple)
+    | st.frozensets(st.integers()) | st.builds(Opaque, TEXT, st.integers(1, 9), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+def is_harmless(text):
+    turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f"
+    return not any(unicodedata.category(char) in ("Cc", "Cs") or char in turning for char in text)
+
+
+def test_a_long_text_is_cut_to_the_width_there_is():
+    state = {"messages": [{"role": "user", "content": "word " * 500}]}
+    for width in (60, 80, 100):
+        found = lines(state, width=width)
+        assert width - 12 < max(map(len, found)) <= width
+        assert any("(2,500 characters)" in line for line in found)
+    assert '"' + "word " * 500 + '"' in lines(state, full=True)[4]
+
+
+@given(TEXT)
+def test_text_is_shown_on_one_harmless_line_and_read_back(text):
+    assert is_harmless(shown(text))
+    assert shown(shown(text)) == shown(text)
+    if "\\" not in text:
+        assert meant(shown(text)) == text
+    assert all(is_harmless(line.replace("\t", "")) for line in shown_lines(text).split("\n"))
+    assert is_harmless(as_argument(text))
+
+
+@given(TEXT, st.booleans())
+def test_json_says_the_same_without_what_would_harm(text, is_ascii):
+    safe = shown_json(json.dumps([text], ensure_ascii=False, indent=1), is_ascii=is_ascii)
+    assert json.loads(safe) == [text]
+    assert is_harmless(safe.replace("\n", ""))
+    assert safe.isascii() or not is_ascii
+
+
+@given(VALUES, st.integers(10, 200))
+def test_any_value_is_shown_harmless(value, width):
+    assert is_harmless(one_line(value, width))
+    for full in (False, True):
+        assert all(is_harmless(line) for line in lines(value, width=width, full=full))
+
+
+@given(VALUES)
+def test_any_value_becomes_json(value):
+    assert is_harmless(json.dumps(to_json(value)))
+
+
+@given(VALUES, VALUES)
+def test_values_that_differ_differ_as_json(one, other):
+    if diff(one, other):
+        assert json.dumps(to_json(one)) != json.dumps(to_json(other))
+
+
+NAMES = st.sampled_from(
+    ("name", "a b", "it's", 'a "quoted" one', "]", "[0]", "\\", "\x1b\ud800", "", "1", "äöü")
+)
+PARTS = st.lists(st.dictionaries(NAMES, st.integers(), min_size=1, max_size=2), min_size=1, max_size=2)
+
+
+@given(st.dictionaries(NAMES, PARTS, min_size=1, max_size=3))
+def test_a_path_that_diff_prints_leads_to_the_value(state):
+    changes = diff({}, state)
+    assert changes
+    for change in changes:
+        assert pick(state, change.path) == change.new
+    for change in diff([], [state]):
+        assert pick([state], change.path) == state
+
+
+@pytest.mark.parametrize("path", ["a.", "a[", "a]", "[", "a[0", ".", "a..b", "['x"])
+def test_a_path_that_is_none_is_refused(path):
+    with pytest.raises(outlive.errors.BadArgument):
+        pick({"a": {"b": 1}}, path)
+
+
+def test_sizes_and_times_are_short():
+    sizes = {
+        0: "0 B",
+        999: "999 B",
+        1000: "1.0 kB",
+        999_499: "999.5 kB",
+        999_999: "1.0 MB",
+        5 * 10**15: "5.0 PB",
+    }
+    assert {count: size(count) for count in sizes} == sizes
+    assert [span(seconds) for seconds in (0.04, 1, 59.9, 60, 3600, 86_400, 400 * 86_400)] == [
+        "0.0 s", "1 s", "59 s", "1 min", "1 h", "1 d", "1 y",
+    ]  # fmt: skip
+    now = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+    assert age(now - dt.timedelta(hours=5), now) == "5 h ago"
+    assert age(now + dt.timedelta(minutes=2), now) == "in 2 min"
+    assert (age(now, now), age(None)) == ("just now", "")
+
+
+def test_long_things_are_cut_in_the_middle_unless_asked():
+    value = {"text": "a" * 1000, "list": list(range(1000)), "bytes": bytes(100)}
+    short, full = lines(value), lines(value, full=True)
+    assert any("… 960 more" in line for line in short)
+    assert any("(1,000 characters)" in line for line in short)
+    assert any("(100 bytes)" in line for line in short)
+    assert "a" * 1000 in "".join(full)
+    assert not any("…" in line for line in full)

@@ -1,0 +1,123 @@
+"""docs/cli.md shows what the program really prints: every command's help, and every example.
+
+When that has changed on purpose: `OUTLIVE_RENEW_DOCS=1 ./dev test tests/test_cli_docs.py` writes the page anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from outlive.cli import program as cli_program
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+RENEWS = bool(os.environ.get("OUTLIVE_RENEW_DOCS"))
+START, END = "<!-- help:start -->\n", "<!-- help:end -->"
+EXAMPLE = re.compile(r"^```text\n(\$ outlive .*?)^```$", re.MULTILINE | re.DOTALL)
+
+# What differs from run to run and from machine to machine.
+VOLATILE = [
+    (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "UUID"),
+    (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?( \w+|\+00:00)", "TIME"),
+    (r"\b(\d+(\.\d)? (s|min|h) ago|just now)", "AGE"),
+    (r"process \d+( on \S+)?", "PROCESS"),
+    (r"opened in \d+ ms", "OPENED"),
+    (r"\d+(\.\w+)+(-\w+)? on Python [\d.]+, \w+", "VERSION"),
+    (r"ormsgpack .*", "PACKAGES"),
+    (r"\d+\.\d+\.\d+, without", "VERSION, without"),
+    (r"\S+ \wB free on \S+", "SPACE"),
+    (r" {2,}", "  "),
+]
+
+
+def masked(text):
+    for pattern, name in VOLATILE:
+        text = re.sub(pattern, name, text)
+    return text
+
+
+def page():
+    return PAGE.read_text(encoding="utf-8")
+
+
+def test_the_help_of_every_command_is_in_the_docs(program):
+    names = [str(command.name) for commands in cli_program.SECTIONS.values() for command in commands]
+    assert sorted(names) == sorted(cli_program.program.commands)
+    blocks = []
+    for arguments in ([], *([name] for name in names)):
+        ended = program(*arguments, "--help")
+        assert (ended.code, ended.err) == (0, "")
+        title = " ".join(("outlive", *arguments))
+        blocks.append(
+            f"### {title}\n\n```text\n{ended.out}```\n" if arguments else f"```text\n{ended.out}```\n"
+        )
+    before, _, rest = page().partition(START)
+    said, _, after = rest.partition(END)
+    expected = "\n" + "\n".join(blocks) + "\n"
+    if RENEWS:
+        PAGE.write_text(f"{before}{START}{expected}{END}{after}", encoding="utf-8")
+    else:
+        assert said == expected, "the help has changed: see the head of this test"
+
+
+def test_the_examples_of_the_docs_are_real(program):
+    def run(block):
+        commands = [line for line in block[1].splitlines() if line.startswith("$ outlive ")]
+        shown = []
+        for line in commands:
+            ended = program(
+                *shlex.split(line)[2:], OUTLIVE_STORE="sqlite:///outlive-demo/agent.db", is_merged=True
+            )
+            assert "internal error" not in ended.out
+            shown.append(f"{line}\n{ended.out}")
+        return "```text\n" + "\n".join(shown) + "```"
+
+    keys = {id: base64.b64encode(random.Random(id).randbytes(32)).decode() for id in ("old", "new")}
+    (program.folder / "old.keys").write_text(f"old:{keys['old']}\n")
+    (program.folder / "both.keys").write_text(f"old:{keys['old']}\nnew:{keys['new']}\n")
+    text = page()
+    renewed = EXAMPLE.sub(run, text)
+    if RENEWS:
+        PAGE.write_text(renewed, encoding="utf-8")
+    else:
+        assert masked(text) == masked(renewed), "the output has changed: see the head of this test"
+
+
+def test_every_field_of_an_item_is_in_the_docs(program):
+    assert program("demo", "-q").code == 0
+    env = {"OUTLIVE_STORE": "sqlite:///outlive-demo/agent.db"}
+    (program.folder / "agent.keys").write_text(
+        "k:" + base64.b64encode(random.Random(1).randbytes(32)).decode()
+    )
+    listed = page().split("| command | an item is |")[1].split("\n\n")[0]
+    for arguments in (
+        ["ls"], ["history", "trip"], ["show", "trip"], ["show", "trip", "--parts"], ["diff", "trip"], ["runs", "--all"],
+        ["run", "plan"], ["verify"], ["doctor"], ["stats"], ["sweep", "--keep-last", "2", "--dry-run"],
+        ["export", "trip", "trip.json"], ["import", "trip.json", "--as", "again"], ["fork", "trip", "fork"], ["copy-thread", "trip", "copy"],
+        ["prune", "copy", "--keep-last", "2", "--yes"], ["rm", "copy", "@", "--yes"], ["rm", "copy", "--yes"],
+        ["replication", "--join", "--yes", "--secondary", "sqlite:///far.db"], ["copy", env["OUTLIVE_STORE"], "sqlite:///new.db"],
+        ["copy", env["OUTLIVE_STORE"], "sqlite:///sealed.db", "--target-key-file", "agent.keys"],
+        ["rotate", "--store", "sqlite:///sealed.db", "--key-file", "agent.keys"],
+        ["new-key", "other.keys"], ["promote", "--secondary", "sqlite:///far.db", "--yes"],
+        ["replication", "--leave", "--yes", "--secondary", "sqlite:///far.db"],
+    ):  # fmt: skip
+        items = program(*arguments, "--json", **env).items
+        assert items, arguments
+        row = next(
+            line
+            for line in listed.splitlines()
+            if f"`{arguments[0]}`" in line.partition("|")[2].partition("|")[0]
+        )
+        for field in items[0]:
+            assert f"`{field}`" in (listed if arguments[0] in ("show", "run") else row), (arguments, field)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_every_exit_code_is_in_the_docs(code):
+    assert re.search(rf"^\| {code} \|", page(), re.MULTILINE)

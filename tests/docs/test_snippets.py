@@ -1,0 +1,198 @@
+"""What README.md and docs/ say is true: their snippets run, their outputs are those shown, their tables are whole.
+
+The Python blocks of one page run in order, in one namespace, in an empty folder. A comment tells what to expect:
+
+    thread.load()  # → {'n': 1}
+    thread.save(1, expect="a")
+    # raises HeadMoved: the head of thread
+
+behind the expression or in the line below it; `...` stands for anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+import outlive
+from outlive import errors
+from outlive.format import extensions as extension
+
+NAMES = outlive.__all__  # imports all that registers types, before a page gets a registry of its own
+PROJECT = Path(__file__).resolve().parents[2]
+README = PROJECT / "README.md"
+DOCS = PROJECT / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_EXPECTED = re.compile(r"# (→|raises) (.+?)$")
+
+
+def blocks(page, language):
+    """Return (line number, text) of each fenced block of a language."""
+    text = page.read_text(encoding="utf-8")
+    found = [match for match in _BLOCK.finditer(text) if match[1] == language]
+    return [(text.count("\n", 0, match.start()) + 2, match[2]) for match in found]
+
+
+class _Expectations(ast.NodeTransformer):
+    """Turns the comments of a block into calls of `_is` and `_raises`."""
+
+    def __init__(self, text):
+        self._lines = text.splitlines()
+        self.count = 0
+
+    def visit_Expr(self, statement):
+        found = _EXPECTED.search(self._lines[statement.end_lineno - 1]) or self._on_next_line(statement)
+        if found is None:
+            return statement
+        self.count += 1
+        kind, what = found.groups()
+        if kind == "→":
+            checked = ast.Call(ast.Name("_is", ast.Load()), [statement.value, ast.Constant(what)], [])
+            new = ast.Expr(checked)
+        else:
+            guard = ast.Call(ast.Name("_raises", ast.Load()), [ast.Constant(what)], [])
+            new = ast.With([ast.withitem(guard)], [statement])
+        return ast.copy_location(new, statement)
+
+    def _on_next_line(self, statement):
+        following = self._lines[statement.end_lineno :][:1]
+        return _EXPECTED.match(following[0].strip()) if following else None
+
+
+def _is(value, what):
+    parts = [re.escape(part) for part in what.split("...")]
+    assert re.fullmatch(".*".join(parts), repr(value), re.DOTALL), f"{what} is said, {value!r} is true"
+
+
+def _raises(what):
+    name, _, message = what.partition(": ")
+    kind = getattr(outlive, name, None) or getattr(builtins, name)
+    return pytest.raises(kind, match=re.escape(message) if message else None)
+
+
+def run_block(page, line, text, names):
+    expectations = _Expectations(text)
+    tree = ast.fix_missing_locations(expectations.visit(ast.parse(text)))
+    said = sum(_EXPECTED.search(one) is not None for one in text.splitlines())
+    assert expectations.count == said, f"{page.name}:{line}: a comment says what nobody compares"
+    ast.increment_lineno(tree, line - 1)  # so that a traceback names the line of the page
+    exec(compile(tree, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_block_runs_and_says_what_is_true(page, tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    source = Path(outlive.__file__).resolve().parent.parent
+    monkeypatch.setenv("PYTHONPATH", str(source))  # for processes that a page starts
+    registry = outlive.format.registry.default_registry
+    monkeypatch.setattr(registry, "_by_type", dict(registry._by_type))
+    monkeypatch.setattr(registry, "_by_tag", dict(registry._by_tag))
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
+    module._is, module._raises = _is, _raises
+    for line, text in blocks(page, "python"):
+        run_block(page, line, on_real_servers(text, request), vars(module))
+
+
+# What a page writes in place of a server's address → the fixture that has a real one.
+SERVERS = {"postgresql://me:secret@localhost/agents": "postgres_url"}
+
+
+def on_real_servers(text, request):
+    for said, fixture in SERVERS.items():
+        if said in text:
+            text = text.replace(said, request.getfixturevalue(fixture))
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_has_a_language_and_an_end(page):
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert set(fences[::2]) <= {"python", "sh", "text", "sql"}
+    assert set(fences[1::2]) <= {""}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_inside_the_project_leads_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", text):
+        if target and "://" not in target and not target.endswith("docs/benchmarks.md"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_public_name_that_is_mentioned_exists(page):
+    for name in re.findall(r"\boutlive\.([A-Z]\w+|open\w*|register\w*)", page.read_text(encoding="utf-8")):
+        assert name in NAMES, f"{page.name} mentions outlive.{name}"
+
+
+def test_every_page_is_reached_from_the_readme():
+    text = README.read_text(encoding="utf-8")
+    for page in sorted(DOCS.glob("*.md")):
+        assert f"(docs/{page.name})" in text
+
+
+def test_the_readme_is_short_and_starts_with_a_snippet():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120
+    start = lines.index("```python")
+    assert lines.index("```", start) < 30
+    assert len(" ".join(lines[:start]).split()) <= 70
+
+
+def test_the_readme_has_a_place_for_the_figures():
+    text = README.read_text(encoding="utf-8")
+    assert text.count("<!-- bench:start -->") == text.count("<!-- bench:end -->") == 1
+    assert text.index("<!-- bench:start -->") < text.index("<!-- bench:end -->")
+
+
+def test_the_changelog_has_the_version_of_the_project():
+    version = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert version == outlive.__version__
+    assert f"## {version}" in (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def table(page, heading):
+    """Return the cells of the first table below a heading."""
+    text = (DOCS / page).read_text(encoding="utf-8").split(f"# {heading}\n", 1)[1]
+    rows = [line for line in text.split("\n#", 1)[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_the_table_of_errors_is_whole():
+    named = {re.match(r"`(\w+)`", row[0])[1]: row[1] for row in table("saving.md", "Errors")}
+    public = {
+        name: kind
+        for name, kind in ((name, getattr(outlive, name)) for name in NAMES)
+        if isinstance(kind, type) and issubclass(kind, errors.OutliveError)
+    }
+    roots = {"OutliveError", "CallerError", "StoreError"}
+    assert named.keys() == public.keys() - roots
+    for name, branch in named.items():
+        assert branch == ("caller" if issubclass(public[name], errors.CallerError) else "store"), name
+
+
+def test_the_table_of_extension_codes_is_that_of_the_code():
+    named = {int(row[0]): row[1].strip("`") for row in table("design.md", "Extension codes")}
+    codes = {
+        value: name
+        for name, value in vars(extension).items()
+        if name.isupper() and isinstance(value, int) and not name.startswith("_")
+    }
+    assert named == codes
+
+
+def test_the_tables_of_sqlite_are_all_described():
+    schema = (PROJECT / "src/outlive/backends/sqlite/schema.sql").read_text(encoding="utf-8")
+    tables = re.findall(r"create table (\w+)\(", schema)
+    assert [row[0].strip("`") for row in table("backends.md", "The tables")] == tables

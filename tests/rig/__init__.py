@@ -1,0 +1,1 @@
+"""What the tests need beside the library: servers, a failing network, processes to kill, stores to damage."""

@@ -1,0 +1,16 @@
+"""The warm process itself: `python -m crash FD`, where FD is its end of a socket pair."""
+
+import faulthandler
+import importlib
+import signal
+import socket
+import sys
+
+from rig.crash import BACKENDS
+from rig.crash.server import serve
+
+for backend in (*BACKENDS, "postgres", "redis", "redis_wires"):  # here, so that no worker has to
+    importlib.import_module(f"outlive.backends.{backend}")
+faulthandler.register(signal.SIGUSR1)
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; when they end, so does this
+serve(socket.socket(fileno=int(sys.argv[1])))
