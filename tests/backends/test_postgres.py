@@ -84,10 +84,10 @@ def test_metadata_is_there_for_people_with_a_sql_prompt(postgres_url):
         assert store.thread("t").checkpoint().metadata["nul"] == "\0"
     found = sql(
         postgres_url,
-        "select id, source, size, metadata->>'user' from outlive.values where metadata @> '{\"user\": \"ann\"}'",
+        "select id, source, size, metadata->>'user' from outlive.checkpoint where metadata @> '{\"user\": \"ann\"}'",
     )
     assert [row[1:] for row in found] == [("loop", 4, "ann")]
-    assert sql(postgres_url, "select id, metadata->>'topic', checkpoints from outlive.threads.thread") == [
+    assert sql(postgres_url, "select id, metadata->>'topic', checkpoints from outlive.thread") == [
         ("t", "storage", 1)
     ]
 
@@ -192,13 +192,13 @@ def test_text_that_looks_like_sql_is_text(postgres_url):
 @pytest.mark.parametrize(
     "damage",
     [
-        "update outlive.values set body = body || 'x'::bytea where seq = 2",
-        "update outlive.values set chunks = substr(chunks, 17) where seq = 2",
-        "update outlive.values set size = size + 1 where seq = 2",
-        "update outlive.values set id = id || 'x' where seq = 2",
-        "update outlive.format.chunk set data = set_byte(data, 5, 255 - get_byte(data, 5))",
-        "delete from outlive.values where seq = 2",
-        "delete from outlive.format.chunk",
+        "update outlive.checkpoint set body = body || 'x'::bytea where seq = 2",
+        "update outlive.checkpoint set chunks = substr(chunks, 17) where seq = 2",
+        "update outlive.checkpoint set size = size + 1 where seq = 2",
+        "update outlive.checkpoint set id = id || 'x' where seq = 2",
+        "update outlive.chunk set data = set_byte(data, 5, 255 - get_byte(data, 5))",
+        "delete from outlive.checkpoint where seq = 2",
+        "delete from outlive.chunk",
     ],
 )
 def test_damage_is_found_and_never_handed_out(postgres_store, damage):
@@ -226,7 +226,7 @@ def test_threads_save_side_by_side_and_only_a_held_one_waits(postgres_store):
     with outlive.open(postgres_store, pool_size=4) as store:
         saves(store, 1, "held")
         with psycopg.connect(postgres_store) as other:
-            other.execute("select from outlive.threads.thread where id = 'held' for update")
+            other.execute("select from outlive.thread where id = 'held' for update")
             with ThreadPoolExecutor(4) as pool:
                 held = pool.submit(store.thread("held").save, {"n": 1}, timeout_s=2)
                 for n in range(20):
@@ -256,7 +256,7 @@ def test_when_all_connections_are_in_use_for_too_long_the_call_says_so(postgres_
     with outlive.open(postgres_store, pool_size=1) as store:
         saves(store, 1)
         with psycopg.connect(postgres_store) as other, ThreadPoolExecutor(1) as pool:
-            other.execute("select from outlive.threads.thread for update")
+            other.execute("select from outlive.thread for update")
             slow = pool.submit(store.thread("t").save, {"n": 1}, timeout_s=PATIENCE_S)
             waiting = "select 1 from pg_stat_activity where application_name = 'outlive' and wait_event_type = 'Lock'"
             eventually(lambda: sql(postgres_store, waiting))
@@ -477,12 +477,12 @@ def test_options_may_stand_in_the_url_beside_those_of_libpq(postgres_url):
 def test_the_server_refuses_and_the_reason_is_said(postgres_store):
     with outlive.open(postgres_store) as store:
         saves(store, 1)
-        sql(postgres_store, "alter table outlive.values add constraint no check (seq < 2) not valid")
+        sql(postgres_store, "alter table outlive.checkpoint add constraint no check (seq < 2) not valid")
         try:
             with pytest.raises(StoreError, match="violates check constraint"):
                 saves(store, 1)
         finally:
-            sql(postgres_store, "alter table outlive.values drop constraint no")
+            sql(postgres_store, "alter table outlive.checkpoint drop constraint no")
         assert saves(store, 1)[0].seq == 2
 
 
@@ -585,7 +585,7 @@ def test_a_damaged_checkpoint_can_be_removed(postgres_store):
         thread = store.thread("t")
         for n in range(3):
             thread.save({"n": n}, id=f"c{n}")
-        sql(postgres_store, "update outlive.values set body = body || 'x'::bytea where seq = 2")
+        sql(postgres_store, "update outlive.checkpoint set body = body || 'x'::bytea where seq = 2")
         engine, key = store._store._engine, thread._thread._key
         run_now(engine.commit(Commit(key, removal=Removal(checkpoints=(("", "c1"),)))))
         assert [one.id for one in thread.history()] == ["c2", "c0"]
@@ -595,14 +595,14 @@ def test_a_damaged_checkpoint_can_be_removed(postgres_store):
 @pytest.mark.parametrize(
     "damage",
     [
-        "update outlive.values set parent = 'x'",
-        "update outlive.values set run = 'x'",
-        "update outlive.values set created_at = created_at + 1",
-        "update outlive.values set seq = seq + 1",
-        "update outlive.values set source = 'input'",
+        "update outlive.checkpoint set parent = 'x'",
+        "update outlive.checkpoint set run = 'x'",
+        "update outlive.checkpoint set created_at = created_at + 1",
+        "update outlive.checkpoint set seq = seq + 1",
+        "update outlive.checkpoint set source = 'input'",
         "update outlive.write set body = body || 'x'::bytea",
         "update outlive.write set channel = 'other'",
-        "update outlive.threads.thread set info = info || 'x'::bytea",
+        "update outlive.thread set info = info || 'x'::bytea",
         "delete from outlive.write",
     ],
 )

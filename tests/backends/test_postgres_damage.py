@@ -65,22 +65,22 @@ def run_again(store):
 
 
 LOST = {
-    "newest checkpoint": ("delete from outlive.values where id = 'c2'", lambda store: store.thread("t").load("c2")),
-    "head": ("delete from outlive.values where seq = (select max(seq) from outlive.values where space = '')",
+    "newest checkpoint": ("delete from outlive.checkpoint where id = 'c2'", lambda store: store.thread("t").load("c2")),
+    "head": ("delete from outlive.checkpoint where seq = (select max(seq) from outlive.checkpoint where space = '')",
              lambda store: store.thread("t").load()),
-    "head of a namespace": ("delete from outlive.values where id = 's2'",
+    "head of a namespace": ("delete from outlive.checkpoint where id = 's2'",
                             lambda store: store.thread("t", namespace="sub").load()),
-    "checkpoint in the middle": ("delete from outlive.values where id = 'c1'", lambda store: list(store.thread("t").history())),
-    "whether it exists": ("delete from outlive.values where id = 'c1'", lambda store: store.thread("t").exists("c1")),
-    "thread": ("delete from outlive.threads.thread where id = 't'", lambda store: store.thread("t").load()),
-    "thread, saved to": ("delete from outlive.threads.thread where id = 't'", lambda store: store.thread("t").save({"n": 9})),
-    "thread in a list": ("delete from outlive.threads.thread where id = 't'", lambda store: list(store.threads())),
-    "metadata": ("update outlive.threads.thread set info = null where id = 't'", lambda store: store.thread("t").metadata()),
+    "checkpoint in the middle": ("delete from outlive.checkpoint where id = 'c1'", lambda store: list(store.thread("t").history())),
+    "whether it exists": ("delete from outlive.checkpoint where id = 'c1'", lambda store: store.thread("t").exists("c1")),
+    "thread": ("delete from outlive.thread where id = 't'", lambda store: store.thread("t").load()),
+    "thread, saved to": ("delete from outlive.thread where id = 't'", lambda store: store.thread("t").save({"n": 9})),
+    "thread in a list": ("delete from outlive.thread where id = 't'", lambda store: list(store.threads())),
+    "metadata": ("update outlive.thread set info = null where id = 't'", lambda store: store.thread("t").metadata()),
     "pending write": ("delete from outlive.write where task = 'task'", lambda store: store.thread("t").writes("c2")),
     "run": ("delete from outlive.entry where kind = 'run'", run_again),
     "status of a run": ("update outlive.entry set status = 'interrupted' where kind = 'run'", run_again),
     "kind of a run": ("update outlive.entry set kind = 'lock' where kind = 'run'", run_again),
-    "counter": ("update outlive.threads.thread set seq = 1 where id = 't'", lambda store: store.thread("t").save({"n": 9})),
+    "counter": ("update outlive.thread set seq = 1 where id = 't'", lambda store: store.thread("t").save({"n": 9})),
 }  # fmt: skip
 
 
@@ -135,8 +135,8 @@ def test_metadata_that_is_an_older_copy_is_noticed_although_the_newest_checkpoin
         "delete from outlive.entry where kind = 'step'",
         "delete from outlive.roster where id = 't'",
         "delete from outlive.space",
-        "insert into outlive.format.chunk select 99, name, revision, data from (values ('\\x00'::bytea, 1, '\\x00'::bytea)) v(name, revision, data)",
-        "update outlive.values set name = name || 'x'::bytea where id = 'c1'",
+        "insert into outlive.chunk select 99, name, revision, data from (values ('\\x00'::bytea, 1, '\\x00'::bytea)) v(name, revision, data)",
+        "update outlive.checkpoint set name = name || 'x'::bytea where id = 'c1'",
     ],
 )
 def test_verify_reads_entries_and_rows_that_belong_to_no_thread(url, damage):
@@ -148,17 +148,17 @@ def test_verify_reads_entries_and_rows_that_belong_to_no_thread(url, damage):
 @pytest.mark.parametrize(
     "damage",
     [
-        "delete from outlive.threads.thread where id = 't'",
+        "delete from outlive.thread where id = 't'",
         "delete from outlive.roster where id = 't'",
         "update outlive.roster set digest = digest || 'x'::bytea where id = 't'",
         "update outlive.roster set key = 99 where id = 't'",
-        "update outlive.threads.thread set key = 99 where id = 't'",
-        "update outlive.threads.thread set tenant = 'x' where id = 't'",
+        "update outlive.thread set key = 99 where id = 't'",
+        "update outlive.thread set tenant = 'x' where id = 't'",
         "delete from outlive.space",
-        "delete from outlive.values where id = 'c2'",
+        "delete from outlive.checkpoint where id = 'c2'",
         "delete from outlive.entry where kind = 'run'",
-        "update outlive.threads.thread set seq = -5, revision = 4611686018427387904 where id = 't'",
-        "update outlive.threads.thread set info = 'x' where id = 't'",
+        "update outlive.thread set seq = -5, revision = 4611686018427387904 where id = 't'",
+        "update outlive.thread set info = 'x' where id = 't'",
     ],
 )
 def test_a_damaged_thread_can_be_deleted_and_gives_no_seq_twice(url, damage):
@@ -198,7 +198,7 @@ def test_a_statement_that_the_server_ends_is_busy_and_nothing_was_stored(url):
         thread = store.thread("t")
         sql(
             url,
-            "create trigger slow before update on outlive.threads.thread for each row execute function slow()",
+            "create trigger slow before update on outlive.thread for each row execute function slow()",
         )
         try:
             with pytest.raises(StoreBusy, match="nothing was stored; raise statement_timeout"):
@@ -206,7 +206,7 @@ def test_a_statement_that_the_server_ends_is_busy_and_nothing_was_stored(url):
             with pytest.raises(StoreBusy, match="nothing was stored; raise statement_timeout"):
                 thread.update({"title": "late"})
         finally:
-            sql(url, "drop trigger slow on outlive.threads.thread")
+            sql(url, "drop trigger slow on outlive.thread")
         assert not other.thread("t").exists("late")
         assert other.thread("t").metadata() == {"title": "new"}
         assert thread.save({"n": 9}, id="late").id == "late"
