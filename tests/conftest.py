@@ -34,7 +34,7 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
-# The other colour of these is the same code above the same engine, which other classes run in both.
+# The other mode of these is the same code above the same engine, which other classes run in both.
 _IN_ONE_COLOUR = {
     "TestMemory": "async", "TestFile": "sync", "TestRedisCluster": "sync", "TestSQLiteInMemory": "async",
     "TestEncryptedMemory": "async",
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
     for item in items:
         left_out = _IN_ONE_COLOUR.get(item.cls.__name__) if getattr(item, "cls", None) else None
-        if left_out and getattr(item, "callspec", None) and item.callspec.params.get("colour") == left_out:
+        if left_out and getattr(item, "callspec", None) and item.callspec.params.get("io_mode") == left_out:
             item.add_marker(pytest.mark.long)
 
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from outlive.layers.encryption.keyring import KeyRing as KeyRing
     from outlive.layers.encryption.rotation import Rotated as Rotated
     from outlive.layers.replication.options import ReplicationStatus as ReplicationStatus
-    from outlive.layers.replication.options import Switched as Switched
+    from outlive.layers.replication.options import RoleChange as RoleChange
+    from outlive.retention.policy import DeletionCount as DeletionCount
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
-    from outlive.retention.policy import Taken as Taken
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
     from outlive.runs.recovery import Recovered as Recovered
@@ -107,6 +107,7 @@ __all__ = [
     "CheckpointExists",
     "CheckpointFile",
     "Corrupt",
+    "DeletionCount",
     "Event",
     "FanOut",
     "HeadMoved",
@@ -127,6 +128,7 @@ __all__ = [
     "ReplicationStatus",
     "Responses",
     "Retain",
+    "RoleChange",
     "Rotated",
     "Run",
     "RunBusy",
@@ -137,8 +139,6 @@ __all__ = [
     "Store",
     "StoreError",
     "Swept",
-    "Switched",
-    "Taken",
     "Thread",
     "ThreadBusy",
     "ThreadInfo",

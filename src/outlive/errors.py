@@ -380,7 +380,7 @@ class EpochPassed(CallerError):
         self.current = current
 
 
-class OpenedAlone(CallerError):
+class ReplicaOpenedAlone(CallerError):
     """One store of a pair was opened without the other, and may be read only: what is written to it alone would be lost from sight.
 
     `role` is what this store is, `active` which of the two is written to: "primary" or "secondary". `is_old_copy` says that

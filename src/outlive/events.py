@@ -35,7 +35,7 @@ class Event:
 Watcher = Callable[[Event], None]
 
 
-class Watched:
+class EventSink:
     """Where a store's events go."""
 
     def __init__(self, watcher: Watcher | None = None) -> None:

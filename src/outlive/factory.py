@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from outlive.backend.protocol import RESERVED, Backend, escape
-from outlive.backends.local.inline import Borrowed, Inline, Local
+from outlive.backends.local.inline import Local, SharedSyncLocal, SyncLocal
 from outlive.backends.local.memory import MemoryBackend, NullBackend
-from outlive.backends.server.urls import Served, hide_secrets, take_options
+from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadArgument, BadURL, KeyMissing
-from outlive.events import Watched
+from outlive.events import EventSink
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
@@ -51,16 +51,16 @@ _EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class StoreConfig:
     """What a URL and its options ask for."""
 
-    served: Served
+    served: BackendFactory
     settings: Settings
     cache_bytes: int
-    watched: Watched
+    watched: EventSink
     ring: KeyRing | None = None
     retain: Retain | None = None
-    secondary: Served | None = None
+    secondary: BackendFactory | None = None
     replication: Replication | None = None
     is_alone: bool = False  # it goes on by itself, if it is one of a pair
 
@@ -80,15 +80,15 @@ def open(url: str | RedisClient, **options: Any) -> Store:
     return Store(run_now(_open_inline(_parse(url, options))))
 
 
-def open_async(url: str | RedisClient, **options: Any) -> Opening:
+def open_async(url: str | RedisClient, **options: Any) -> PendingStore:
     """Open a store whose methods are awaited: `async with outlive.open_async(url) as store`, or `await` it."""
-    return Opening(_parse(url, options))
+    return PendingStore(_parse(url, options))
 
 
-class Opening(AsyncContext):
+class PendingStore(AsyncContext):
     """A store on its way: await it, or use it in `async with`."""
 
-    def __init__(self, target: _Target) -> None:
+    def __init__(self, target: StoreConfig) -> None:
         self._target = target
         self._store: AsyncStore | None = None
 
@@ -117,11 +117,11 @@ class Opening(AsyncContext):
             await self._store.close()
 
 
-async def _open_inline(target: _Target) -> AsyncStore:
+async def _open_inline(target: StoreConfig) -> AsyncStore:
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    def opener(served: Served) -> Callable[[], Awaitable[Backend]]:
+    def opener(served: BackendFactory) -> Callable[[], Awaitable[Backend]]:
         async def make() -> Backend:
             return served.sync(target.settings.timeout_s)
 
@@ -132,13 +132,13 @@ async def _open_inline(target: _Target) -> AsyncStore:
     return await _build(primary, secondary, target, runtime, another, checks_pair=True)
 
 
-async def _open_threaded(target: _Target) -> AsyncStore:
+async def _open_threaded(target: StoreConfig) -> AsyncStore:
     from outlive.runtime.loop import AsyncRuntime, Homed
 
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_threaded(_parse(url, {"tenant": tenant, "key": target.ring}))
 
-    def opener(served: Served) -> Callable[[], Awaitable[Backend]]:
+    def opener(served: BackendFactory) -> Callable[[], Awaitable[Backend]]:
         return lambda: served.asynchronous(target.settings.timeout_s)
 
     runtime = AsyncRuntime()
@@ -146,12 +146,14 @@ async def _open_threaded(target: _Target) -> AsyncStore:
     homed = [None if one is None else cast(Backend, Homed(one, runtime.home)) for one in (primary, secondary)]
     assert homed[0] is not None
     store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
-    store._twin = lambda: _twin(primary, secondary, target)
+    store._sync_sibling = lambda: _sync_sibling(primary, secondary, target)
     return store
 
 
 async def _made(
-    target: _Target, opener: Callable[[Served], Callable[[], Awaitable[Backend]]], runtime: SyncRuntime
+    target: StoreConfig,
+    opener: Callable[[BackendFactory], Callable[[], Awaitable[Backend]]],
+    runtime: SyncRuntime,
 ) -> tuple[Backend, Backend | None]:
     """Return the backends. One of a pair may be out of reach: then the other one tells what to do."""
     if target.secondary is None:
@@ -166,13 +168,13 @@ async def _made(
         raise
 
 
-def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> AsyncStore:
-    """Return what an async store has as a store of the sync colour; closing it leaves the other as it is."""
-    from outlive.backends.local.threaded import Threaded
+def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConfig) -> AsyncStore:
+    """Return what an async store has as a store of the sync mode; closing it leaves the other as it is."""
+    from outlive.backends.local.threaded import AsyncLocal
 
-    def same(backend: Backend, served: Served) -> Backend:
-        if isinstance(backend, Threaded):
-            return cast(Backend, Borrowed(backend.local))
+    def same(backend: Backend, served: BackendFactory) -> Backend:
+        if isinstance(backend, AsyncLocal):
+            return cast(Backend, SharedSyncLocal(backend.local))
         return served.sync(target.settings.timeout_s)
 
     other = None
@@ -185,7 +187,7 @@ def _twin(primary: Backend, secondary: Backend | None, target: _Target) -> Async
 async def _build(
     primary: Backend,
     secondary: Backend | None,
-    target: _Target,
+    target: StoreConfig,
     runtime: SyncRuntime,
     opener: Opener | None,
     *,
@@ -224,9 +226,9 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
 
 async def _newest(backend: Backend) -> bytes | None:
     """Return the naming key as it is sealed now, when the keys were rotated."""
-    from outlive.layers.encryption.naming_key import sealed_anew
+    from outlive.layers.encryption.naming_key import current_naming_key
 
-    found = await sealed_anew(backend)
+    found = await current_naming_key(backend)
     return None if found is None else found.body
 
 
@@ -239,7 +241,7 @@ def _namer(key: bytes, tenant: str) -> Namer:
     return Namer(key)
 
 
-def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: SyncRuntime) -> Replicate:
+def _replicated(primary: Backend, secondary: Backend, target: StoreConfig, runtime: SyncRuntime) -> Replicate:
     from outlive.layers.replication.layer import Replicate
 
     assert target.replication is not None
@@ -258,16 +260,18 @@ def _replicated(primary: Backend, secondary: Backend, target: _Target, runtime: 
     )  # fmt: skip
 
 
-def _parse(where: Any, options: dict[str, Any]) -> _Target:
+def _parse(where: Any, options: dict[str, Any]) -> StoreConfig:
     """Read a URL or a client, and the options in it and beside it."""
     pair = {name: value for name, value in options.items() if name in _PAIR}
     served, common = _serve(where, {name: value for name, value in options.items() if name not in pair})
     settings = _settings(served.shown, common)
-    target = _Target(served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common))
+    target = StoreConfig(
+        served, settings, _cache_bytes(common), _watched(common), _ring(common), _retain(common)
+    )
     return target if not pair else _paired(target, where, options, pair)
 
 
-def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str, Any]) -> _Target:
+def _paired(target: StoreConfig, where: Any, options: dict[str, Any], pair: dict[str, Any]) -> StoreConfig:
     """Add the second store."""
     from outlive.layers.replication.options import Replication
 
@@ -292,15 +296,15 @@ def _paired(target: _Target, where: Any, options: dict[str, Any], pair: dict[str
     return replace(target, secondary=served, replication=replication)
 
 
-def _serve(where: Any, options: dict[str, Any]) -> tuple[Served, dict[str, Any]]:
-    serve: Callable[[Any, dict[str, Any]], Served]
+def _serve(where: Any, options: dict[str, Any]) -> tuple[BackendFactory, dict[str, Any]]:
+    parse_url: Callable[[Any, dict[str, Any]], BackendFactory]
     if type(where).__module__.partition(".")[0] == "redis":
-        from outlive.backends.redis.urls import serve_client as serve
+        from outlive.backends.redis.urls import serve_client as parse_url
     else:
-        serve = _SCHEMES[_scheme(where)]
+        parse_url = _SCHEMES[_scheme(where)]
         where, options = take_options(where, options, _COMMON)
     common = {name: _from_text(name, value) for name, value in options.items() if name in _COMMON}
-    return serve(where, {name: value for name, value in options.items() if name not in _COMMON}), common
+    return parse_url(where, {name: value for name, value in options.items() if name not in _COMMON}), common
 
 
 def _scheme(url: Any) -> str:
@@ -340,11 +344,11 @@ def _cache_bytes(common: dict[str, Any]) -> int:
     return value
 
 
-def _watched(common: dict[str, Any]) -> Watched:
+def _watched(common: dict[str, Any]) -> EventSink:
     watcher = common.get("on_event")
     if watcher is not None and not callable(watcher):
         raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {watcher!r:.100}")
-    return Watched(watcher)
+    return EventSink(watcher)
 
 
 def _ring(common: dict[str, Any]) -> KeyRing | None:
@@ -372,13 +376,13 @@ def _refuse_rest(scheme: str, options: dict[str, Any], known: tuple[str, ...] = 
             raise BadURL(f"{scheme}: has no option {name!r}; it has {names}")
 
 
-def _local(shown: str, make: Callable[[float | None], Local]) -> Served:
+def _local(shown: str, make: Callable[[float | None], Local]) -> BackendFactory:
     async def asynchronous(timeout_s: float | None) -> Backend:
-        from outlive.backends.local.threaded import Threaded, in_thread
+        from outlive.backends.local.threaded import AsyncLocal, in_thread
 
-        return cast(Backend, Threaded(await in_thread(lambda: make(timeout_s))))
+        return cast(Backend, AsyncLocal(await in_thread(lambda: make(timeout_s))))
 
-    return Served(shown, lambda timeout_s: cast(Backend, Inline(make(timeout_s))), asynchronous)
+    return BackendFactory(shown, lambda timeout_s: cast(Backend, SyncLocal(make(timeout_s))), asynchronous)
 
 
 def _parts(url: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> tuple[str, str, dict[str, Any]]:
@@ -406,7 +410,7 @@ def _flag(name: str, options: dict[str, Any]) -> bool:
     return value
 
 
-def _memory(url: str, options: dict[str, Any]) -> Served:
+def _memory(url: str, options: dict[str, Any]) -> BackendFactory:
     scheme, rest, _ = _parts(url, options)
     if rest.strip("/"):
         raise BadURL(f"{scheme}: takes no path; write just {scheme + ':'!r}")
@@ -425,7 +429,7 @@ def _path(scheme: str, rest: str, example: str) -> str:
     return path
 
 
-def _sqlite(url: str, options: dict[str, Any]) -> Served:
+def _sqlite(url: str, options: dict[str, Any]) -> BackendFactory:
     scheme, rest, options = _parts(url, options, ("fsync", "accept_loss"))
     fsync = _fsync(options)
     accept_loss = _flag("accept_loss", options)
@@ -440,7 +444,7 @@ def _sqlite(url: str, options: dict[str, Any]) -> Served:
     return _local(url.partition("?")[0], make)
 
 
-def _file(url: str, options: dict[str, Any]) -> Served:
+def _file(url: str, options: dict[str, Any]) -> BackendFactory:
     scheme, rest, options = _parts(url, options, ("fsync",))
     fsync = _fsync(options)
     path = _path(scheme, rest, "file:///absolute/folder, or file:relative/folder")
@@ -453,19 +457,19 @@ def _file(url: str, options: dict[str, Any]) -> Served:
     return _local(url.partition("?")[0], make)
 
 
-def _postgres(url: str, options: dict[str, Any]) -> Served:
-    from outlive.backends.postgres.urls import serve
+def _postgres(url: str, options: dict[str, Any]) -> BackendFactory:
+    from outlive.backends.postgres.urls import parse_url
 
-    return serve(url, options)
-
-
-def _redis(url: str, options: dict[str, Any]) -> Served:
-    from outlive.backends.redis.urls import serve
-
-    return serve(url, options)
+    return parse_url(url, options)
 
 
-_SCHEMES: dict[str, Callable[[str, dict[str, Any]], Served]] = {
+def _redis(url: str, options: dict[str, Any]) -> BackendFactory:
+    from outlive.backends.redis.urls import parse_url
+
+    return parse_url(url, options)
+
+
+_SCHEMES: dict[str, Callable[[str, dict[str, Any]], BackendFactory]] = {
     "memory": _memory,
     "null": _memory,
     "sqlite": _sqlite,

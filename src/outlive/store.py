@@ -19,7 +19,7 @@ from outlive.arguments import (
     optional_id,
 )
 from outlive.backend.entries import COPIED
-from outlive.backend.protocol import Entry, ThreadKey
+from outlive.backend.protocol import EntryRecord, ThreadKey
 from outlive.errors import (
     AmbiguousRun,
     BadArgument,
@@ -32,7 +32,7 @@ from outlive.errors import (
 )
 from outlive.runs.lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
 from outlive.runs.lock import AsyncLock
-from outlive.runs.renewal import Heart
+from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
 from outlive.threads import copy as copying
@@ -48,7 +48,7 @@ from outlive.values import Sizes, ThreadInfo, Verified, micros
 if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the first call that is about them
     from outlive.layers.encryption.rotation import Rotated
     from outlive.layers.replication.layer import Replicate
-    from outlive.layers.replication.options import ReplicationStatus, Switched
+    from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.retention.sweeper import Sweeper
     from outlive.runs.recovery import Handler, Policy, Recovered
@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the f
     from outlive.runs.worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
-Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same colour
+Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same mode
 MAX_TIMEOUT_S = 1_000_000
 
 
@@ -88,8 +88,10 @@ class AsyncStore(AsyncContext):
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
-        self._twin: Callable[[], AsyncStore] | None = None  # opens what this store has in the sync colour
-        self._heart = Heart(engine)
+        self._sync_sibling: Callable[[], AsyncStore] | None = (
+            None  # opens what this store has in the sync mode
+        )
+        self._heart = LeaseRenewer(engine)
         self._sweeper: Sweeper | None = None if retain is None else self._new_sweeper(retain)
 
     def __repr__(self) -> str:
@@ -233,7 +235,7 @@ class AsyncStore(AsyncContext):
         key, _ = await self._the_run(run_id, thread)
         return await end_run(self._engine, key, run_id, status)
 
-    async def _find_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, Entry] | None:
+    async def _find_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, EntryRecord] | None:
         """Return a run by its id. Raises AmbiguousRun: never one of several in silence."""
         check_id("run_id", run_id)
         if thread is not None:
@@ -245,7 +247,7 @@ class AsyncStore(AsyncContext):
             raise AmbiguousRun(run_id, [key.id for key, _ in found])
         return found[0] if found else None
 
-    async def _the_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, Entry]:
+    async def _the_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, EntryRecord]:
         found = await self._find_run(run_id, thread)
         if found is None:
             raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
@@ -565,7 +567,7 @@ class AsyncStore(AsyncContext):
 
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 
-    async def promote(self) -> Switched:
+    async def promote(self) -> RoleChange:
         """Make the secondary the active store, for every process that has opened this pair. Repeating it is fine.
 
         What the primary has queued is carried over first, if it can be reached. Raises StoreError when the secondary cannot take over.
@@ -573,7 +575,7 @@ class AsyncStore(AsyncContext):
         await self.flush()
         return await self._replicated().promote()
 
-    async def failback(self) -> Switched:
+    async def failback(self) -> RoleChange:
         """Make the primary the active store again, after it got everything; raises StoreError when it cannot take over."""
         await self.flush()
         return await self._replicated().failback()

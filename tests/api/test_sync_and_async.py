@@ -1,4 +1,4 @@
-"""One implementation, two colours: the same names, the same arguments, and no event loop on the sync side."""
+"""One implementation, two modes: the same names, the same arguments, and no event loop on the sync side."""
 
 import ast
 import asyncio
@@ -16,7 +16,7 @@ from outlive.runtime.runtime import run_now
 PAIRS = [(AsyncThread, Thread), (AsyncStore, Store), (AsyncResponses, Responses)]
 SOURCE = Path(outlive.__file__).parent
 
-# Where the two colours meet, and where the suite drives both.
+# Where the two modes meet, and where the suite drives both.
 MAY_IMPORT_ASYNCIO = {
     "runtime/loop.py",
     "backends/local/threaded.py",
@@ -38,7 +38,7 @@ def public(cls):
 
 
 def in_sync_words(annotation):
-    """Say an annotation of the async colour in the words of the sync one."""
+    """Say an annotation of the async mode in the words of the sync one."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = text.replace("Handler", "Callable[[Run], Any]")
     return re.sub(r"\bAsync(Iterator|Store|Thread|Run|Lock|Worker)\b", r"\1", text)
@@ -210,7 +210,7 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "cancel",
         "lock",
         "worker",
-    }  # their own tests drive them in both colours
+    }  # their own tests drive them sync and async
     pairs = {"promote", "failback", "replication_status"}  # so do those of stores with a secondary
     assert public(cls).keys() - (HANDLES | runs | pairs) == CALLS[cls].keys()
 

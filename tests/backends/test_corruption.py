@@ -17,8 +17,8 @@ from outlive import Corrupt, Interrupt, OutliveError, StoreError
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 ROUNDS = 20 if LONG else 1
 
-ALICE, BOB, CAROL, NOTE, GONE = "alice", "bob/ü\\", "carol", "note", "gone"
-THREADS = [ALICE, BOB, CAROL, NOTE, GONE, "nobody"]
+ALICE, BOB, CAROL, OUTBOX, GONE = "alice", "bob/ü\\", "carol", "note", "gone"
+THREADS = [ALICE, BOB, CAROL, OUTBOX, GONE, "nobody"]
 SPACES = ["", "sub"]
 
 
@@ -55,7 +55,7 @@ def fill(url):
             sub.write("task1", [("a", "sub write")])
         store.thread(ALICE).fork(CAROL, at="asked")
         store.thread(CAROL).save({"image": rng.randbytes(70_000), "n": 9}, id="image")
-        store.thread(NOTE).update({"title": "no checkpoint yet"})
+        store.thread(OUTBOX).update({"title": "no checkpoint yet"})
         store.thread(GONE).save({"secret": text(100)}, id="c0")
         store.delete(GONE)
         store.thread(BOB).remove(["c3"])

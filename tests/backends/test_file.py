@@ -25,10 +25,10 @@ import pytest
 
 import outlive
 from outlive.backend.protocol import (
+    CachedHead,
     CheckpointRecord,
     Commit,
-    Entry,
-    Known,
+    EntryRecord,
     Receipt,
     Removal,
     ThreadKey,
@@ -44,7 +44,7 @@ from outlive.backends.file.disk import Disk
 from outlive.backends.file.index import Index
 from outlive.backends.file.log import START, Log
 from outlive.backends.local import memory as memory_module
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.rules.view import Clock, Effect, Row
 from outlive.errors import (
@@ -157,7 +157,7 @@ def test_everything_that_was_committed_is_there_for_a_new_process(folder: Path) 
             "c1",
             thread,
             writes=(write,),
-            entries=(Entry("run", "r", b"e", "running", 1, 2, 3, 4),),
+            entries=(EntryRecord("run", "r", b"e", "running", 1, 2, 3, 4),),
             info=b"i",
         ),
     )
@@ -177,7 +177,7 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
 
     assert set(effects_module._CHECKPOINT) == fields(CheckpointRecord) - {"follows"}
     assert set(effects_module._WRITE) == fields(WriteRecord)
-    assert set(effects_module._ENTRY) == fields(Entry) - {"lease_s", "expect", "expect_lapsed"}
+    assert set(effects_module._ENTRY) == fields(EntryRecord) - {"lease_s", "expect", "expect_lapsed"}
     assert set(effects_module._ROW) == fields(Row)
     assert fields(Effect) == {
         "thread", "row", "at", "checkpoints", "rewrites", "replaced", "chunks", "writes", "entries", "removed",
@@ -245,7 +245,9 @@ def any_commit(chance: random.Random, backend: MemoryBackend) -> Commit:
     if kind == 6:
         return saving(name, thread, info=name.encode(), replace=True)
     writes = (WriteRecord("", name, "task", chance.randrange(-2, 2), "channel", "path", name.encode()),)
-    entries = (Entry("run", name, b"x", fence=chance.randrange(3), lease_s=1, gone=chance.random() < 0.3),)
+    entries = (
+        EntryRecord("run", name, b"x", fence=chance.randrange(3), lease_s=1, gone=chance.random() < 0.3),
+    )
     return saving(name, thread, chance.choice((50, 200, 900)), writes=writes, entries=entries)
 
 
@@ -265,7 +267,7 @@ def test_a_reader_that_has_the_head_gets_no_chunks_again(folder: Path) -> None:
     save(backend, "c1")
     head = backend.read(T, "").record
     assert head is not None
-    assert backend.read(T, "", known=Known("c1", head.chunks)).chunks == {}
+    assert backend.read(T, "", known=CachedHead("c1", head.chunks)).chunks == {}
 
 
 def test_one_refusal_refuses_one(folder: Path) -> None:
@@ -338,7 +340,7 @@ def test_entries_of_all_threads_are_found_without_keeping_all_threads(
     monkeypatch.setattr(file_module, "_CACHED_TABLES", 2)
     backend = opened(folder)
     for name in "dbca":
-        run = Entry("run", name, status="running" if name != "c" else "done")
+        run = EntryRecord("run", name, status="running" if name != "c" else "done")
         done(backend, saving("c1", ThreadKey.of("", name), entries=(run,)))
     found = opened(folder).entries(
         "", "run", statuses=["running"], after=("a", ThreadKey.of("", "a").digest), limit=2
@@ -864,7 +866,7 @@ def test_a_log_does_not_grow_with_what_is_overwritten(folder: Path) -> None:
     backend = opened(folder)
     save(backend, "c1")
     for revision in range(2000):
-        done(backend, Commit(T, entries=(Entry("run", "r", bytes(200), revision=revision),)))
+        done(backend, Commit(T, entries=(EntryRecord("run", "r", bytes(200), revision=revision),)))
     assert log_of(folder).stat().st_size < 200_000
     assert opened(folder).entries("", "run", thread=T)[0][1].revision == 1999
     assert ids(backend) == ["c1"]
@@ -1002,7 +1004,7 @@ def test_a_commit_that_waited_too_long_in_a_group_is_refused_and_the_patient_one
         release = threading.Timer(1.5, fcntl.flock, (file, fcntl.LOCK_UN))
         release.start()
         commits = [saving("c1", timeout_s=0.05), saving("c2", timeout_s=PATIENCE_S), saving("c3")]
-        results = run_now(Inline(backend).commit_all(commits))
+        results = run_now(SyncLocal(backend).commit_all(commits))
         release.join()
     assert [type(result) for result in results] == [StoreBusy, Receipt, Receipt]
     assert ids(opened(folder)) == ["c3", "c2"]

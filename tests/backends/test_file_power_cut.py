@@ -23,7 +23,15 @@ from pathlib import Path
 
 import pytest
 
-from outlive.backend.protocol import CheckpointRecord, Commit, Entry, Receipt, Removal, ThreadKey, WriteRecord
+from outlive.backend.protocol import (
+    CheckpointRecord,
+    Commit,
+    EntryRecord,
+    Receipt,
+    Removal,
+    ThreadKey,
+    WriteRecord,
+)
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.file.disk import Disk
 from outlive.backends.local.memory import MemoryBackend
@@ -216,7 +224,7 @@ def _steps() -> list[list[Commit]]:
                 A,
                 "a2",
                 writes=(write,),
-                entries=(Entry("run", "r", b"1", "running", fence=1),),
+                entries=(EntryRecord("run", "r", b"1", "running", fence=1),),
                 info=b"title",
             )
         ],
@@ -224,7 +232,7 @@ def _steps() -> list[list[Commit]]:
         [_save(A, "a4"), _save(B, "b2"), _save(A, "a5")],
         [Commit(A, removal=Removal(checkpoints=(("", "a1"),)))],
         [Commit(A, removal=Removal(chunks=(_chunk("'a' a1")[0],), chunks_until=99, erase=True))],
-        [_save(A, "a6", entries=(Entry("run", "r", b"2", "running", fence=1, revision=1),))],
+        [_save(A, "a6", entries=(EntryRecord("run", "r", b"2", "running", fence=1, revision=1),))],
         [Commit(B, removal=Removal(everything=True))],
         [_save(B, "b3"), _save(A, "a7")],
     ]
@@ -294,7 +302,7 @@ def _record(root: Path, steps: list[list[Commit]], disk: type[Recorder] = Record
 # The judge -------------------------------------------------------------------------------------------------
 
 
-class Lost(AssertionError):
+class AttemptFailed(AssertionError):
     """A promise that was not kept."""
 
 
@@ -327,7 +335,7 @@ def _said(expected: Expected, thread: ThreadKey, acked: int) -> bool:
 
 def _check(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Lost(otherwise)
+        raise AttemptFailed(otherwise)
 
 
 def _try_cuts(
@@ -345,7 +353,9 @@ def _try_cuts(
             try:
                 _judge(root, expected, acks)
             except Exception as error:
-                raise Lost(f"OUTLIVE_SEED={SEED}, {where}, cut {number}, {acks} acks: {error!r}") from error
+                raise AttemptFailed(
+                    f"OUTLIVE_SEED={SEED}, {where}, cut {number}, {acks} acks: {error!r}"
+                ) from error
 
 
 class _folder:
@@ -401,7 +411,7 @@ class EarlyMark(Recorder):
 
 @pytest.mark.parametrize("mistake", [NoFolderSync, NoFileSync, EarlyMark])
 def test_the_judge_notices_a_missing_fsync(tmp_path: Path, mistake: type[Recorder]) -> None:
-    with pytest.raises(Lost):
+    with pytest.raises(AttemptFailed):
         _cut_everywhere(tmp_path, mistake, subsets=0)
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import outlive
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Entry, Receipt, Removal, ThreadKey
+from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.runtime.runtime import run_now
@@ -23,7 +23,7 @@ from outlive.testing.thread_records import Waist, draft, write
 from rig.proxy import FaultProxy
 
 BACKENDS = ("postgresql", "redis")
-COLOURS = ("sync", "async")
+IO_MODES = ("sync", "async")
 NOISE = [random.Random(n).randbytes(2_000) for n in range(40)]
 FAULTS = ("blackhole", "lose_replies", "reset", "refuse", "slow", "stall")
 TIMEOUT_S = 1.0
@@ -43,9 +43,9 @@ def proxy(url):
 
 
 @contextlib.contextmanager
-def opened(colour, url, **options):
-    """Open a store whose methods are called in the same way in both colours."""
-    if colour == "sync":
+def opened(io_mode, url, **options):
+    """Open a store whose methods are called in the same way sync and async."""
+    if io_mode == "sync":
         with outlive.open(url, **options) as store:
             yield store
         return
@@ -117,10 +117,10 @@ CALLS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("io_mode", IO_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_call_returns_in_time_and_the_store_goes_on_afterwards(backend, colour, fault, url, proxy):
-    with opened_at_last(colour, proxy.through(url), timeout_s=TIMEOUT_S, pool_size=12) as store:
+def test_every_call_returns_in_time_and_the_store_goes_on_afterwards(backend, io_mode, fault, url, proxy):
+    with opened_at_last(io_mode, proxy.through(url), timeout_s=TIMEOUT_S, pool_size=12) as store:
         store.thread("warm").save({"n": 0}, timeout_s=PATIENCE_S)
         if fault == "slow":
             proxy.slow(0.2, 50)
@@ -130,7 +130,7 @@ def test_every_call_returns_in_time_and_the_store_goes_on_afterwards(backend, co
                 proxy.drop_connections()
         with ThreadPoolExecutor(len(CALLS) + 1) as pool:
             running = {name: pool.submit(timed, call, store) for name, call in CALLS.items()}
-            running["open"] = pool.submit(timed, open_another, colour, proxy.through(url))
+            running["open"] = pool.submit(timed, open_another, io_mode, proxy.through(url))
             took = {name: future.result(PATIENCE_S) for name, future in running.items()}
         late = {name: seconds for name, (seconds, _) in took.items() if seconds > TIMEOUT_S + SLACK_S}
         assert not late
@@ -151,26 +151,26 @@ def timed(call, *args):
 
 
 @contextlib.contextmanager
-def opened_at_last(colour, url, **options):
+def opened_at_last(io_mode, url, **options):
     """Open a store as often as it takes: a busy machine may outlast its timeout."""
     with contextlib.ExitStack() as stack:
 
         def attempt():
             with contextlib.suppress(outlive.StoreError):
-                return stack.enter_context(opened(colour, url, **options))
+                return stack.enter_context(opened(io_mode, url, **options))
 
         yield eventually(attempt)
 
 
-def open_another(colour, url):
-    with opened(colour, url, timeout_s=TIMEOUT_S):
+def open_another(io_mode, url):
+    with opened(io_mode, url, timeout_s=TIMEOUT_S):
         pass
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("io_mode", IO_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_outage_that_is_shorter_than_the_deadline_is_seen_by_nobody(backend, colour, url, proxy):
-    with opened(colour, proxy.through(url), timeout_s=PATIENCE_S, pool_size=4) as store:
+def test_an_outage_that_is_shorter_than_the_deadline_is_seen_by_nobody(backend, io_mode, url, proxy):
+    with opened(io_mode, proxy.through(url), timeout_s=PATIENCE_S, pool_size=4) as store:
         for fault in ("reset", "refuse", "blackhole"):
             store.thread("t").save({"fault": fault})
             proxy.mode = fault
@@ -189,10 +189,10 @@ def test_an_outage_that_is_shorter_than_the_deadline_is_seen_by_nobody(backend, 
 # Once -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("io_mode", IO_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_reply_that_is_lost_after_the_commit_neither_doubles_nor_refuses_it(backend, colour, url, proxy):
-    with opened(colour, proxy.through(url)) as store:
+def test_a_reply_that_is_lost_after_the_commit_neither_doubles_nor_refuses_it(backend, io_mode, url, proxy):
+    with opened(io_mode, proxy.through(url)) as store:
         thread = store.thread("t")
         head = thread.save({"n": 0})
         for n in range(1, 6):
@@ -251,7 +251,7 @@ KEY = ThreadKey.of("", "t")
 @contextlib.contextmanager
 def waist(url, timeout_s=PATIENCE_S):
     """Open a backend without a store."""
-    served = (postgres_url if url.startswith("postgres") else redis_url).serve(url, {})
+    served = (postgres_url if url.startswith("postgres") else redis_url).parse_url(url, {})
     backend = served.sync(timeout_s)
     run_now(backend.identity(b"k" * 32))
     try:
@@ -265,11 +265,11 @@ def do(found, commit):
     return result
 
 
-RUN = Entry("run", "r", b"body", "running", fence=NEXT, lease_s=60)
+RUN = EntryRecord("run", "r", b"body", "running", fence=NEXT, lease_s=60)
 
 
 def entry(**fields):
-    return Commit(KEY, entries=(Entry("run", "r", **fields),))
+    return Commit(KEY, entries=(EntryRecord("run", "r", **fields),))
 
 
 # What is there before, the commit whose reply is lost (given the fence before), and what its receipt says.
@@ -282,7 +282,7 @@ ONCE = {
         ),
     ),
     "a takeover": (
-        (Entry("run", "r", b"old", "running", fence=NEXT, lease_s=0.001),),
+        (EntryRecord("run", "r", b"old", "running", fence=NEXT, lease_s=0.001),),
         lambda fence: entry(body=b"x", status="running", fence=NEXT, lease_s=60, expect_lapsed=True),
         lambda receipt, fence: receipt.entries[0].fence == fence + 1,
     ),
@@ -290,7 +290,7 @@ ONCE = {
         (RUN,),
         lambda fence: Commit(
             KEY,
-            entries=(Entry("run", "r", b"done", "completed", fence=fence, revision=1),),
+            entries=(EntryRecord("run", "r", b"done", "completed", fence=fence, revision=1),),
             fence=("run", "r", 0, fence),
         ),
         lambda receipt, fence: (receipt.entries[0].status, receipt.entries[0].body) == ("completed", b"done"),
@@ -413,7 +413,7 @@ class Holding:
 
 LATE = {
     "a write": lambda body: Commit(KEY, writes=(write("c", "task", -1, body),)),
-    "an entry": lambda body: Commit(KEY, entries=(Entry("step", "n", body, "s"),)),
+    "an entry": lambda body: Commit(KEY, entries=(EntryRecord("step", "n", body, "s"),)),
     "metadata": lambda body: Commit(KEY, info=body),
     "a checkpoint": lambda body: Commit(KEY, (draft(body.decode()),)),
 }
@@ -485,15 +485,15 @@ def test_a_save_that_was_cancelled_does_nothing_after_the_next_one(backend, url)
 # Round trips ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("io_mode", IO_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_save_and_a_load_are_one_round_trip_each(backend, colour, url, proxy):
+def test_a_save_and_a_load_are_one_round_trip_each(backend, io_mode, url, proxy):
     def count(call):
         before = proxy.round_trips
         call()
         return proxy.round_trips - before
 
-    with opened(colour, proxy.through(url), pool_size=1) as store, outlive.open(url) as other:
+    with opened(io_mode, proxy.through(url), pool_size=1) as store, outlive.open(url) as other:
         thread = store.thread("t")
         assert count(lambda: thread.save({"n": 0, "text": NOISE})) == 2, (
             "the first looks whether there is a base"

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import outlive
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Entry, Removal, ThreadKey
+from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, Removal, ThreadKey
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
 from outlive.runtime.runtime import Deadline, run_now
 from outlive.testing.patience import PATIENCE_S, eventually
@@ -290,8 +290,8 @@ def test_dropped_connections_are_not_noticed(postgres_store):
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate", "kill"])
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_restart_in_the_middle_loses_nothing_and_shows_nobody_an_error(how, colour):
+@pytest.mark.parametrize("io_mode", ["sync", "async"])
+def test_a_restart_in_the_middle_loses_nothing_and_shows_nobody_an_error(how, io_mode):
     with PostgresServer(ram=True) as server:
         url = server.database("agents")
         done: list[int] = []
@@ -312,7 +312,7 @@ def test_a_restart_in_the_middle_loses_nothing_and_shows_nobody_an_error(how, co
         with ThreadPoolExecutor(1) as pool:
             saving = (
                 pool.submit(save_for_ever)
-                if colour == "sync"
+                if io_mode == "sync"
                 else pool.submit(asyncio.run, save_for_ever_async())
             )
             for _ in range(2):
@@ -622,7 +622,7 @@ def test_many_commits_are_one_transaction_and_refused_one_by_one(postgres_store)
         backend = store._store._engine.backend
         keys = [ThreadKey.of("", f"t{n}") for n in range(60)]
         claims = [
-            Commit(key, entries=(Entry("run", "r", b"x", "running", fence=NEXT, expect=ABSENT),))
+            Commit(key, entries=(EntryRecord("run", "r", b"x", "running", fence=NEXT, expect=ABSENT),))
             for key in keys
         ]
         run_now(backend.commit_all(claims[:20]))

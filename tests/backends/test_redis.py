@@ -23,11 +23,11 @@ import redis.asyncio
 import redis.sentinel
 
 import outlive
-from outlive.backend.protocol import NEXT, Commit, Entry, Removal, ThreadKey
+from outlive.backend.protocol import NEXT, Commit, EntryRecord, Removal, ThreadKey
 from outlive.backend.protocol import commit as commit_one
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
-from outlive.backends.redis.connection import Limits, _Punctual
+from outlive.backends.redis.connection import DeadlineSocket, Limits
 from outlive.backends.redis.rows import _sum
 from outlive.backends.server.attempts import Attempt
 from outlive.errors import (
@@ -54,14 +54,16 @@ from rig.servers.resp import Refused
 from rig.servers.valkey import _make_certificate
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
-COLOURS = {"sync": SyncDriver, "async": AsyncDriver}
+IO_MODES = {"sync": SyncDriver, "async": AsyncDriver}
 
 
 @contextlib.contextmanager
-def opened(url, colour="sync", **options):
-    """Open a store in a colour; its methods are awaited in both. Gives (run, store)."""
-    found = redis_url.serve(url, options) if isinstance(url, str) else redis_url.serve_client(url, options)
-    with COLOURS[colour]() as driver:
+def opened(url, io_mode="sync", **options):
+    """Open a store in a mode; its methods are awaited in both. Gives (run, store)."""
+    found = (
+        redis_url.parse_url(url, options) if isinstance(url, str) else redis_url.serve_client(url, options)
+    )
+    with IO_MODES[io_mode]() as driver:
         trial = Trial(Opener(lambda: found.sync(PATIENCE_S), lambda: found.asynchronous(PATIENCE_S)), driver)
         try:
             yield driver.run, driver.run(trial.store())
@@ -69,8 +71,8 @@ def opened(url, colour="sync", **options):
             driver.run(trial.close())
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request):
+@pytest.fixture(params=IO_MODES)
+def io_mode(request):
     return request.param
 
 
@@ -84,10 +86,10 @@ def proxy(valkey_server):
 
 
 @pytest.mark.parametrize("where", ["sentinels", "cluster"])
-def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, request):
+def test_looking_for_the_right_server_ends_with_the_deadline_too(where, io_mode, request):
     servers = request.getfixturevalue(where)
     everybody = [*servers.servers, *getattr(servers, "sentinels", ())]
-    with opened(servers.url, colour) as (run, store):
+    with opened(servers.url, io_mode) as (run, store):
         run(store.thread("t").save({"n": 1}))
         with contextlib.ExitStack() as stack:
             for server in everybody:
@@ -106,11 +108,11 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, colour, 
         assert run(store.thread("t").load()) == {"n": 2}
 
 
-def test_a_load_that_is_slow_but_moves_is_not_given_up(colour, proxy, valkey_url):
+def test_a_load_that_is_slow_but_moves_is_not_given_up(io_mode, proxy, valkey_url):
     state = {"blob": random.Random(1).randbytes(600_000)}
     with opened(valkey_url) as (run, store):
         run(store.thread("t").save(state))
-    with opened(proxy.through(valkey_url), colour, max_retries=0) as (run, store):
+    with opened(proxy.through(valkey_url), io_mode, max_retries=0) as (run, store):
         proxy.slow(0, 250_000)
         began = time.monotonic()
         assert run(store.thread("t").load(timeout_s=4)) == state
@@ -134,14 +136,14 @@ def test_an_upload_that_is_slow_but_moves_is_not_given_up():
         attempt._idle_s = 1.5
         attempt.extend(1.5)
         began = time.monotonic()
-        _Punctual(ours, attempt, Limits()).sendall(bytes(3 << 20))
+        DeadlineSocket(ours, attempt, Limits()).sendall(bytes(3 << 20))
         assert time.monotonic() - began > 1.5
         ours.shutdown(socket.SHUT_WR)
         reader.join()
     assert sum(got) == 3 << 20
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server, colour, monkeypatch):
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server, io_mode, monkeypatch):
     port, real = valkey_server.port, socket.getaddrinfo
 
     def look_up(name, *args, **options):
@@ -156,18 +158,18 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server,
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.2", port))
-        with opened(f"redis://two.example.org:{port}", colour, dial_timeout_s=6, max_retries=0) as (
+        with opened(f"redis://two.example.org:{port}", io_mode, dial_timeout_s=6, max_retries=0) as (
             run,
             store,
         ):
             run(store.thread("t").save({"n": 1}))
 
 
-def test_a_name_that_nobody_can_tell_ends_with_the_deadline(colour, monkeypatch):
+def test_a_name_that_nobody_can_tell_ends_with_the_deadline(io_mode, monkeypatch):
     told = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: told.wait(PATIENCE_S) and [])
     url = "redis://silent.example.org?timeout_s=0.6"
-    opening = {"sync": lambda: outlive.open(url), "async": lambda: asyncio.run(started(url))}[colour]
+    opening = {"sync": lambda: outlive.open(url), "async": lambda: asyncio.run(started(url))}[io_mode]
     with pytest.raises(
         StoreUnavailable, match="cannot be found"
     ):  # which says that the name was not told yet
@@ -176,8 +178,8 @@ def test_a_name_that_nobody_can_tell_ends_with_the_deadline(colour, monkeypatch)
     told.set()
 
 
-def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(colour, proxy, valkey_url):
-    with opened(proxy.through(valkey_url), colour) as (run, store):
+def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(io_mode, proxy, valkey_url):
+    with opened(proxy.through(valkey_url), io_mode) as (run, store):
         thread = whole_thread(run, store)
         for number in range(4):
             run(thread.save({"n": number}, id=f"{number}"))
@@ -243,11 +245,11 @@ def test_more_threads_than_connections_take_turns(valkey_url):
         assert results == [{"turn": 19}] * 8
 
 
-def test_a_call_that_finds_all_connections_in_use_says_so(proxy, valkey_url, colour):
-    with opened(proxy.through(valkey_url), colour, pool_size=1) as (run, store):
+def test_a_call_that_finds_all_connections_in_use_says_so(proxy, valkey_url, io_mode):
+    with opened(proxy.through(valkey_url), io_mode, pool_size=1) as (run, store):
         run(store.thread("t").save({"n": 1}))
         proxy.mode, before = "stall", proxy.request_bytes
-        with ThreadPoolExecutor(1) if colour == "sync" else contextlib.nullcontext() as pool:
+        with ThreadPoolExecutor(1) if io_mode == "sync" else contextlib.nullcontext() as pool:
             if pool is not None:
                 slow = pool.submit(store._inner.thread("t").load, timeout_s=PATIENCE_S)
                 eventually(lambda: proxy.request_bytes > before)
@@ -360,10 +362,10 @@ def test_a_server_that_dies_and_comes_back_loses_nothing_and_fails_nobody():
         assert (saver.errors, saver.lost(server.url)) == ([], [])
 
 
-def test_a_save_after_the_server_lost_commits_refers_to_nothing_that_is_gone(colour):
+def test_a_save_after_the_server_lost_commits_refers_to_nothing_that_is_gone(io_mode):
     """A primary that comes back with an old snapshot, or a replica that lagged: the process goes on with its base."""
     messages = [random.Random(number).randbytes(500).hex() for number in range(60)]
-    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+    with ValkeyServer(ram=True) as server, opened(server.url, io_mode) as (run, store):
         thread, other = store.thread("t"), store.thread("t", namespace="sub")
         for number in range(10, 20):
             run(thread.save({"messages": messages[:number]}))
@@ -381,8 +383,8 @@ def test_a_save_after_the_server_lost_commits_refers_to_nothing_that_is_gone(col
             assert len(again(listed(reader.thread("t")))) == 20
 
 
-def test_a_server_that_comes_back_empty_gets_its_identity_from_who_still_has_it(colour):
-    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+def test_a_server_that_comes_back_empty_gets_its_identity_from_who_still_has_it(io_mode):
+    with ValkeyServer(ram=True) as server, opened(server.url, io_mode) as (run, store):
         run(store.thread("t").save({"n": 1}))
         server.kill()
         server.start()
@@ -395,9 +397,9 @@ def test_a_server_that_comes_back_empty_gets_its_identity_from_who_still_has_it(
 
 @pytest.mark.parametrize("where", ["valkey_server", "cluster"])
 @pytest.mark.parametrize("id", ["t", "new"])
-def test_a_store_that_was_emptied_under_a_process_is_still_its_own(where, id, colour, request):
+def test_a_store_that_was_emptied_under_a_process_is_still_its_own(where, id, io_mode, request):
     servers = request.getfixturevalue(where)
-    with opened(servers.url, colour) as (run, store):
+    with opened(servers.url, io_mode) as (run, store):
         run(store.thread("t").save({"n": 1, "text": "x" * 5000}))
         for server in [servers] if where == "valkey_server" else servers.masters():
             server.call("FLUSHALL")
@@ -414,7 +416,7 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
     with opened(valkey_server.url) as (run, store):
         run(store.thread("t").save({"n": 1}))
         valkey_server.call("FLUSHALL")
-        other = redis_url.serve(valkey_server.url, {}).sync(30)
+        other = redis_url.parse_url(valkey_server.url, {}).sync(30)
         run_now(other.identity(b"n" * 32))
         run_now(commit_one(other, Commit(ThreadKey.of("", "theirs"), (draft("a"),))))
         for call in (
@@ -428,12 +430,12 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
         run_now(other.close())
 
 
-def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one(colour):
-    with ValkeyServer(ram=True) as server, opened(server.url, colour) as (run, store):
+def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one(io_mode):
+    with ValkeyServer(ram=True) as server, opened(server.url, io_mode) as (run, store):
         run(store.thread("t").save({"n": 1}))
         server.kill()
         server.start()
-        backend = redis_url.serve(server.url, {}).sync(30)
+        backend = redis_url.parse_url(server.url, {}).sync(30)
         assert run_now(backend.identity(b"n" * 32)) == b"n" * 32
         with pytest.raises((StoreUnavailable, OutcomeUnknown), match="begun anew"):
             run(store.thread("t").save({"n": 2}))
@@ -454,8 +456,8 @@ def test_an_identity_that_a_cluster_lost_is_restored_with_all_buckets(cluster):
             assert ask(one.verify()).problems == ()
 
 
-def test_scripts_that_a_server_forgets_are_sent_again(valkey_server, colour):
-    with opened(valkey_server.url, colour) as (run, store):
+def test_scripts_that_a_server_forgets_are_sent_again(valkey_server, io_mode):
+    with opened(valkey_server.url, io_mode) as (run, store):
         for number in range(20):
             valkey_server.call("SCRIPT", "FLUSH")
             run(store.thread("t").save({"n": number}))
@@ -484,11 +486,11 @@ def test_a_cluster_failover_loses_nothing_that_a_replica_confirmed(cluster):
     assert saver.lost(cluster.url) == []
 
 
-def test_a_node_that_was_left_alone_is_not_believed(cluster, colour):
+def test_a_node_that_was_left_alone_is_not_believed(cluster, io_mode):
     with ValkeyServer(ram=True, settings={"cluster-enabled": "yes"}) as lonely:
         good = cluster.masters()[0]
         for addresses in (f"{lonely.address},{good.address}", f"{good.address},{lonely.address}"):
-            with opened(f"redis+cluster://{addresses}", colour) as (run, store):
+            with opened(f"redis+cluster://{addresses}", io_mode) as (run, store):
                 run(store.thread("t").save({"n": 1}))
 
 
@@ -550,7 +552,7 @@ def whole_thread(run, store, id="t"):
     run(thread.write("task", [("c", "y" * 3000)]))
     run(thread.update({"title": "T"}))
     key = ThreadKey.of("", id)
-    entry = Entry("run", "r", b"body", "running", fence=1, lease_s=60)
+    entry = EntryRecord("run", "r", b"body", "running", fence=1, lease_s=60)
     run(commit_one(store._engine.backend, Commit(key, entries=(entry,))))
     return thread
 
@@ -566,8 +568,8 @@ def test_a_thread_has_six_keys_at_most_and_all_in_one_slot(valkey_server):
         assert len({key[key.index(b"{") : key.index(b"}")] for key in keys if b"{" in key}) == 1
 
 
-def test_all_keys_of_a_thread_end_at_the_same_millisecond(valkey_server, colour):
-    with opened(valkey_server.url, colour, ttl_s=100) as (run, store):
+def test_all_keys_of_a_thread_end_at_the_same_millisecond(valkey_server, io_mode):
+    with opened(valkey_server.url, io_mode, ttl_s=100) as (run, store):
         whole_thread(run, store)
         digest = ThreadKey.of("", "t").digest.hex().encode()
         own = [key for key in valkey_server.call("KEYS", "*") if digest in key]
@@ -593,8 +595,8 @@ def test_a_handle_without_a_ttl_keeps_the_one_that_a_thread_has(valkey_server):
     assert all(0 < one <= 100_000 for one in left)
 
 
-def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
-    with opened(valkey_server.url, colour, ttl_s=3) as (run, store):
+def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, io_mode):
+    with opened(valkey_server.url, io_mode, ttl_s=3) as (run, store):
         thread = whole_thread(run, store)
         first = run(thread.checkpoint())
         generation = run(store._engine.backend.inventory(ThreadKey.of("", "t"))).generation
@@ -612,16 +614,16 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, colour):
         assert run(store.verify()).problems == ()
 
 
-@pytest.mark.parametrize("colour, puts_info", [("sync", False), ("async", True)])
+@pytest.mark.parametrize("io_mode, puts_info", [("sync", False), ("async", True)])
 def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
-    puts_info, valkey_server, colour
+    puts_info, valkey_server, io_mode
 ):
     key, info = ThreadKey.of("", "t"), b"info" if puts_info else None
-    with opened(valkey_server.url, colour, ttl_s=3) as (run, store):
+    with opened(valkey_server.url, io_mode, ttl_s=3) as (run, store):
         backend = store._engine.backend
 
         def put(**fields):
-            entry = Entry("run", "r", fence=NEXT, **fields)
+            entry = EntryRecord("run", "r", fence=NEXT, **fields)
             return run(commit_one(backend, Commit(key, entries=(entry,), info=info))).entries[0].fence
 
         def bodies(**asked):
@@ -630,7 +632,9 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
         old = put(body=b"old", status="running", lease_s=0.1)
         for other in ("other", "third"):
             run(
-                commit_one(backend, Commit(key, entries=(Entry("run", other, b"old", "running"),), info=info))
+                commit_one(
+                    backend, Commit(key, entries=(EntryRecord("run", other, b"old", "running"),), info=info)
+                )
             )
         own = backend.keys(key).all[0]
         eventually(lambda: not valkey_server.call("EXISTS", own))
@@ -705,9 +709,9 @@ def test_a_pruned_thread_gives_its_memory_back(valkey_server):
         assert run(store.verify()).problems == ()
 
 
-def test_a_full_server_refuses_saves_and_still_deletes(colour):
+def test_a_full_server_refuses_saves_and_still_deletes(io_mode):
     with ValkeyServer(ram=True, settings={"maxmemory": "20mb"}) as server:
-        with opened(server.url, colour) as (run, store):
+        with opened(server.url, io_mode) as (run, store):
             saved = []
 
             def fill():
@@ -734,10 +738,10 @@ def has_room(server):
     return int(facts["used_memory"]) < int(facts["maxmemory"]) - 1_000_000
 
 
-def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server, colour):
+def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server, io_mode):
     with opened(valkey_server.url) as (run, store):
         run(store.thread("t").save({"n": 1}))
-        with opened(valkey_server.url, colour) as (other, newcomer):
+        with opened(valkey_server.url, io_mode) as (other, newcomer):
             valkey_server.call("CONFIG", "SET", "maxmemory", "1")
             try:
                 with pytest.raises(StoreFull):
@@ -752,17 +756,17 @@ def test_a_process_that_has_not_saved_yet_deletes_on_a_full_server(valkey_server
 
 
 def test_a_thread_that_is_deleted_before_it_begins_takes_its_place_in_the_store(
-    valkey_server, cluster, colour
+    valkey_server, cluster, io_mode
 ):
     for url in (valkey_server.url, cluster.url):
-        with opened(url, colour) as (run, store):
+        with opened(url, io_mode) as (run, store):
             backend = store._engine.backend
             for number in range(5):
                 key = ThreadKey.of("", f"{number}")
                 run(commit_one(backend, Commit(key, removal=Removal(everything=True))))
                 run(commit_one(backend, Commit(key, removal=Removal(checkpoints=(("", "a"),)))))
             assert run(thread_ids(store)) == []
-            with opened(url, colour) as (again, other):
+            with opened(url, io_mode) as (again, other):
                 for number in range(5):
                     again(other.thread(f"{number}").save({"n": number}))
             assert run(thread_ids(store)) == [f"{number}" for number in range(5)]
@@ -801,14 +805,14 @@ def test_who_may_not_ask_for_the_policy_is_not_told(valkey_server):
 # Replicas -------------------------------------------------------------------------------------------------------
 
 
-def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url, colour):
-    with opened(valkey_url, colour, wait_replicas=1) as (run, store):
+def test_a_save_that_no_replica_confirms_says_that_the_primary_has_it(valkey_url, io_mode):
+    with opened(valkey_url, io_mode, wait_replicas=1) as (run, store):
         with pytest.raises(NotReplicated, match="the primary has stored checkpoint 'a'") as failed:
             run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
         assert (failed.value.checkpoint_id, failed.value.confirmed, failed.value.wanted) == ("a", 0, 1)
         with pytest.raises(NotReplicated):  # its retry is answered by what is there, and waits all the same
             run(store.thread("t").save({"n": 1}, id="a", timeout_s=2.5))
-    with opened(valkey_url, colour) as (run, store):
+    with opened(valkey_url, io_mode) as (run, store):
         assert run(store.thread("t").load()) == {"n": 1}
 
 
@@ -859,7 +863,7 @@ def encrypted(server, folder):
                 await writer.drain()
         writer.close()
 
-    async def serve(reader, writer):
+    async def parse_url(reader, writer):
         inner, to_server = await asyncio.open_connection("127.0.0.1", server.port)
         try:
             await asyncio.gather(pump(reader, to_server), pump(inner, writer))
@@ -871,7 +875,7 @@ def encrypted(server, folder):
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     front = asyncio.run_coroutine_threadsafe(
-        asyncio.start_server(serve, "127.0.0.1", 0, ssl=context), loop
+        asyncio.start_server(parse_url, "127.0.0.1", 0, ssl=context), loop
     ).result()
     user = server.url.partition("://")[2].rpartition("@")[0]
     port = front.sockets[0].getsockname()[1]
@@ -893,27 +897,27 @@ def encrypted(server, folder):
         loop.close()
 
 
-def test_a_password_and_tls_are_taken_from_the_url(colour, tmp_path):
+def test_a_password_and_tls_are_taken_from_the_url(io_mode, tmp_path):
     with ValkeyServer(ram=True, password=SECRET) as server, encrypted(server, tmp_path) as url:
-        with opened(url, colour) as (run, store):
+        with opened(url, io_mode) as (run, store):
             run(store.thread("t").save({"n": 1}))
             assert run(store.thread("t").load()) == {"n": 1}
         plain = url.partition("?")[0]
         with pytest.raises(StoreUnavailable, match="certificate"):
-            with opened(plain, colour):
+            with opened(plain, io_mode):
                 pass
-        with opened(f"{plain}?ssl_cert_reqs=none", colour) as (run, store):
+        with opened(f"{plain}?ssl_cert_reqs=none", io_mode) as (run, store):
             assert run(store.thread("t").load()) == {"n": 1}
 
 
-def test_a_wrong_password_is_told_at_once_and_never_shown(colour, caplog):
+def test_a_wrong_password_is_told_at_once_and_never_shown(io_mode, caplog):
     with ValkeyServer(ram=True, password="right") as server:
         caplog.set_level(0)
         quoted = "wr0ng%3As3cret"
         url = server.url.replace(":right@", f"me:{quoted}@")
         began = time.monotonic()
         with pytest.raises(StoreUnavailable) as failed:
-            with opened(url, colour):
+            with opened(url, io_mode):
                 pass
         assert time.monotonic() - began < PATIENCE_S / 2, "not when its time is over"
         shown = "".join(traceback.format_exception(failed.value)) + repr(failed.value) + caplog.text
@@ -921,12 +925,12 @@ def test_a_wrong_password_is_told_at_once_and_never_shown(colour, caplog):
             assert secret not in shown
 
 
-def test_no_secret_is_in_an_error_or_a_repr(colour, proxy, caplog):
+def test_no_secret_is_in_an_error_or_a_repr(io_mode, proxy, caplog):
     caplog.set_level(0)
     with ValkeyServer(ram=True, password=SECRET) as server, FaultProxy("127.0.0.1", server.port) as proxy:
-        found = redis_url.serve(proxy.through(server.url), {})
+        found = redis_url.parse_url(proxy.through(server.url), {})
         texts = [found.shown, repr(found)]
-        with opened(proxy.through(server.url), colour) as (run, store):
+        with opened(proxy.through(server.url), io_mode) as (run, store):
             texts += [repr(store), repr(store._engine.backend)]
             for mode in ("reset", "blackhole", "refuse"):
                 proxy.mode = mode
@@ -1098,8 +1102,8 @@ def damage_entry(server):
 
 
 @pytest.mark.parametrize("damage", [damage_row, damage_info, damage_entry])
-def test_a_damaged_thread_can_be_deleted_and_begun_again(damage, valkey_server, colour):
-    with opened(valkey_server.url, colour) as (run, store):
+def test_a_damaged_thread_can_be_deleted_and_begun_again(damage, valkey_server, io_mode):
+    with opened(valkey_server.url, io_mode) as (run, store):
         thread, backend, key = whole_thread(run, store), store._engine.backend, ThreadKey.of("", "t")
         last = run(thread.save({"n": 2}))
         revision = run(backend.inventory(key)).revision
@@ -1179,7 +1183,7 @@ def test_a_child_uses_no_connection_of_its_parent_to_a_cluster(cluster):
 
 
 def test_a_store_goes_on_in_another_event_loop(valkey_url):
-    found = redis_url.serve(valkey_url, {})
+    found = redis_url.parse_url(valkey_url, {})
 
     async def first():
         backend = await found.asynchronous(30)
@@ -1279,7 +1283,7 @@ WRONG = {
     "redis://a,b": "one host",
     "redis+cluster://host/3": "no databases",
     "redis+sentinel://host": "service is missing",
-    "redis://host?colour=red": "no option 'colour'; it has allow_eviction",
+    "redis://host?io_mode=red": "no option 'io_mode'; it has allow_eviction",
     "redis://host?ttl_s=soon": "ttl_s must be a number of seconds",
     "redis://host?ttl_s=0": "more than 0",
     "redis://host?pool_size=0": "1 or more",
@@ -1299,7 +1303,7 @@ WRONG = {
 @pytest.mark.parametrize("url", WRONG)
 def test_a_wrong_url_is_told_what_to_type(url):
     with pytest.raises(BadURL, match=WRONG[url]) as wrong:
-        redis_url.serve(url, {})
+        redis_url.parse_url(url, {})
     assert "s3cret" not in str(wrong.value)
 
 
@@ -1317,8 +1321,8 @@ def test_a_wrong_url_is_told_what_to_type(url):
     ],
 )
 def test_a_question_mark_in_a_password_does_not_show_the_rest_of_it(url):
-    serve = postgres_url.serve if url.startswith("postgres") else redis_url.serve
-    for use in (outlive.open, outlive.open_async, lambda url: serve(url, {})):
+    parse_url = postgres_url.parse_url if url.startswith("postgres") else redis_url.parse_url
+    for use in (outlive.open, outlive.open_async, lambda url: parse_url(url, {})):
         with pytest.raises(BadURL, match="%3F") as wrong:
             use(url)
         shown = "".join(traceback.format_exception(wrong.value, chain=True)[-1:])
@@ -1335,7 +1339,7 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
                 Commit(key, (draft("a", seq=1, epoch=most),)),
                 Commit(key, (draft("a"),), epoch=most),
                 Commit(key, info=b"x", info_version=most, merge=True),
-                Commit(key, entries=(Entry("run", "r", b"", fence=most),), merge=True),
+                Commit(key, entries=(EntryRecord("run", "r", b"", fence=most),), merge=True),
             )
         ):
             with pytest.raises(BadArgument, match="2\\*\\*53"):
@@ -1347,7 +1351,7 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
 
 def test_an_option_stands_in_the_url_or_beside_it_and_not_in_both():
     with pytest.raises(BadURL, match="give it once"):
-        redis_url.serve("redis://host?ttl_s=5", {"ttl_s": 5})
+        redis_url.parse_url("redis://host?ttl_s=5", {"ttl_s": 5})
 
 
 def test_all_options_may_stand_in_the_url(valkey_url):
@@ -1368,15 +1372,15 @@ def test_idle_connections_are_there_before_they_are_needed(proxy, valkey_url):
 def test_more_idle_connections_than_the_pool_may_hold_are_refused(where):
     url = "redis://host?pool_size=2" + ("&min_idle_conns=3" if where == "url" else "")
     with pytest.raises(BadURL, match="min_idle_conns=3 is more than pool_size=2"):
-        redis_url.serve(url, {} if where == "url" else {"min_idle_conns": 3})
-    redis_url.serve("redis://host?pool_size=2&min_idle_conns=2", {})
+        redis_url.parse_url(url, {} if where == "url" else {"min_idle_conns": 3})
+    redis_url.parse_url("redis://host?pool_size=2&min_idle_conns=2", {})
 
 
 def test_without_the_driver_it_is_told_what_to_install():
     code = (
         "import sys; sys.modules['redis'] = None\n"
-        "from outlive.backends import redis_url\n"
-        "try: redis_url.serve('redis://host', {})\n"
+        "from outlive.backends.redis import urls\n"
+        "try: urls.parse_url('redis://host', {})\n"
         "except ImportError as error: print(error)"
     )
     done = subprocess.run(
@@ -1386,7 +1390,7 @@ def test_without_the_driver_it_is_told_what_to_install():
 
 
 def test_naming_a_server_does_not_load_the_driver():
-    code = "import sys; from outlive.backends import redis_url; redis_url.serve('redis://host', {}); print('redis' in sys.modules)"
+    code = "import sys; from outlive.backends.redis import urls; urls.parse_url('redis://host', {}); print('redis' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
@@ -1397,10 +1401,10 @@ def test_naming_a_server_does_not_load_the_driver():
 
 
 @pytest.mark.parametrize("where", ["valkey_url", "cluster"])
-def test_many_threads_are_listed_in_order_and_page_by_page(where, request, colour):
+def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mode):
     fixture = request.getfixturevalue(where)
     url = fixture if isinstance(fixture, str) else fixture.url
-    with opened(url, colour) as (run, store):
+    with opened(url, io_mode) as (run, store):
         backend = store._engine.backend
         ids = [f"thread {number}" for number in range(700)]
         results = run(
@@ -1424,15 +1428,15 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, colou
 
 
 @pytest.mark.parametrize("where", ["valkey_url", "cluster"])
-def test_lapsed_runs_are_found_among_many_that_ended(where, request, colour):
+def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
     fixture = request.getfixturevalue(where)
     url = fixture if isinstance(fixture, str) else fixture.url
-    with opened(url, colour) as (run, store):
+    with opened(url, io_mode) as (run, store):
         backend = store._engine.backend
         for number in range(120):
             status = "running" if number % 20 == 0 else "completed"
             lease_s = 0.001 if number % 40 == 0 else 600
-            entry = Entry("run", f"run {number:03}", b"", status, fence=1, lease_s=lease_s)
+            entry = EntryRecord("run", f"run {number:03}", b"", status, fence=1, lease_s=lease_s)
             run(commit_one(backend, Commit(ThreadKey.of("", f"{number % 50}"), entries=(entry,))))
         run(nap(0.01))
 
@@ -1450,7 +1454,7 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, colour):
         assert keys(statuses=["completed", "running"], prefix="run 01") == [
             f"run 01{digit}" for digit in range(10)
         ]
-        ended = Entry("run", "run 000", None, "completed", fence=1, revision=1)
+        ended = EntryRecord("run", "run 000", None, "completed", fence=1, revision=1)
         run(commit_one(backend, Commit(ThreadKey.of("", "0"), entries=(ended,))))
         assert keys(statuses=["running"], lapsed=True) == ["run 040", "run 080"]
         page = run(backend.entries("", "run", statuses=["running", "completed"], limit=7))

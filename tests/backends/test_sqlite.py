@@ -224,12 +224,12 @@ def test_verify_finds_damage_in_the_log_of_an_open_store(folder):
 
 def test_the_mark_goes_with_the_log_and_several_processes_share_it(folder):
     url = f"sqlite:///{folder}/a.db"
-    with outlive.open(url) as one:
+    with outlive.open(url) as fetch_one:
         with outlive.open(url) as two:
-            one.thread("t").save({"n": 1})
+            fetch_one.thread("t").save({"n": 1})
             two.thread("t").save({"n": 2})
         assert (folder / "a.db-ack").exists()
-        one.thread("t").save({"n": 3})
+        fetch_one.thread("t").save({"n": 3})
         marks = sqlite_wal.MarkFile(f"{folder}/a.db", "boot", is_synced=True)
         mark = marks.read()
         marks.close()

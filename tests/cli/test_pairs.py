@@ -373,7 +373,7 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
     assert joined("fork", "trip-42", "last").code == 0
     asked = joined("replication", "--leave")
     assert (asked.code, "this would end the pair" in asked.err) == (2, True)
-    with outlive.open(alone) as store, pytest.raises(outlive.errors.OpenedAlone):
+    with outlive.open(alone) as store, pytest.raises(outlive.errors.ReplicaOpenedAlone):
         store.thread("t").save(1)
     (item,) = items(joined("replication", "--leave", "--yes", "--json"))
     assert (item["alone"], item["old_copy"], item["is_told"]) == (*map(shown_url, (alone, old)), True)
@@ -385,7 +385,7 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
     assert joined.program("rm", "trip-42", "--yes", "--store", alone).code == 0
     with outlive.open(old) as store:
         assert store.thread("trip-7").load() == {"n": 1}, "an old copy is read"
-        with pytest.raises(outlive.errors.OpenedAlone, match="this store is an old copy"):
+        with pytest.raises(outlive.errors.ReplicaOpenedAlone, match="this store is an old copy"):
             store.thread("t").save(2)
     for options in ({}, {"enable_replication": False}):
         with pytest.raises(outlive.errors.StoreUnavailable, match="no pair any more"):
@@ -459,7 +459,10 @@ def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_i
         assert "tells the other one" in two("replication").out
         assert two("replication", "--leave", "--yes").code == 0
         assert states(two) == ["alone", "old copy"]
-    with outlive.open(postgres_store) as store, pytest.raises(outlive.errors.OpenedAlone, match="old copy"):
+    with (
+        outlive.open(postgres_store) as store,
+        pytest.raises(outlive.errors.ReplicaOpenedAlone, match="old copy"),
+    ):
         store.thread("t").save(1)
     with outlive.open(near) as store:
         assert store.thread("t").load() == "alone"
@@ -483,7 +486,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
             run_now(end_pair((failing, sides[0]), (stores.both[1], sides[1]), tenant, 30))
     with pytest.raises(outlive.errors.StoreUnavailable, match="repeat outlive replication --leave"):
         outlive.open(urls[0], secondary=urls[1], tenant=tenant)
-    with outlive.open(urls[0], tenant=tenant) as store, pytest.raises(outlive.errors.OpenedAlone):
+    with outlive.open(urls[0], tenant=tenant) as store, pytest.raises(outlive.errors.ReplicaOpenedAlone):
         store.thread("t").save(2)
     said = ("--tenant", tenant) if tenant else ()
     assert "outlive replication --leave finishes that" in two("replication", *said).out
@@ -493,7 +496,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
         store.thread("t").save(2)
     with (
         outlive.open(urls[1], tenant=tenant) as store,
-        pytest.raises(outlive.errors.OpenedAlone, match="old copy"),
+        pytest.raises(outlive.errors.ReplicaOpenedAlone, match="old copy"),
     ):
         store.thread("t").save(2)
     third = f"sqlite:///{program.folder}/third.db"

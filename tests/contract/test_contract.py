@@ -1,4 +1,4 @@
-"""The backends of this package keep the contract, in both colours."""
+"""The backends of this package keep the contract, sync and async."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class TestSQLite(BackendContract):
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
-        return served(postgres_url.serve(postgres_store, {"pool_size": 4}))
+        return served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
 
 
 class _InShort(RecordsContract, MachineContract):
@@ -72,13 +72,13 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):
-        return served(redis_url.serve(valkey_url, {}))
+        return served(redis_url.parse_url(valkey_url, {}))
 
 
 class TestRedisCluster(BackendContract if LONG else RecordsContract):
     @pytest.fixture
     def backend(self, cluster):
-        return served(redis_url.serve(cluster.url, {}))
+        return served(redis_url.parse_url(cluster.url, {}))
 
 
 def served(found):
@@ -95,7 +95,7 @@ def test_a_contract_test_cannot_be_overridden():
     for name, base, body in (
         ("TestShort", (), {"test_reading_creates_nothing": lambda self: None}),
         ("TestSkipped", (), {"test_a_record_comes_back_as_it_was_sent": None}),
-        ("TestOneColour", (), {"colour": "sync"}),
+        ("TestOneColour", (), {"io_mode": "sync"}),
         ("TestMixed", (Weaker,), {}),
         ("TestNothing", (), {"__test__": False}),
         ("TestLenient", (), {"__init_subclass__": lambda cls: None}),
@@ -111,8 +111,8 @@ def test_a_class_that_joins_may_have_tests_of_its_own():
             seen.append(await waist.ids())
 
     seen = []
-    for colour in ("sync", "async"):
-        TestMine().test_that_nobody_else_has(MemoryBackend(), colour)
+    for io_mode in ("sync", "async"):
+        TestMine().test_that_nobody_else_has(MemoryBackend(), io_mode)
     assert seen == [["a"], ["a"]]
 
 

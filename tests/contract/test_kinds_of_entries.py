@@ -8,7 +8,7 @@ import apsw
 
 import outlive
 from outlive.backend.entries import KINDS, SEALED, EntryKind
-from outlive.backend.protocol import RESERVED, Commit, Entry, ThreadKey, commit
+from outlive.backend.protocol import RESERVED, Commit, EntryRecord, ThreadKey, commit
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
@@ -31,7 +31,7 @@ def put(store, *kinds, keys=(LISTED, UNLISTED)):
     """Store an entry of each kind, in a thread that a listing shows and in one that it does not show."""
     store.thread(LISTED.id).save({"n": 1})
     for key in keys:
-        entries = [Entry(kind.name, "k", b"body", "ended", fence=7) for kind in kinds]
+        entries = [EntryRecord(kind.name, "k", b"body", "ended", fence=7) for kind in kinds]
         run_now(commit(backend_of(store), Commit(key, entries=tuple(entries))))
 
 

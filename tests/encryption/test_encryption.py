@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import outlive
 from outlive.backend.protocol import Commit, Removal, ThreadKey
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.local.threaded import Threaded
+from outlive.backends.local.threaded import AsyncLocal
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.layers.encryption.keyring import KeyRing, key_of
 from outlive.layers.encryption.layer import Encrypted, place_of_chunk
@@ -59,9 +59,9 @@ class TestEncryptedMemory(_Promises):
         inner = MemoryBackend()
 
         async def asynchronous():
-            return Encrypted(Threaded(inner), RING)
+            return Encrypted(AsyncLocal(inner), RING)
 
-        return Opener(lambda: Encrypted(Inline(inner), RING), asynchronous, survives=False)
+        return Opener(lambda: Encrypted(SyncLocal(inner), RING), asynchronous, survives=False)
 
 
 class _OnFile(DamageContract, CopyContract, PruningContract):
@@ -75,9 +75,11 @@ class TestEncryptedSQLite(StoreContract if LONG else _OnFile):
             path = str(folder / "store.db")
 
             async def asynchronous():
-                return Encrypted(Threaded(SQLiteBackend(path, fsync="normal")), RING)
+                return Encrypted(AsyncLocal(SQLiteBackend(path, fsync="normal")), RING)
 
-            yield Opener(lambda: Encrypted(Inline(SQLiteBackend(path, fsync="normal")), RING), asynchronous)
+            yield Opener(
+                lambda: Encrypted(SyncLocal(SQLiteBackend(path, fsync="normal")), RING), asynchronous
+            )
 
 
 # What lies in the store --------------------------------------------------------------------------------------
@@ -174,10 +176,10 @@ def test_both_colours_read_what_the_other_sealed(tmp_path):
 def memory_store(ring=RING, inner=None, tenant=""):
     """A store in memory whose rows a test can change: (store, the rows)."""
     inner = inner or MemoryBackend()
-    engine_of = outlive.factory._Target
-    served = outlive.factory.Served("memory:", lambda _: Inline(inner), None)
+    engine_of = outlive.factory.StoreConfig
+    served = outlive.factory.BackendFactory("memory:", lambda _: SyncLocal(inner), None)
     target = engine_of(
-        served, outlive.factory.Settings("memory:", tenant), 0, outlive.factory.Watched(None), ring
+        served, outlive.factory.Settings("memory:", tenant), 0, outlive.factory.EventSink(None), ring
     )
     return outlive.Store(run_now(outlive.factory._open_inline(target))), inner
 
@@ -712,7 +714,11 @@ def test_others_go_on_saving_while_keys_rotate(backend, url_for, tmp_path):
 def test_what_is_sealed_is_never_exchanged_for_what_is_not():
     layer = memory_store()[0]._store._engine.backend
     with pytest.raises(outlive.errors.BadArgument):
-        run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), reseal=outlive.backend.protocol.Reseal())]))
+        run_now(
+            layer.commit_all(
+                [Commit(ThreadKey.of("", "t"), reencrypted=outlive.backend.protocol.ReencryptedBodies())]
+            )
+        )
     name = b"n" * 16
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), chunks=((name, b"data"),))]))
     (stored,) = run_now(layer.inner.fetch(ThreadKey.of("", "t"), [name])).values()

@@ -120,7 +120,7 @@ class Counting:
         self.made = self.given + random.randrange(1 << 30)
 
 
-class Pair(typing.NamedTuple):
+class CheckpointKey(typing.NamedTuple):
     left: object
     right: object = None
 
@@ -139,7 +139,7 @@ class Model(pydantic.BaseModel):
         return self.name.upper()
 
 
-class Loose(pydantic.BaseModel, extra="allow"):
+class StoredPieces(pydantic.BaseModel, extra="allow"):
     name: str = "l"
 
 
@@ -216,8 +216,8 @@ class Zone(dt.tzinfo):
 
 
 TYPES = (
-    Color, Level, Mood, Old, Access, Bits, Step, Point, Point3, Slotted, FrozenSlotted, Counting, Pair, Old_pair,
-    Model, Loose, Ice, Alias, Root, Unset, Shape, Line, Text, Whole, Fields, Row, Coordinates, Real, Blob, Bag, Fixed,
+    Color, Level, Mood, Old, Access, Bits, Step, Point, Point3, Slotted, FrozenSlotted, Counting, CheckpointKey, Old_pair,
+    Model, StoredPieces, Ice, Alias, Root, Unset, Shape, Line, Text, Whole, Fields, Row, Coordinates, Real, Blob, Bag, Fixed,
     collections.OrderedDict, collections.Counter,
 )  # fmt: skip
 
@@ -362,9 +362,9 @@ EXACT = {
     "dataclass, inherited": [Point3(1, 2, 3), Point(1, 2)],
     "dataclass with slots": [Slotted(a=1, b=[Slotted(a=2)]), FrozenSlotted({"k": b"v"})],
     "dataclass with a field that __init__ does not take": Counting(1),
-    "namedtuple": [Pair(1), Pair((1,), Pair([2])), Old_pair(1), (1, None)],
+    "namedtuple": [CheckpointKey(1), CheckpointKey((1,), CheckpointKey([2])), Old_pair(1), (1, None)],
     "pydantic": pydantic_model(),
-    "pydantic with extras": [Loose(name="a", more=[1, (2,)]), Loose()],
+    "pydantic with extras": [StoredPieces(name="a", more=[1, (2,)]), StoredPieces()],
     "pydantic fields_set": [Model(), Model(name="m")],
     "pydantic, frozen": {Ice(a=1, b=(1, 2)), Ice(a=2)},
     "pydantic with an alias": Alias(A=1),
@@ -608,7 +608,7 @@ def a_refused_save_leaves_the_thread_as_it_was(value):
         ({"\ud800": [BAD]}, "state['\\ud800'][0]"),
         ({"plan": Step("a", {"x": [BAD]})}, "state.plan.args.x[0]"),
         ({"plan": Step("a", {}, Point(1, Slotted(a=BAD)))}, "state.plan.result.y.a"),
-        ({"pair": Pair(1, BAD)}, "state.pair.right"),
+        ({"pair": CheckpointKey(1, BAD)}, "state.pair.right"),
         ({"shape": Shape(3, [1, BAD])}, "state.shape.tags[1]"),
         ({"text": ["\ud800", BAD]}, "state.text[1]"),
         ({"buffer": [bytearray(b"x"), BAD]}, "state.buffer[1]"),
@@ -630,10 +630,10 @@ def test_the_path_leads_through_every_container(state, path):
         {"box": {BAD: 1}},
         {"box": {(1, BAD): 1}},
         {"box": Model(inner=[BAD])},
-        {"box": Loose(more=BAD)},
+        {"box": StoredPieces(more=BAD)},
         {"box": Coordinates((1, BAD))},
         {"box": Bag({BAD})},
-        {"box": [Pair(Coordinates((BAD,)))]},
+        {"box": [CheckpointKey(Coordinates((BAD,)))]},
     ],
     ids=[
         "set",
@@ -694,7 +694,7 @@ NESTINGS = {
     "int-keyed dict": lambda inner: {1: inner},
     "tuple": lambda inner: (inner,),
     "dataclass": Point,
-    "namedtuple": Pair,
+    "namedtuple": CheckpointKey,
     "struct": lambda inner: Line(start_at=inner),
     "mixed": lambda inner: {"k": [(Point(inner),)]},
 }
@@ -1367,7 +1367,7 @@ HASHABLE = st.recursive(
         st.frozensets(inner, max_size=3).map(Fixed),
         st.builds(Point, inner, inner),
         st.builds(FrozenSlotted, inner),
-        st.builds(Pair, inner, inner),
+        st.builds(CheckpointKey, inner, inner),
     ),
     max_leaves=6,
 )
@@ -1394,9 +1394,9 @@ def containers(inner):
         st.builds(Step, TEXT, st.dictionaries(TEXT, inner, max_size=2), inner),
         st.builds(Slotted, a=inner, b=st.lists(inner, max_size=2)),
         st.builds(Point3, inner, inner, inner),
-        st.builds(Pair, inner, inner),
+        st.builds(CheckpointKey, inner, inner),
         st.builds(lambda value, secret: private(Model(inner=value), secret), inner, inner),
-        st.builds(lambda value: Loose(more=value), inner),
+        st.builds(lambda value: StoredPieces(more=value), inner),
         st.builds(Shape, inner, st.lists(inner, max_size=2)),
         st.builds(lambda value: Line(start_at=value), inner),
     )

@@ -29,7 +29,7 @@ class Box:
     inside: object
 
 
-class Pair(typing.NamedTuple):
+class CheckpointKey(typing.NamedTuple):
     left: object
     right: object
 
@@ -45,7 +45,7 @@ class Tag:
 
 
 REGISTRY = Registry()
-for cls in (Box, Pair, Model, Tag):
+for cls in (Box, CheckpointKey, Model, Tag):
     REGISTRY.add(cls, f"pieces.{cls.__name__}")
 CODEC = Codec(REGISTRY)
 BARE = Codec(Registry())
@@ -212,7 +212,7 @@ class World:
                 lambda: {n: self.text() for n in range(self.rng.choice([3, 40]))},
                 lambda: Box("b", self.messages()),
                 lambda: Model(inside=self.messages()),
-                lambda: Pair(self.messages(), self.text()),
+                lambda: CheckpointKey(self.messages(), self.text()),
                 lambda: (self.messages(), self.messages()),
                 lambda: {f"file{n}.py": self.text(1000, 9000) for n in range(self.rng.choice([2, 9]))},
                 self.leaf,
@@ -498,7 +498,7 @@ NESTS = {
     "dataclasses": lambda messages: Box("a", Box("b", Box("c", messages))),
     "pydantic": lambda messages: Model(inside=Model(inside={"m": messages})),
     "tuples": lambda messages: (1, (2, (3, messages))),
-    "namedtuple in a list": lambda messages: [Pair(0, {"m": messages}), "x"],
+    "namedtuple in a list": lambda messages: [CheckpointKey(0, {"m": messages}), "x"],
     "int keys": lambda messages: {1: {2: {3: messages}}},
     "mixed": lambda messages: {"state": Box("a", (Model(inside=messages), 1)), "n": len(messages)},
     "surrogate keys": lambda messages: {"\ud800": {"m": messages}},

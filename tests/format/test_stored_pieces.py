@@ -34,8 +34,8 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
         raw = CODEC.pack(written)
         data = chunk.encode(raw)
         stored[NAMER.name(data)] = data
-        loose = {
-            packed[: planning.LOOSE_KEY]: (packed, NAMER.name(data), raw.find(packed))
+        stored_pieces = {
+            packed[: planning.PIECE_KEY]: (packed, NAMER.name(data), raw.find(packed))
             for packed in map(CODEC.pack, written)
         }
         for one in written:
@@ -43,7 +43,7 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
                 one["id"] = rng.getrandbits(60)  # as LangGraph does to a message without one
         state = [*state, *written] if rng.random() < 0.8 else [*state[1:], *written, message(rng)]
         pieces = split(CODEC, state, old)
-        plan = planning.plan(CODEC, NAMER, pieces, old, loose)
+        plan = planning.plan(CODEC, NAMER, pieces, old, stored_pieces)
         stored.update(plan.chunks)
         raws = [chunk.decode(stored[name]) for name in plan.names]
         assert CODEC.unpack(chunk.assemble(plan.layout, raws, pieces.size)) == state
@@ -62,8 +62,8 @@ def engine():
 
 def write(engine, key, value):
     record, chunks = engine.write_record("", "c", "task", 0, "messages", value, "")
-    loose = engine.loose(record, chunks, value)
-    engine.keep_loose(key, "", loose)
+    stored_pieces = engine.stored_pieces(record, chunks, value)
+    engine.remember_stored(key, "", stored_pieces)
     run_now(engine.commit(Commit(key, writes=(record,), chunks=tuple(chunks.items()))))
 
 
@@ -89,8 +89,8 @@ def test_a_write_that_was_withdrawn_is_not_referred_to(url, tmp_path):
         engine = Engine(inner.backend, inner.codec, inner.namer, Cache(1 << 24), inner.runtime)
         run_now(engine.save(key, state, Draft("", "one")))
         record, chunks = engine.write_record("", "c", "task", 0, "messages", [more], "")
-        engine.keep_loose(
-            key, "", engine.loose(record, chunks, [more])
+        engine.remember_stored(
+            key, "", engine.stored_pieces(record, chunks, [more])
         )  # it stood in a queue, and never got further
         run_now(engine.save(key, [*state, more], Draft("", "two")))
         assert store.thread("t").load() == [*state, more]
@@ -115,4 +115,4 @@ def test_a_write_that_changed_after_it_was_packed_is_not_confused(engine):
     more = {"content": "".join(rng.choices("abcdefgh", k=2000)), "id": None}
     record, chunks = engine.write_record("", "c", "task", 0, "messages", [more], "")
     more["content"] = more["content"][::-1]
-    assert engine.loose(record, chunks, [more]) == {}
+    assert engine.stored_pieces(record, chunks, [more]) == {}

@@ -18,7 +18,7 @@ import pytest
 import outlive
 from outlive.testing.patience import PATIENCE_S
 from rig.crash import ram_folder
-from rig.replicas import COLOURS, Disk, Rig, run, until
+from rig.replicas import IO_MODES, Disk, Rig, run, until
 from rig.servers import ValkeyServer
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
@@ -251,7 +251,7 @@ class Chaos:
 
 @pytest.fixture
 def chaos(request, postgres_store, postgres_server):
-    colour, primary = request.param
+    io_mode, primary = request.param
 
     def begin(options, *, appendonly=True, salt=0):
         seed = SEED * 1000 + 10 * salt + PAIRS.index(request.param)  # each meets other faults
@@ -263,7 +263,7 @@ def chaos(request, postgres_store, postgres_server):
                 stack.enter_context(valkey)
             else:
                 disk = Disk(stack.enter_context(ram_folder()) / "store.db")
-            driver = stack.enter_context(COLOURS[colour]())
+            driver = stack.enter_context(IO_MODES[io_mode]())
             rigs = [
                 stack.enter_context(Rig(valkey, postgres_store, postgres_server, driver, disk))
                 for _ in range(CLIENTS)
@@ -288,7 +288,7 @@ def chaos(request, postgres_store, postgres_server):
     return begin
 
 
-PAIRS = [(colour, primary) for colour in ("sync", "async") for primary in ("redis", "sqlite")]
+PAIRS = [(io_mode, primary) for io_mode in ("sync", "async") for primary in ("redis", "sqlite")]
 SERVED = PAIRS[
     ::2
 ]  # in strict mode tests/test_replicate_history.py has these, with a process for each client

@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from outlive.backend.protocol import Backend
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.local.threaded import Threaded
+from outlive.backends.local.threaded import AsyncLocal
 from outlive.layers.replication.layer import Replicate
 from outlive.layers.replication.options import Replication
 from outlive.runtime.loop import AsyncRuntime
@@ -72,9 +72,9 @@ def opener(**options):
     stores = MemoryBackend(), MemoryBackend()
 
     async def threaded():
-        return pair(*map(Threaded, stores), AsyncRuntime(), **options)
+        return pair(*map(AsyncLocal, stores), AsyncRuntime(), **options)
 
-    return Opener(lambda: pair(*map(Inline, stores), SyncRuntime(), **options), threaded, survives=False)
+    return Opener(lambda: pair(*map(SyncLocal, stores), SyncRuntime(), **options), threaded, survives=False)
 
 
 class _InShort(SavingContract, PendingContract, PruningContract, RaceContract, RunContract):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend.protocol import NOTE, Commit, Entry, ThreadKey
-from outlive.backends.local.inline import Inline
+from outlive.backend.protocol import OUTBOX, Commit, EntryRecord, ThreadKey
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
@@ -54,7 +54,7 @@ class Apart:
 
     def __init__(self, days=(0, 0)):
         runtimes = [Skewed(one) for one in days]
-        self.backends = [Interposed(Inline(MemoryBackend())), Interposed(Inline(MemoryBackend()))]
+        self.backends = [Interposed(SyncLocal(MemoryBackend())), Interposed(SyncLocal(MemoryBackend()))]
         options = Replication.of({"replication": "async", "health_check_interval_s": 1000})
         self.pairs = [
             Replicate(*self.backends, options, runtime=runtime, naming=lambda key: lambda *chunk: True)
@@ -91,7 +91,7 @@ class Apart:
     def run(self, side, key, id, n):
         stored = run_now(self.pairs[side].entries(key.tenant, "run", thread=key))
         rank = next((entry.rank for _, entry in stored if entry.key == id), (0, 0, 0))
-        entry = Entry("run", id, b"%d" % n, "running", epoch=rank[0], fence=-1, expect=rank)
+        entry = EntryRecord("run", id, b"%d" % n, "running", epoch=rank[0], fence=-1, expect=rank)
         run_now(self.pairs[side].commit_all([Commit(key, entries=(entry,))]))
 
     def exchange(self, source):
@@ -112,7 +112,7 @@ class Apart:
     def check(self):
         assert self.dump(0) == self.dump(1)
         for backend in self.backends:
-            assert run_now(backend.entries("", NOTE)) == []
+            assert run_now(backend.entries("", OUTBOX)) == []
         for store in self.stores:
             assert store.verify().problems == ()
 

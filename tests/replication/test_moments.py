@@ -19,7 +19,7 @@ STRIDE = 1 if LONG else 9  # of moments at which the primary goes: each takes a 
 STEP = 1 if LONG else 3  # of moments at which a process dies
 
 
-class Watched:
+class EventSink:
     """A backend that lets a test act before one of its calls."""
 
     def __init__(self, inner, calls, moments, act):
@@ -43,7 +43,7 @@ def acting_at(store, number, act):
     """Let something happen before one of the next calls to either store of a pair."""
     stores, calls, moments = store._store._pair.stores, itertools.count(), {number}
     both = stores.both
-    stores.both = tuple(Watched(backend, calls, moments, act) for backend in both)
+    stores.both = tuple(EventSink(backend, calls, moments, act) for backend in both)
     yield
     stores.both = both
     moments.clear()  # what goes on in the background may still have these

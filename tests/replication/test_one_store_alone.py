@@ -60,7 +60,7 @@ def test_one_store_of_a_pair_is_read_alone_and_not_written(urls, role, is_failed
         assert store.verify().problems == ()
         for deed in DEEDS.values():
             with pytest.raises(
-                outlive.errors.OpenedAlone, match=r"outlive\.open\(primary, secondary="
+                outlive.errors.ReplicaOpenedAlone, match=r"outlive\.open\(primary, secondary="
             ) as refused:
                 deed(store)
             assert (refused.value.role, refused.value.active) == (ROLES[role], ROLES[is_failed_over])
@@ -74,7 +74,7 @@ def test_one_store_of_a_pair_is_copied_alone(urls, tmp_path):
         store.backup(f"sqlite:///{tmp_path}/copy.db")
     with outlive.open(f"sqlite:///{tmp_path}/copy.db") as copy:
         copy.thread("t").save("a store of its own")
-        with pytest.raises(outlive.errors.OpenedAlone):
+        with pytest.raises(outlive.errors.ReplicaOpenedAlone):
             copy.backup(urls[0])
 
 
@@ -84,7 +84,7 @@ def test_an_encrypted_store_of_a_pair_is_neither_written_nor_rotated_alone(urls)
     with outlive.open(urls[0], key=outlive.KeyRing(keys)) as store:
         assert store.thread("t").load()["n"] == 2
         for deed in (lambda: store.thread("t").save(4), store.rotate):
-            with pytest.raises(outlive.errors.OpenedAlone):
+            with pytest.raises(outlive.errors.ReplicaOpenedAlone):
                 deed()
     with outlive.open(urls[0], key=outlive.KeyRing({"old": keys["old"]})) as store:
         assert store.thread("t").load()["n"] == 2
@@ -96,7 +96,7 @@ def test_a_store_of_a_pair_that_is_opened_async_is_not_written_alone(urls):
     async def scenario():
         async with outlive.open_async(urls[0]) as store:
             assert (await store.thread("t").load())["n"] == 2
-            with pytest.raises(outlive.errors.OpenedAlone):
+            with pytest.raises(outlive.errors.ReplicaOpenedAlone):
                 await store.thread("t").save(4)
 
     asyncio.run(scenario())
@@ -130,7 +130,7 @@ def test_what_the_active_store_did_alone_on_purpose_is_in_both_when_the_pair_is_
 def test_the_store_that_is_not_active_is_not_written_alone_whatever_one_says(urls, is_failed_over):
     build(urls, is_failed_over=is_failed_over)
     with outlive.open(urls[not is_failed_over], enable_replication=False) as store:
-        with pytest.raises(outlive.errors.OpenedAlone, match="is active"):
+        with pytest.raises(outlive.errors.ReplicaOpenedAlone, match="is active"):
             store.thread("t").save(1)
         assert store.thread("t").load() is not None
 

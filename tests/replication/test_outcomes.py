@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 import outlive
-from outlive.backend.protocol import NOTE, ThreadKey
+from outlive.backend.protocol import OUTBOX, ThreadKey
 from outlive.runtime.runtime import run_now
 from rig.replicas import Client, memories
 
@@ -125,7 +125,7 @@ class World:
             key = ThreadKey.of("", "t")
             records = run_now(backend.history(key, None, limit=100))[1]
             both.append([(one.epoch, one.seq, one.id, one.parent) for one in records])
-            assert run_now(backend.entries("", NOTE)) == []
+            assert run_now(backend.entries("", OUTBOX)) == []
         assert both[0] == both[1]
         found = [id for _, _, id, _ in both[0]]
         assert len(found) == len(set(found))

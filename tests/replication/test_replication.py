@@ -1,17 +1,17 @@
-"""Two stores of which either may fail: what the table of guarantees says, with real servers, in both colours."""
+"""Two stores of which either may fail: what the table of guarantees says, with real servers, sync and async."""
 
 import pytest
 
 import outlive
-from outlive.backend.protocol import NOTE, Commit, Removal
-from outlive.layers.replication.note import Items
-from rig.replicas import COLOURS, Rig, drained, ids, run, until
+from outlive.backend.protocol import OUTBOX, Commit, Removal
+from outlive.layers.replication.note import ChangeSet
+from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
 
 @pytest.fixture(params=["sync", "async"])
 def rig(request, valkey_server, postgres_store, postgres_server):
     with (
-        COLOURS[request.param]() as driver,
+        IO_MODES[request.param]() as driver,
         Rig(valkey_server, postgres_store, postgres_server, driver) as rig,
     ):
         yield rig
@@ -124,7 +124,7 @@ def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(
             assert (status.queued, status.unreachable, status.is_exact) == (3, 3, False)
             assert status.lag_s > 0
         other = await rig.alone(0)  # who has queued nothing itself
-        assert len(await other._engine.backend.entries("", NOTE)) == 3
+        assert len(await other._engine.backend.entries("", OUTBOX)) == 3
         rig.heal()
         store._pair.stores.patience_s = 10
         await drained(rig, store)
@@ -251,7 +251,7 @@ def disturb(store, times):
         if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
             left[0] -= 1
             await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
-            await stores.carrier(0, 10).carry(commits[0].thread, Items(pairs={("", "two")}))
+            await stores.carrier(0, 10).carry(commits[0].thread, ChangeSet(pairs={("", "two")}))
         return await real(commits)
 
     secondary.commit_all = commit_all

@@ -1,4 +1,4 @@
-"""Two real stores, each behind a network or on a disk that fails on demand, and pairs of both in both colours."""
+"""Two real stores, each behind a network or on a disk that fails on demand, and pairs of both sync and async."""
 
 import contextlib
 import itertools
@@ -8,7 +8,7 @@ import time
 
 import outlive
 from outlive.backend.protocol import unknown
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
@@ -19,7 +19,7 @@ from outlive.store import AsyncStore, Settings
 from outlive.sync.facades import Store
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S
-from outlive.testing.trial import COLOURS, _Awaited
+from outlive.testing.trial import IO_MODES, _Awaited
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine
 from rig.proxy import FaultProxy
@@ -147,7 +147,7 @@ class Client:
 
 
 def memories():
-    return [Inline(MemoryBackend()), Inline(MemoryBackend())]
+    return [SyncLocal(MemoryBackend()), SyncLocal(MemoryBackend())]
 
 
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.1, "failback_delay_s": 0}
@@ -225,7 +225,7 @@ class Rig:
 
 
 def run(rig, scenario):
-    """Run a scenario in the colour of its rig."""
+    """Run a scenario in the mode of its rig."""
 
     async def whole():
         try:
@@ -256,4 +256,4 @@ async def drained(rig, store):
     await until(rig, is_empty)
 
 
-__all__ = ["COLOURS", "Client", "Disk", "Rig", "drained", "hasty", "ids", "memories", "run", "until"]
+__all__ = ["IO_MODES", "Client", "Disk", "Rig", "drained", "hasty", "ids", "memories", "run", "until"]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import outlive
 from format.test_codec import CODEC, VALUES
 from outlive.backend.protocol import ThreadKey
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.errors import NewerFormat
 from outlive.format.extensions import Raw
-from outlive.format.manifest import leans
+from outlive.format.manifest import needs_parent
 from outlive.format.readable import changed, changes, packed, readable, readable_text, text_of
 from outlive.runtime.runtime import run_now
 from outlive.threads.engine import Draft
@@ -65,9 +65,11 @@ def runs(store, id):
 
 
 def memory_store(inner, **options):
-    served = outlive.factory.Served("memory:", lambda _: inner, None)
+    served = outlive.factory.BackendFactory("memory:", lambda _: inner, None)
     settings = outlive.factory.Settings("memory:")
-    target = outlive.factory._Target(served, settings, 1 << 20, outlive.factory.Watched(None), **options)
+    target = outlive.factory.StoreConfig(
+        served, settings, 1 << 20, outlive.factory.EventSink(None), **options
+    )
     return outlive.Store(run_now(outlive.factory._open_inline(target)))
 
 
@@ -250,7 +252,7 @@ def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch
     calls = 0
     while True:
         local = MemoryBackend()
-        dying = Counting(Inline(local))
+        dying = Counting(SyncLocal(local))
         target = memory_store(dying)
         dying.left = calls
         is_over = True
@@ -258,7 +260,7 @@ def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch
             source.copy_to(target)
         except Died:
             is_over = False
-        there = memory_store(Inline(local))
+        there = memory_store(SyncLocal(local))
         assert there.verify().ok
         for id in "ab":
             history = contents(there, id)[0]
@@ -274,7 +276,7 @@ def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch
 
 
 def test_a_repeated_copy_sends_only_what_is_new():
-    source, counting = outlive.open("memory:"), Counting(Inline(MemoryBackend()))
+    source, counting = outlive.open("memory:"), Counting(SyncLocal(MemoryBackend()))
     fill(source, "a")
     target = memory_store(counting)
     source.copy_to(target)
@@ -292,13 +294,13 @@ def test_a_repeated_copy_sends_only_what_is_new():
 
 def test_damage_in_the_source_stops_the_copy_by_name():
     local = MemoryBackend()
-    source, target = memory_store(Inline(local)), outlive.open("memory:")
+    source, target = memory_store(SyncLocal(local)), outlive.open("memory:")
     fill(source, "a")
     key = next(iter(local._data))
     local._data[key] = local._data[key][:-1] + b"?"
     fill(source, "b")
     with pytest.raises(outlive.Corrupt) as raised:
-        memory_store(Inline(local)).copy_to(target)
+        memory_store(SyncLocal(local)).copy_to(target)
     assert raised.value.thread == "a"
     assert contents(target, "b") == contents(source, "b")  # the others are there all the same
 
@@ -313,7 +315,7 @@ def test_a_target_that_stores_something_else_is_found():
     source = outlive.open("memory:")
     fill(source, "a")
     with pytest.raises(outlive.Corrupt):
-        source.copy_to(memory_store(Inline(Lying())))
+        source.copy_to(memory_store(SyncLocal(Lying())))
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "redis"])
@@ -568,10 +570,12 @@ def test_that_a_checkpoint_needs_its_parent_is_exported_too():
     with outlive.open("memory:") as store:
         engine = store._store._engine
         for id in ("whole", "difference"):
-            draft = Draft("", id, leans=id == "difference")
+            draft = Draft("", id, needs_parent=id == "difference")
             run_now(engine.save(ThreadKey.of("", "t"), {"of": id}, draft))
         made = store.import_thread(store.thread("t").export(), id="made")
-        assert [leans(record.body) for record in run_now(engine.records(ThreadKey.of("", "made")))] == [
+        assert [
+            needs_parent(record.body) for record in run_now(engine.records(ThreadKey.of("", "made")))
+        ] == [
             True,
             False,
         ]

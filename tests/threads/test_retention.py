@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import outlive
 from outlive.backend.protocol import ThreadKey, WriteRecord
-from outlive.backends.local.inline import Inline
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
@@ -46,10 +46,10 @@ def ids(store, id="t", namespace=""):
 
 def memory_store(inner=None, retain=None):
     inner = inner or MemoryBackend()
-    backend = Inline(inner) if isinstance(inner, MemoryBackend) else inner
-    served = outlive.factory.Served("memory:", lambda _: backend, None)
-    target = outlive.factory._Target(
-        served, outlive.factory.Settings("memory:"), 1 << 20, outlive.factory.Watched(None), retain=retain
+    backend = SyncLocal(inner) if isinstance(inner, MemoryBackend) else inner
+    served = outlive.factory.BackendFactory("memory:", lambda _: backend, None)
+    target = outlive.factory.StoreConfig(
+        served, outlive.factory.Settings("memory:"), 1 << 20, outlive.factory.EventSink(None), retain=retain
     )
     return outlive.Store(run_now(outlive.factory._open_inline(target))), inner
 
@@ -343,7 +343,7 @@ def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(m
         fill(store, "gone", 3)
         age(local, 2 * DAY, "gone")
         states = {id: {item: store.thread(id).load(item) for item in line} for id, line in lines.items()}
-        dying = Dying(Inline(local))
+        dying = Dying(SyncLocal(local))
         sweeper, _ = memory_store(dying)
         dying.left = calls
         is_over = True
@@ -437,7 +437,7 @@ def test_whatever_comes_between_two_calls_of_a_sweep_nothing_alive_is_lost(scrip
 
             return call
 
-    between = Between(Inline(local))
+    between = Between(SyncLocal(local))
     sweeper, _ = memory_store(between)
     between.left = at
     sweeper.sweep(retain=outlive.Retain(keep_last=keep))
@@ -489,7 +489,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         for id in "abc":
             fill(one, id)
         met = []
-        visit = outlive.retention.thread_sweep.Visit.thread
+        visit = outlive.retention.thread_sweep.ThreadSweep.thread
 
         async def meet(self, key, row):
             if not met:
@@ -499,25 +499,25 @@ def test_one_process_sweeps_at_a_time(tmp_path):
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)
 
-        outlive.retention.thread_sweep.Visit.thread = meet
+        outlive.retention.thread_sweep.ThreadSweep.thread = meet
         try:
             assert one.sweep().checkpoints == 21
         finally:
-            outlive.retention.thread_sweep.Visit.thread = visit
+            outlive.retention.thread_sweep.ThreadSweep.thread = visit
         assert met
         assert two.sweep().checkpoints == 0
 
 
 def _sweep_and_die(url, pipe):
     store = outlive.open(url, retain=KEEP)
-    visit = outlive.retention.thread_sweep.Visit.thread
+    visit = outlive.retention.thread_sweep.ThreadSweep.thread
 
     async def die(self, key, row):
         await visit(self, key, row)
         pipe.send("dying")
         os.kill(os.getpid(), 9)
 
-    outlive.retention.thread_sweep.Visit.thread = die
+    outlive.retention.thread_sweep.ThreadSweep.thread = die
     store.sweep()
 
 
@@ -704,8 +704,8 @@ def test_the_logs_of_a_folder_really_shrink(tmp_path):
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 500_000
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_the_sweep_in_the_background_can_be_stopped_and_started_by_itself(colour, tmp_path):
+@pytest.mark.parametrize("io_mode", ["sync", "async"])
+def test_the_sweep_in_the_background_can_be_stopped_and_started_by_itself(io_mode, tmp_path):
     rule = outlive.Retain(keep_last=3, every_s=0.05)
     url, options = f"sqlite:///{tmp_path}/a.db?fsync=normal", {"retain": rule}
 
@@ -753,7 +753,7 @@ def test_the_sweep_in_the_background_can_be_stopped_and_started_by_itself(colour
     async def paused(seconds):
         time.sleep(seconds)
 
-    if colour == "async":
+    if io_mode == "async":
         asyncio.run(asynchronous())
     else:
         with outlive.open(url, **options) as store:

@@ -109,7 +109,7 @@ def test_an_element_that_was_changed_in_place_is_noticed_wherever_it_is(at):
     assert stream_of(new) != stream_of(old)
 
 
-class Watched(Codec):
+class EventSink(Codec):
     """Knows the longest bytes that it packed."""
 
     longest = 0
@@ -121,7 +121,7 @@ class Watched(Codec):
 
 
 def test_a_long_list_that_grew_is_never_packed_into_one_buffer():
-    codec = Watched(Registry())
+    codec = EventSink(Registry())
     messages = [{"content": f"{n} " * 200} for n in range(2000)]
     old = piece.split(codec, messages)
     codec.longest = 0

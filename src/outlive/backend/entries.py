@@ -29,7 +29,7 @@ class EntryKind:
 
 RUN, LOCK, STEP, RESPONSE, MOVED, SWEEP = "run", "lock", "step", "response", "moved", "sweep"
 TOMBSTONE = "tombstone"  # says what was removed
-NOTE = "queue"  # says what another store has yet to get; no key of it is used twice
+OUTBOX = "queue"  # says what another store has yet to get; no key of it is used twice
 PAIR, NAMING = "pair", "naming key"
 
 KINDS = {
@@ -44,7 +44,7 @@ KINDS = {
         EntryKind(SWEEP, is_replicated=False, is_copied=False),
         # What layers keep for themselves, below encryption. Tombstones and the naming key reach the other store in ways of their own.
         EntryKind(TOMBSTONE, is_sealed=False, is_replicated=False, is_copied=False),
-        EntryKind(NOTE, is_sealed=False, is_replicated=False, is_copied=False),
+        EntryKind(OUTBOX, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(PAIR, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(NAMING, is_sealed=False, is_replicated=False, is_copied=False),
     )

@@ -27,8 +27,8 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 6. A draft that `follows` gets as parent the head of its namespace at commit.
 7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
    version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
-   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `in_turn` that the
-   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `buries` leaves tombstones (entries of that kind): what was
+   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `requires_next_seq` that the
+   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `leaves_tombstones` leaves tombstones (entries of that kind): what was
    removed is not merged in again, and what comes back by a commit that is no merge, with places of its own, is placed behind them. A merge
    raises the revision to the greatest fence that it brings: whoever takes a run that came from elsewhere outranks what came with it.
    A merge that `overrules` replaces what is here by what it brings, whatever the versions, ranks and tombstones: it withdraws what
@@ -37,7 +37,7 @@ must still hold. The rules, each of which the contract suite (`outlive.testing`)
 9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
    and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
 10. A chunk that one commit both removes and puts stays in its place with the new bytes: whoever names it reads
-   these. `Reseal` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
+   these. `ReencryptedBodies` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
    thread can be sealed anew, in parts, while others go on; no rank, lease, version or place changes.
 11. An entry has one of the kinds in `entry_kind.py`. A commit with any other kind is refused (`BadArgument`).
 
@@ -56,7 +56,7 @@ from typing import Protocol
 
 import ormsgpack
 
-from outlive.backend.entries import NOTE as NOTE  # of entries: see there for all kinds
+from outlive.backend.entries import OUTBOX as OUTBOX  # of entries: see there for all kinds
 from outlive.backend.entries import TOMBSTONE as TOMBSTONE
 from outlive.errors import Corrupt, OutcomeUnknown, OutliveError
 
@@ -172,7 +172,7 @@ class WriteRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryRecord:
     """A small record beside the checkpoints: a run, a step, a response, a lock, a layer's own note.
 
     An entry is replaced only by one of an equal or greater rank (epoch, fence, revision); a lower one is
@@ -216,17 +216,17 @@ class Removal:
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
     erase: bool = False  # leave no byte of it behind, whatever that costs
-    buries: bool = (
+    leaves_tombstones: bool = (
         False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Reseal:
+class ReencryptedBodies:
     """Other bytes for what is there, which say the same. One that was changed since it was read stays as it is."""
 
     writes: tuple[tuple[WriteRecord, bytes], ...] = ()  # (as it was read, its new body)
-    entries: tuple[tuple[Entry, bytes], ...] = ()
+    entries: tuple[tuple[EntryRecord, bytes], ...] = ()
     info: tuple[bytes, bytes] | None = None
 
 
@@ -238,12 +238,12 @@ class Commit:
     checkpoints: tuple[CheckpointRecord, ...] = ()
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     writes: tuple[WriteRecord, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
     rewrites: tuple[
         CheckpointRecord, ...
     ] = ()  # new chunks and body for records that are there: content unchanged
     removal: Removal | None = None
-    reseal: Reseal | None = None
+    reencrypted: ReencryptedBodies | None = None
     info: bytes | None = None  # the thread's own metadata, opaque
     info_projection: str | None = None
     info_version: int | None = None  # the version that the new metadata replaces; in a merge: the one it has
@@ -259,13 +259,13 @@ class Commit:
     replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
     merge: bool = False  # these are records of another store
     strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
-    in_turn: bool = False  # of a merge: refuse it when its records are not the next ones
+    requires_next_seq: bool = False  # of a merge: refuse it when its records are not the next ones
     overrules: bool = False  # of a merge: what it brings replaces what is here, whatever its version or rank
     timeout_s: float | None = None
     token: bytes = field(
         default_factory=lambda: os.urandom(8)
     )  # of this very commit, however often it is sent
-    linger_s: float = 0.0  # how long it may wait for another one to share a transaction with
+    group_wait_s: float = 0.0  # how long it may wait for another one to share a transaction with
     on_queued: Callable[[], None] | None = (
         None  # called by a backend that will do later commits after this one
     )
@@ -279,7 +279,7 @@ class Receipt:
     revision: int
     checkpoints: tuple[CheckpointRecord, ...] = ()
     existing: CheckpointRecord | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     removed: int = 0
     freed: int = 0  # bytes of chunks
@@ -305,7 +305,7 @@ class ThreadRow:
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadResult:
     """One checkpoint with all that is needed to build its state, read in one moment."""
 
     generation: int
@@ -325,7 +325,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedHead:
     """What the reader has at hand: when the head is still this, its chunks need not be sent again."""
 
     id: str
@@ -364,10 +364,10 @@ class Backend(Protocol):
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         """Return a checkpoint (the head when `id` is None, the head as of a moment when `at` is given)."""
         ...
 
@@ -419,7 +419,7 @@ class Backend(Protocol):
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         """Return a page of entries of one kind, of one thread or of all of a tenant, by (escaped key, thread).
 
         `lapsed` asks for those whose lease has run out, or has not, by the store's clock.
@@ -474,7 +474,7 @@ async def commit(backend: Backend, one: Commit) -> Receipt:
     raise result
 
 
-def unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
+def outcome_unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
     """Say that nobody knows whether a commit was done."""
     ids = [draft.id for draft in commit.checkpoints]
     return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s, reason)

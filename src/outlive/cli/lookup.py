@@ -16,7 +16,7 @@ from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
     from outlive.backend.protocol import CheckpointRecord, ThreadKey, ThreadRow
-    from outlive.layers.replication.pair import Side
+    from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store, Thread
     from outlive.threads.engine import Engine
@@ -40,14 +40,14 @@ def backend_of(store: Store) -> Any:
     return getattr(backend, "inner", backend)
 
 
-def side_of(store: Store) -> Side | None:
+def side_of(store: Store) -> PairRecord | None:
     """Return what a store that was opened alone says of its pair; None when it is in none, or goes on without the other."""
-    from outlive.layers.replication.pair import ALONE, read_side
+    from outlive.layers.replication.pair import ALONE, read_pair_record
 
     if store._store._pair is not None:
         return None
     settings = store._store._settings
-    side = run_now(read_side(backend_of(store), settings.tenant, settings.timeout_s))
+    side = run_now(read_pair_record(backend_of(store), settings.tenant, settings.timeout_s))
     return None if side is None or side.ended == ALONE else side
 
 

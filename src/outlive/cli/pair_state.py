@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlive.backends.server.urls import Served
+from outlive.backends.server.urls import BackendFactory
 from outlive.cli.output.units import counted, size, span
 from outlive.cli.stores import Absent, check_path, check_served, opening
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
@@ -19,9 +19,9 @@ from outlive.layers.replication.pair import (
     ROLES,
     SECONDARY,
     PairEnded,
-    Side,
+    PairRecord,
     check_match,
-    read_side,
+    read_pair_record,
 )
 from outlive.runtime.runtime import SyncRuntime, run_now
 
@@ -35,7 +35,7 @@ class Seen:
 
     role: int
     url: str
-    side: Side | None = None
+    side: PairRecord | None = None
     error: OutliveError | None = None
     queued: int = 0
     queued_bytes: int = 0
@@ -52,10 +52,10 @@ class Seen:
         return self.error is not None and not self.is_absent
 
 
-Pair = Sequence[Seen]  # the primary and the secondary
+Replicas = Sequence[Seen]  # the primary and the secondary
 
 
-def look(url: str, options: dict[str, Any]) -> Pair:
+def look(url: str, options: dict[str, Any]) -> Replicas:
     """Ask both stores of a pair, each by itself."""
     target = opening()._parse(url, options)
     tenant, timeout_s = target.settings.tenant, min(_PATIENCE_S, target.settings.timeout_s or _PATIENCE_S)
@@ -74,7 +74,7 @@ def _unjoined(one: Seen, other: Seen) -> Seen:
     return replace(one, side=None) if is_free else one
 
 
-def _look(role: int, url: str, served: Served, tenant: str, timeout_s: float) -> Seen:
+def _look(role: int, url: str, served: BackendFactory, tenant: str, timeout_s: float) -> Seen:
     try:
         check_path(url, served)
         backend: Any = served.sync(timeout_s)
@@ -88,7 +88,7 @@ def _look(role: int, url: str, served: Served, tenant: str, timeout_s: float) ->
 
 
 async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: float) -> Seen:
-    side = await read_side(backend, tenant, timeout_s)
+    side = await read_pair_record(backend, tenant, timeout_s)
     carrier: Any = None  # for counting nothing is carried
     backlog = Backlog(backend, carrier, tenant, SyncRuntime(), timeout_s)
     counts = await backlog.count()
@@ -98,19 +98,19 @@ async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: floa
     return Seen(role, shown, side, None, *counts, key_of(naming) if is_sealed(naming) else None)
 
 
-def epoch_of(seen: Pair) -> int | None:
+def epoch_of(seen: Replicas) -> int | None:
     """Return the epoch that the pair is in, as far as it can be seen."""
     return max((one.side.epoch for one in seen if one.side is not None), default=None)
 
 
-def active_of(seen: Pair) -> int | None:
+def active_of(seen: Replicas) -> int | None:
     """Return which store is active."""
     epoch = epoch_of(seen)
     return None if epoch is None else epoch % 2
 
 
 def options_of_pair(
-    seen: Pair, options: dict[str, Any], *, takes_over: bool, needs_key: bool = True
+    seen: Replicas, options: dict[str, Any], *, takes_over: bool, needs_key: bool = True
 ) -> dict[str, Any]:
     """Return options with which the pair is opened as it is; refuse what opening would change without being asked.
 
@@ -135,17 +135,17 @@ def options_of_pair(
     return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
 
 
-def ended_of(seen: Pair) -> Side | None:
+def ended_of(seen: Replicas) -> PairRecord | None:
     """Return what a store says of a pair that has ended, or None."""
     return next((one.side for one in seen if one.side is not None and one.side.ended), None)
 
 
-def _is_paused(seen: Pair) -> bool:
+def _is_paused(seen: Replicas) -> bool:
     side = seen[active_of(seen) or PRIMARY].side
     return side is not None and side.is_paused
 
 
-def lost_of(seen: Pair) -> int | None:
+def lost_of(seen: Replicas) -> int | None:
     """Return which store was active and is not there any more, though the other is."""
     active = active_of(seen)
     return active if active is not None and seen[active].is_absent else None
@@ -154,7 +154,7 @@ def lost_of(seen: Pair) -> int | None:
 # What is said of it -------------------------------------------------------------------------------------------
 
 
-def item_of(seen: Pair, one: Seen) -> dict[str, Any]:
+def item_of(seen: Replicas, one: Seen) -> dict[str, Any]:
     """Return what --json says of one store."""
     side = one.side
     return {
@@ -170,7 +170,7 @@ def item_of(seen: Pair, one: Seen) -> dict[str, Any]:
     }
 
 
-def state_of(seen: Pair, one: Seen) -> str:
+def state_of(seen: Replicas, one: Seen) -> str:
     """Return how one store is, in a word or two."""
     if one.is_out_of_reach:
         return "out of reach"
@@ -185,12 +185,12 @@ def state_of(seen: Pair, one: Seen) -> str:
     return "standby" if one.side.is_whole else "being filled"
 
 
-def is_well(seen: Pair) -> bool:
+def is_well(seen: Replicas) -> bool:
     """Tell whether the primary is active and the secondary could take over."""
     return [state_of(seen, one) for one in seen] == ["active", "standby"]
 
 
-def told(seen: Pair) -> tuple[str, str]:
+def told(seen: Replicas) -> tuple[str, str]:
     """Return how a pair is, and what mends it."""
     states = [state_of(seen, one) for one in seen]
     epoch = epoch_of(seen)
@@ -205,7 +205,7 @@ def told(seen: Pair) -> tuple[str, str]:
     return said, _mend(seen, states)
 
 
-def _mend(seen: Pair, states: list[str]) -> str:
+def _mend(seen: Replicas, states: list[str]) -> str:
     active = active_of(seen)
     if "alone" in states:
         rest = (

@@ -18,7 +18,7 @@ from outlive.runs.steps import Step
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend.protocol import Entry
+    from outlive.backend.protocol import EntryRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store
 
@@ -84,9 +84,9 @@ class Running:
                 found[model, int(ordinal)] = fields_of(said[0])
         return [found[place] for place in order if place in found] or list(found.values())
 
-    def _entries(self, kind: str) -> list[Entry]:
+    def _entries(self, kind: str) -> list[EntryRecord]:
         engine, key = engine_of(self.store), key_of(self.store, self.info.thread)
-        found: list[Entry] = []
+        found: list[EntryRecord] = []
         after = None
         while True:
             page = run_now(

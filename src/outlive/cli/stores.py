@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted, StoreUnavailable
 
 if TYPE_CHECKING:
-    from outlive.backends.server.urls import Served
+    from outlive.backends.server.urls import BackendFactory
     from outlive.layers.encryption.keyring import KeyRing
     from outlive.store import AsyncStore
     from outlive.sync.facades import Store
@@ -167,7 +167,7 @@ def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
         raise NotEncrypted
 
 
-def check_path(url: str, served: Served) -> None:
+def check_path(url: str, served: BackendFactory) -> None:
     """Refuse a store of this machine that is not there, which opening would make."""
     path = local_path(url)
     if path is None:
@@ -187,7 +187,7 @@ def _is_begun(path: str) -> bool:
     )
 
 
-def check_served(backend: Any, served: Served) -> None:
+def check_served(backend: Any, served: BackendFactory) -> None:
     """Ask a server for the identity of the store, which opening would otherwise give it."""
     from outlive.runtime.runtime import run_now
 

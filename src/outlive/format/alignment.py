@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from outlive.format.part import Part
 
 
-class Odd(Exception):
+class LayoutChanged(Exception):
     """The warm road does not fit this container: take the thorough one."""
 
 
@@ -111,7 +111,7 @@ class Alignment:
             part.ends.append(at)
             part.marks.append(mark)
         if at + after != self._size:
-            raise Odd
+            raise LayoutChanged
         part.hold(self._data, self._start)
         part.size = self._size
         part.holds_bytes = old.holds_bytes or holds_bytes

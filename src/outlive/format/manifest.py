@@ -31,7 +31,7 @@ class Manifest:
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Interrupt, ...] = ()
-    leans: bool = False  # a framework needs the parent to make use of it
+    needs_parent: bool = False  # a framework needs the parent to make use of it
     written: bytes = b""  # digest of the pending writes that were saved with it
 
 
@@ -47,7 +47,7 @@ def encode(codec: Codec, manifest: Manifest) -> bytes:
     if manifest.interrupts:
         rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
         said["interrupts"] = codec.pack(rows, "interrupts")
-    if manifest.leans:
+    if manifest.needs_parent:
         said["leans"] = codec.pack(True)
     if manifest.written:
         said["written"] = codec.pack(manifest.written)
@@ -80,7 +80,7 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
         raise Corrupt(f"the manifest cannot be read ({error})") from error
 
 
-def leans(body: bytes) -> bool:
+def needs_parent(body: bytes) -> bool:
     """Tell whether a checkpoint is of no use without its parent."""
     return "leans" in _open(body)[1]
 

@@ -29,10 +29,12 @@ MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 
-LOOSE_KEY = 48
+PIECE_KEY = 48
 
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
-Loose = Mapping[bytes, tuple[bytes, bytes, int]]  # the first LOOSE_KEY bytes → (all of them, chunk, offset)
+StoredPieces = Mapping[
+    bytes, tuple[bytes, bytes, int]
+]  # the first LOOSE_KEY bytes → (all of them, chunk, offset)
 
 
 @dataclass(slots=True)
@@ -86,16 +88,18 @@ class _Extent:
         )
 
 
-def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, loose: Loose | None = None) -> Plan:
+def plan(
+    codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, stored_pieces: StoredPieces | None = None
+) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
 
-    `loose` are bytes that are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
+    `stored_pieces` are bytes that are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
     """
     if old is not None:
         _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
-    if loose:
-        extents = [found for extent in extents for found in _reuse(extent, loose)]
+    if stored_pieces:
+        extents = [found for extent in extents for found in _reuse(extent, stored_pieces)]
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
     _limit_spans(extents)
@@ -105,7 +109,7 @@ def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, loose: 
     return _lay_out(codec, pieces, extents, chunks)
 
 
-def _reuse(extent: _Extent, loose: Loose) -> list[_Extent]:
+def _reuse(extent: _Extent, stored_pieces: StoredPieces) -> list[_Extent]:
     """Find what of a new extent is stored already: a piece, or the beginning of one (a message that got its id later)."""
     part, stop = extent.part, extent.start + extent.length
     if extent.chunk is not None or part.leaf is not None:
@@ -114,7 +118,7 @@ def _reuse(extent: _Extent, loose: Loose) -> list[_Extent]:
     begin = extent.start
     for end in (*part.ends[bisect_right(part.ends, begin) : bisect_left(part.ends, stop)], stop):
         piece = part.cut(begin, end)
-        data, name, offset = loose.get(piece[:LOOSE_KEY], (b"", None, 0))
+        data, name, offset = stored_pieces.get(piece[:PIECE_KEY], (b"", None, 0))
         same = _common(piece, data)
         if same >= INLINE:
             found.append(_Extent(part, begin, same, name, offset))

@@ -37,7 +37,7 @@ _FROM_ADAPTER = "an adapter wrote this state (outlive.adapters): read it through
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredType:
     """One registered type."""
 
     cls: type
@@ -69,8 +69,8 @@ class Registry:
     """The closed set of types that a codec knows besides Python's own."""
 
     def __init__(self) -> None:
-        self._by_type: dict[type, Entry] = {}
-        self._by_tag: dict[str, Entry] = {}
+        self._by_type: dict[type, RegisteredType] = {}
+        self._by_tag: dict[str, RegisteredType] = {}
 
     def add(
         self,
@@ -91,14 +91,14 @@ class Registry:
             )
         if encode is None or decode is None:
             encode, decode = _anatomy(cls)
-        entry = Entry(cls, tag, version, encode, decode, dict(upgrade or {}))
+        entry = RegisteredType(cls, tag, version, encode, decode, dict(upgrade or {}))
         self._by_type[cls] = self._by_tag[tag] = entry
 
-    def of(self, cls: type) -> Entry | None:
+    def of(self, cls: type) -> RegisteredType | None:
         """Return the registration of exactly this class."""
         return self._by_type.get(cls)
 
-    def tagged(self, tag: str, version: int) -> Entry:
+    def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return the registration under `tag`, or raise UnknownTag."""
         entry = self._by_tag.get(tag)
         if entry is None:

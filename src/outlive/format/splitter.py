@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.errors import Unencodable
-from outlive.format.alignment import Alignment, Odd
+from outlive.format.alignment import Alignment, LayoutChanged
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.extensions import MAP, Raw
 from outlive.format.part import Part
@@ -48,7 +48,7 @@ Wraps = tuple[tuple[int, bytes], ...]  # extension codes around a container, out
 
 
 @dataclass(slots=True)
-class Run:
+class ElementRun:
     part: Part
     count: int
 
@@ -70,7 +70,7 @@ class Branch:
     wraps: Wraps
     is_dict: bool
     count: int
-    items: list[Run | Child]
+    items: list[ElementRun | Child]
 
 
 Node = Leaf | Branch
@@ -121,14 +121,14 @@ class _Splitter:
         if isinstance(old, Branch):
             wraps, inner = self._open(value)
             if wraps == old.wraps and type(inner) is (dict if old.is_dict else list):
-                return self._warm(inner, old)
+                return self._split_against_base(inner, old)
         data = self._codec.pack(value)
         if len(data) < limit:
             return data
         wraps, inner = self._open(value)
         if inner is None:
             return data
-        branch = self._thorough(wraps, inner, None)
+        branch = self._split_fully(wraps, inner, None)
         return branch if _worth(branch) else data
 
     def _open(self, value: Any) -> tuple[Wraps, Any]:
@@ -178,22 +178,22 @@ class _Splitter:
 
     # The warm road: position by position along the old branch
 
-    def _warm(self, inner: Any, old: Branch) -> Node:
+    def _split_against_base(self, inner: Any, old: Branch) -> Node:
         try:
             return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
-        except Odd:
-            return self._thorough(old.wraps, inner, old)
+        except LayoutChanged:
+            return self._split_fully(old.wraps, inner, old)
 
-    def _follow(self, inner: Any, old: Branch) -> list[Run | Child]:
+    def _follow(self, inner: Any, old: Branch) -> list[ElementRun | Child]:
         entries = list(inner.items()) if old.is_dict else inner
         limit = _limit(len(entries))
-        items: list[Run | Child] = []
+        items: list[ElementRun | Child] = []
         at = 0
         for index, item in enumerate(old.items):
-            if isinstance(item, Run):
+            if isinstance(item, ElementRun):
                 stop = len(entries) if index == len(old.items) - 1 else at + item.count
                 if stop > len(entries):
-                    raise Odd
+                    raise LayoutChanged
                 items.append(self._rerun(entries[at:stop], item, old.is_dict, limit))
                 at = stop
             else:
@@ -203,15 +203,17 @@ class _Splitter:
             items.extend(self._fresh(entries[at:], old.is_dict, limit, {}))
         return items
 
-    def _revisit(self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int) -> Run | Child:
+    def _revisit(
+        self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int
+    ) -> ElementRun | Child:
         if at >= len(entries) or (is_dict and entries[at][0] != item.key):
-            raise Odd
+            raise LayoutChanged
         node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
         if isinstance(node, bytes):
-            raise Odd  # it became small
+            raise LayoutChanged  # it became small
         return item if node is item.node else Child(item.key, item.lead, node)
 
-    def _rerun(self, elements: list[Any], run: Run, is_dict: bool, limit: int) -> Run:
+    def _rerun(self, elements: list[Any], run: ElementRun, is_dict: bool, limit: int) -> ElementRun:
         """Pack a run and find what it shares with the old one."""
         old = run.part
         data, start = self._pack_along(elements, is_dict, old)
@@ -220,16 +222,16 @@ class _Splitter:
             and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
             is bytearray
         ):
-            raise Odd
+            raise LayoutChanged
         size = len(data) - start
         if size == old.size and (start < 0 or old.starts(data, start)):
             return run
         if 0 < size <= SHORT and not may_hold_bytes(
             data
         ):  # not worth a comparison: it costs less than a span
-            return Run(Part(data[start:], [size], [len(elements)]), len(elements))
+            return ElementRun(Part(data[start:], [size], [len(elements)]), len(elements))
         part = Alignment(self, elements, is_dict, limit, data, start).align(old)
-        return Run(part, len(elements))
+        return ElementRun(part, len(elements))
 
     def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
         """Pack a run; return the bytes and where in them it starts.
@@ -257,7 +259,7 @@ class _Splitter:
         data = self._codec.pack_native(dict(elements) if is_dict else elements)
         header = _header(len(elements), is_dict)
         if not data.startswith(header):  # a key that no msgpack map can have: it went another way
-            raise Odd
+            raise LayoutChanged
         return data, len(header)
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
@@ -275,11 +277,11 @@ class _Splitter:
             group = elements[at : at + step]
             piece = packed if len(group) == len(elements) else self.pack_run(group, is_dict)
             if len(piece) >= limit and self._splits(group[0], is_dict, limit):
-                raise Odd
+                raise LayoutChanged
             if may_hold_bytes(piece):
                 found = self._codec.byte_types([list(pair) for pair in group] if is_dict else group)
                 if found is bytearray:
-                    raise Odd
+                    raise LayoutChanged
                 holds_bytes = holds_bytes or found is bytes
             pieces.append(piece)
             counts.append(len(group))
@@ -290,7 +292,7 @@ class _Splitter:
 
     # The thorough road: element by element
 
-    def _thorough(self, wraps: Wraps, inner: Any, old: Branch | None) -> Branch:
+    def _split_fully(self, wraps: Wraps, inner: Any, old: Branch | None) -> Branch:
         is_dict = type(inner) is dict
         entries = list(inner.items()) if is_dict else inner
         items = self._fresh(entries, is_dict, _limit(len(entries)), _hints(old))
@@ -300,8 +302,8 @@ class _Splitter:
 
     def _fresh(
         self, entries: list[Any], is_dict: bool, limit: int, hints: dict[Any, Node]
-    ) -> list[Run | Child]:
-        items: list[Run | Child] = []
+    ) -> list[ElementRun | Child]:
+        items: list[ElementRun | Child] = []
         pieces: list[bytes] = []
         holds_bytes = False
         for index, entry in enumerate(entries):
@@ -332,11 +334,11 @@ def _worth(branch: Branch) -> bool:
         return True
     if any(isinstance(item, Child) for item in branch.items):
         return True
-    cuts = [run.part.ends for run in branch.items if isinstance(run, Run)]
+    cuts = [run.part.ends for run in branch.items if isinstance(run, ElementRun)]
     return sum(end - start >= BIG for ends in cuts for start, end in zip([0, *ends], ends, strict=False)) > 1
 
 
-def _run(pieces: list[bytes], holds_bytes: bool) -> Run:
+def _run(pieces: list[bytes], holds_bytes: bool) -> ElementRun:
     ends, marks, at = [], [], 0
     tiny = len(pieces) > GROUP and sum(map(len, pieces)) < TINY * len(pieces)
     for index, piece in enumerate(pieces, 1):
@@ -346,7 +348,7 @@ def _run(pieces: list[bytes], holds_bytes: bool) -> Run:
             marks.append(index)
     part = Part(b"".join(pieces), ends, marks)
     part.holds_bytes = holds_bytes
-    return Run(part, len(pieces))
+    return ElementRun(part, len(pieces))
 
 
 def _hints(old: Branch | None) -> dict[Any, Node]:
@@ -362,17 +364,17 @@ def _hints(old: Branch | None) -> dict[Any, Node]:
     return hints
 
 
-def _match(items: list[Run | Child], old: Branch) -> None:
+def _match(items: list[ElementRun | Child], old: Branch) -> None:
     """Find the pieces of new runs among all old runs, by content."""
     places: dict[bytes, tuple[Part, int]] = {}
     for run in old.items:
-        if isinstance(run, Run):
+        if isinstance(run, ElementRun):
             start = 0
             for end in run.part.ends:
                 places[run.part.cut(start, end)] = (run.part, start)
                 start = end
     for run in items:
-        if isinstance(run, Run):
+        if isinstance(run, ElementRun):
             _match_part(run.part, places)
 
 
@@ -414,7 +416,7 @@ def _emit(node: Node, nested: int = 0) -> list[bytes | Part]:
         raise Unencodable("state", f"more than {MAX_NESTED} tuples, sets or objects in each other")
     out: list[bytes | Part] = [_header(node.count, node.is_dict)]
     for item in node.items:
-        if isinstance(item, Run):
+        if isinstance(item, ElementRun):
             out.append(item.part)
         else:
             out.append(item.lead)

@@ -40,7 +40,7 @@ class Retain:
 
 
 @dataclass(slots=True)
-class Taken:
+class DeletionCount:
     """What went for one reason. Bytes of chunks that several reasons free are counted with the first."""
 
     threads: int = 0
@@ -54,10 +54,10 @@ class Swept:
 
     dry_run: bool = False
     threads: int = 0  # looked at
-    ttl: Taken = field(default_factory=Taken)
-    max_age: Taken = field(default_factory=Taken)
-    keep_last: Taken = field(default_factory=Taken)
-    orphans: Taken = field(default_factory=Taken)  # chunks that a crash had left
+    ttl: DeletionCount = field(default_factory=DeletionCount)
+    max_age: DeletionCount = field(default_factory=DeletionCount)
+    keep_last: DeletionCount = field(default_factory=DeletionCount)
+    orphans: DeletionCount = field(default_factory=DeletionCount)  # chunks that a crash had left
     kept: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # threads that could not be swept
     is_complete: bool = True  # False: it was stopped

@@ -18,7 +18,7 @@ import time
 import warnings
 
 from outlive.backend.entries import SWEEP
-from outlive.backend.protocol import NEXT, Commit, Entry, ThreadKey, reserved
+from outlive.backend.protocol import NEXT, Commit, EntryRecord, ThreadKey, reserved
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -34,10 +34,10 @@ from outlive.events import SWEEP as EVENT
 from outlive.events import Event
 from outlive.format.codec import Codec
 from outlive.retention.policy import Retain, Swept
-from outlive.retention.thread_sweep import MAX_SEEN, Pace, Visit
+from outlive.retention.thread_sweep import MAX_SEEN, Pacer, ThreadSweep
 from outlive.runs import lease
-from outlive.runs.lock import AsyncLock, Keeper
-from outlive.runtime.runtime import Bell, Ticker
+from outlive.runs.lock import AsyncLock, LeaseRegistry
+from outlive.runtime.runtime import Signal, Ticker
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads
 
@@ -48,13 +48,13 @@ _LEASE_S = 60.0
 class Sweeper:
     """The sweeps of one store."""
 
-    def __init__(self, engine: Engine, tenant: str, heart: Keeper, retain: Retain | None) -> None:
+    def __init__(self, engine: Engine, tenant: str, heart: LeaseRegistry, retain: Retain | None) -> None:
         self._engine = engine
         self._tenant = tenant
         self._heart = heart
         self.retain = retain
         self._ticker: Ticker | None = None
-        self._background: Bell | None = None  # ends the sweeps of the ticker
+        self._background: Signal | None = None  # ends the sweeps of the ticker
         self._begin()
         self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
         self._touched: dict[bytes, float] = {}
@@ -84,7 +84,7 @@ class Sweeper:
             raise BadArgument(
                 "nothing says what to keep and how often to sweep: give retain=outlive.Retain(..., every_s=...)"
             )
-        if self._bell.has_rung():
+        if self._bell.is_set():
             raise StoreClosed
         if self._ticker is not None and retain == self.retain:
             return
@@ -97,7 +97,7 @@ class Sweeper:
         """End the sweeps in the background: one that is under way ends after its commit, and is waited for."""
         self._after_fork()
         if self._background is not None:
-            self._background.ring()
+            self._background.set()
         async with self._turn:
             if self._ticker is not None:
                 self._ticker.stop()
@@ -106,7 +106,7 @@ class Sweeper:
     async def close(self) -> None:
         """Stop what is under way after its commit, and wait for that."""
         self._after_fork()
-        self._bell.ring()
+        self._bell.set()
         await self.stop()
 
     # When
@@ -133,7 +133,7 @@ class Sweeper:
 
     async def _now(self) -> float:
         """Return the time by the clock that stamps what is committed: the server's, where there is one."""
-        asked = Entry(SWEEP, "clock", b"", fence=NEXT, lease_s=1.0)
+        asked = EntryRecord(SWEEP, "clock", b"", fence=NEXT, lease_s=1.0)
         try:
             (answer,) = (await self._engine.commit(Commit(self._key, entries=(asked,)))).entries
         except (
@@ -145,7 +145,7 @@ class Sweeper:
             self._skew_s = answer.until / 1e6 - 1.0 - time.time()
         return time.time() + self._skew_s
 
-    async def _last(self) -> Entry | None:
+    async def _last(self) -> EntryRecord | None:
         return await lease.find(self._engine, self._key, SWEEP, "last")
 
     async def _note(self, now: float) -> None:
@@ -153,7 +153,9 @@ class Sweeper:
         last = await self._last()
         revision = 1 if last is None else last.revision + 1
         body = self._engine.codec.pack({"at": now})
-        await self._engine.commit(Commit(self._key, entries=(Entry(SWEEP, "last", body, revision=revision),)))
+        await self._engine.commit(
+            Commit(self._key, entries=(EntryRecord(SWEEP, "last", body, revision=revision),))
+        )
 
     # How
 
@@ -163,7 +165,7 @@ class Sweeper:
         *,
         dry_run: bool = False,
         if_due: bool = False,
-        bell: Bell | None = None,
+        bell: Signal | None = None,
     ) -> Swept:
         """Take away what is due. Raises SweepBusy when another process sweeps."""
         if retain is None:
@@ -172,10 +174,10 @@ class Sweeper:
         swept = Swept(dry_run)
         bell = bell or self._bell
         async with self._turn:
-            if bell.has_rung():
+            if bell.is_set():
                 raise StoreClosed
             if dry_run:
-                await self._all(retain, swept, Pace(bell, None))
+                await self._all(retain, swept, Pacer(bell, None))
                 return swept
             lock = AsyncLock(self._engine, self._key, "", self._heart, timeout_s=0.001, lease_s=_LEASE_S)
             try:
@@ -186,9 +188,9 @@ class Sweeper:
                 raise SweepBusy(busy.thread, busy.until, busy.owner) from None
         return swept
 
-    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Bell) -> None:
+    async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Signal) -> None:
         start = time.perf_counter()
-        now = await self._all(retain, swept, Pace(bell, lock))
+        now = await self._all(retain, swept, Pacer(bell, lock))
         if swept.is_complete:
             await self._note(now)
         status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None
@@ -197,7 +199,7 @@ class Sweeper:
             Event(EVENT, "", status=status, size=swept.bytes, seconds=took, error=error)
         )
 
-    async def _all(self, retain: Retain, swept: Swept, pace: Pace) -> float:
+    async def _all(self, retain: Retain, swept: Swept, pace: Pacer) -> float:
         """Look at every thread; return the moment by which it went."""
         seen = self._seen if retain is self.retain else {}
         now = await self._now()
@@ -209,7 +211,7 @@ class Sweeper:
                 break
             did = True
             try:
-                did = await Visit(self._engine, retain, swept, seen, pace, now).thread(
+                did = await ThreadSweep(self._engine, retain, swept, seen, pace, now).thread(
                     ThreadKey.of(self._tenant, row.id), row
                 )
             except (StoreUnavailable, OutcomeUnknown, StoreClosed):
@@ -241,6 +243,6 @@ class Sweeper:
             del self._touched[key.digest]  # the load itself went well
 
 
-def _swept_at(codec: Codec, last: Entry) -> float:
+def _swept_at(codec: Codec, last: EntryRecord) -> float:
     with well_formed("the time of the last sweep", None):
         return float(codec.unpack(last.body or b"")["at"])

@@ -10,30 +10,30 @@ from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
 from outlive.runs.lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
 from outlive.runs.lock import AsyncLock
-from outlive.runtime.runtime import Bell
+from outlive.runtime.runtime import Signal
 from outlive.threads import prune
 from outlive.threads.engine import Engine
-from outlive.threads.prune import Look
+from outlive.threads.prune import ThreadContents
 
-Pair = tuple[str, str]  # (namespace, id)
-Needed = Mapping[str, set[Pair]]  # by reason
+CheckpointKey = tuple[str, str]  # (namespace, id)
+Needed = Mapping[str, set[CheckpointKey]]  # by reason
 MAX_SEEN = 200_000  # threads that are remembered
 _PAGE = 200
 _BATCH = 500  # checkpoints removed by one commit, or a twentieth of the thread if that is more
 _LONGEST_REST_S = 0.25
 
 
-class Pace:
+class Pacer:
     """When to rest and when to stop."""
 
-    def __init__(self, bell: Bell, lock: AsyncLock | None) -> None:
+    def __init__(self, bell: Signal, lock: AsyncLock | None) -> None:
         self._bell = bell
         self._lock = lock
         self._since = time.monotonic()
 
     @property
     def goes_on(self) -> bool:
-        return not self._bell.has_rung() and (self._lock is None or self._lock.is_held)
+        return not self._bell.is_set() and (self._lock is None or self._lock.is_held)
 
     async def rest(self) -> None:
         """Rest as long as it worked, so that others have the store for half of the time at least."""
@@ -41,7 +41,7 @@ class Pace:
         self._since = time.monotonic()
 
 
-class Visit:
+class ThreadSweep:
     """One look at one thread."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Visit:
         retain: Retain,
         swept: Swept,
         seen: dict[bytes, tuple[int, float]],
-        pace: Pace,
+        pace: Pacer,
         now: float,
     ) -> None:
         self._engine = engine
@@ -94,7 +94,7 @@ class Visit:
         taken.bytes += row.stored
         return True
 
-    async def _needs(self, key: ThreadKey, look: Look) -> str | None:
+    async def _needs(self, key: ThreadKey, look: ThreadContents) -> str | None:
         """Say why a whole thread must stay."""
         if await self._unfinished(key):
             return "unfinished run"
@@ -141,9 +141,9 @@ class Visit:
                 await self._prune(key, look, needed)
         return True
 
-    def due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[Pair]]:
+    def due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[CheckpointKey]]:
         """Return what is due by reason, the newest of each namespace never."""
-        due: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
+        due: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
         seen: dict[str, int] = {}
         retain = self._retain
         oldest = None if retain.max_age_s is None else (self._now - retain.max_age_s) * 1e6
@@ -160,7 +160,7 @@ class Visit:
     async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> Needed:
         """Return what must stay whatever its age: the newest of every run that may go on, and open questions."""
         runs = await self._unfinished(key)
-        newest: set[Pair] = set()
+        newest: set[CheckpointKey] = set()
         for record in records:  # newest first
             if record.run in runs:
                 runs.discard(record.run)
@@ -172,10 +172,10 @@ class Visit:
         kept = {(record.namespace, record.id) for record in records} - set().union(
             *self.due(records).values()
         )
-        needed["ancestor"] = prune.leaned_on(records, kept.union(*needed.values()))
+        needed["ancestor"] = prune.required_ancestors(records, kept.union(*needed.values()))
         return needed
 
-    def _count(self, look: Look, due: Mapping[str, set[Pair]], freed: int) -> None:
+    def _count(self, look: ThreadContents, due: Mapping[str, set[CheckpointKey]], freed: int) -> None:
         """Count what goes, or went. Bytes that several reasons free are counted with the first."""
         old, more = due["max_age"], due["keep_last"]
         by_age = min(freed, _cost(look, old) - _cost(look, set())) if old and more else freed if old else 0
@@ -187,12 +187,12 @@ class Visit:
             taken.checkpoints += len(pairs)
             taken.bytes += size
 
-    async def _prune(self, key: ThreadKey, look: Look, needed: Needed) -> None:
+    async def _prune(self, key: ThreadKey, look: ThreadContents, needed: Needed) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
         limit = max(_BATCH, len(look.records) // 20)
-        gone: dict[str, set[Pair]] = {"max_age": set(), "keep_last": set()}
+        gone: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
         freed = 0
-        fresh: Look | None = look
+        fresh: ThreadContents | None = look
         try:
             while True:
                 batch = _Batch(self, key, limit, look, needed)
@@ -210,7 +210,7 @@ class Visit:
         finally:
             self._count(look, gone, freed)
 
-    async def _has_orphans(self, key: ThreadKey, look: Look) -> bool:
+    async def _has_orphans(self, key: ThreadKey, look: ThreadContents) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
         size = _cost(look, set())
         if not size:
@@ -232,7 +232,7 @@ class Visit:
         self._seen[key.digest] = (row.revision, due_at)
 
 
-def _cost(look: Look, gone: set[Pair]) -> int:
+def _cost(look: ThreadContents, gone: set[CheckpointKey]) -> int:
     """Return the bytes that go with some checkpoints."""
     kept = [record for record in look.records if (record.namespace, record.id) not in gone]
     live = {name for record in kept for name in record.chunks}
@@ -249,16 +249,18 @@ def _cost(look: Look, gone: set[Pair]) -> int:
 class _Batch:
     """What one commit of a sweep removes."""
 
-    def __init__(self, visit: Visit, key: ThreadKey, limit: int, look: Look, needed: Needed) -> None:
+    def __init__(
+        self, visit: ThreadSweep, key: ThreadKey, limit: int, look: ThreadContents, needed: Needed
+    ) -> None:
         self._visit = visit
         self._key = key
         self._limit = limit
         self._look = look
         self._needed = needed  # of that look
-        self.chosen: dict[str, set[Pair]] = {}
+        self.chosen: dict[str, set[CheckpointKey]] = {}
         self.bodies = 0  # bytes
 
-    async def choose(self, records: list[CheckpointRecord]) -> set[Pair]:
+    async def choose(self, records: list[CheckpointRecord]) -> set[CheckpointKey]:
         """Pick the oldest of what is due and not needed; asked again when others delete too."""
         due = self._visit.due(records)
         is_seen = records is self._look.records

@@ -30,7 +30,7 @@ class Kept:
     def of(cls, codec: Codec, state: Any, draft: Draft) -> Kept:
         """Pack a save. Raises Unencodable."""
         said = manifest.Manifest(
-            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts, draft.leans
+            [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts, draft.needs_parent
         )
         writes = tuple([codec.pack(write.value, f"writes of task {write.task!r}") for write in draft.writes])
         return cls(codec, codec.pack(state), manifest.encode(codec, said), writes, draft)

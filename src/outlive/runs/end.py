@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 
-from outlive.backend.protocol import NEXT, Commit, Entry, ThreadKey
+from outlive.backend.protocol import NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, RunBusy, RunEnded
 from outlive.runs import lease
 from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, Lock, RunInfo
@@ -31,18 +31,18 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
     raise RunBusy(id, None)
 
 
-def _ended(engine: Engine, run: RunInfo, stored: Entry, status: str) -> Entry:
+def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> EntryRecord:
     run.status = status
     if status == CANCELLED:
         run.ended_at = dt.datetime.now(dt.UTC)
     body = lease.pack_run(engine, run)
-    return Entry(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
+    return EntryRecord(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
 
 
-async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[Entry]:
+async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[EntryRecord]:
     """Return what frees the place of a run, if it is the run's."""
     held = await lease.find(engine, key, LOCK, run.namespace)
     if held is None or held.status != RUNNING or Lock.unpack(engine.codec, held).run != run.id:
         return []
-    free = Entry(LOCK, run.namespace, None, "free", epoch=held.epoch, fence=NEXT)
+    free = EntryRecord(LOCK, run.namespace, None, "free", epoch=held.epoch, fence=NEXT)
     return [replace(free, expect=held.rank)]

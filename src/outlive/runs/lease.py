@@ -19,7 +19,7 @@ from typing import Any
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
-from outlive.backend.protocol import ABSENT, NEXT, Entry, EntryCursor, ThreadKey
+from outlive.backend.protocol import ABSENT, NEXT, EntryCursor, EntryRecord, ThreadKey
 from outlive.errors import (
     Corrupt,
     DamagedEntry,
@@ -73,7 +73,7 @@ class RunInfo:
     ended_at: dt.datetime | None = None
     until: int = 0  # end of the lease, by the store's clock
     is_readable: bool = True  # else only its id, thread and status are known, and `error` says why
-    _entry: Entry | None = field(default=None, repr=False)
+    _entry: EntryRecord | None = field(default=None, repr=False)
 
     @property
     def is_finished(self) -> bool:
@@ -95,7 +95,7 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
     return engine.codec.pack(said, f"run {run.id!r}")
 
 
-def unpack_run(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
+def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     """Return a run as its entry says."""
     with well_formed(f"run {entry.key!r}", key.id):
         said = codec.unpack(entry.body or b"")
@@ -112,7 +112,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
         )
 
 
-def unpack_or_tell(codec: Codec, key: ThreadKey, entry: Entry) -> RunInfo:
+def unpack_or_tell(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     """Return a run among others, which must not be hidden by one that is damaged or holds what this process does not know."""
     try:
         return unpack_run(codec, key, entry)
@@ -129,9 +129,9 @@ def unreadable(error: OutliveError) -> str:
     return f"it cannot be read: {error}"
 
 
-def take_run(engine: Engine, run: RunInfo, stored: Entry | None) -> Entry:
+def take_run(engine: Engine, run: RunInfo, stored: EntryRecord | None) -> EntryRecord:
     """Return the entry that makes this process the owner of a run, new or claimed."""
-    return Entry(
+    return EntryRecord(
         RUN,
         run.id,
         pack_run(engine, run),
@@ -143,15 +143,15 @@ def take_run(engine: Engine, run: RunInfo, stored: Entry | None) -> Entry:
     )
 
 
-async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> Entry | None:
+async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> EntryRecord | None:
     """Return the entry of a thread that has this very name."""
     found = await engine.backend.entries(key.tenant, kind, thread=key, prefix=name, limit=1)
     return next((entry for _, entry in found if entry.key == name), None)
 
 
-async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey, Entry]]:
+async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey, EntryRecord]]:
     """Return the runs of a tenant that have this very id, by thread; more than one only if they began at the same moment."""
-    found: list[tuple[ThreadKey, Entry]] = []
+    found: list[tuple[ThreadKey, EntryRecord]] = []
     after: EntryCursor | None = None
     limit = _FEW
     while True:
@@ -181,7 +181,7 @@ class Lock:
     owner: Owner
 
     @classmethod
-    def unpack(cls, codec: Codec, entry: Entry) -> Lock:
+    def unpack(cls, codec: Codec, entry: EntryRecord) -> Lock:
         said = codec.unpack(entry.body or b"")
         if not isinstance(said, dict) or not isinstance(said.get("run"), str | None):
             raise Corrupt(f"the lock of namespace {entry.key!r} is damaged")
@@ -194,7 +194,7 @@ class Lock:
 def busy(codec: Codec, namespace: str, held: EntryHeld) -> RunBusy | ThreadBusy:
     """Say who was in the way: of a run, or of the place it works in."""
     stored = held.stored
-    assert stored is None or isinstance(stored, Entry)
+    assert stored is None or isinstance(stored, EntryRecord)
     if held.kind != LOCK:
         return run_busy(codec, held.key, stored)
     if stored is None:
@@ -202,7 +202,7 @@ def busy(codec: Codec, namespace: str, held: EntryHeld) -> RunBusy | ThreadBusy:
     return thread_busy(codec, held.thread, namespace, stored)
 
 
-def run_busy(codec: Codec, id: str, stored: Entry | None) -> RunBusy:
+def run_busy(codec: Codec, id: str, stored: EntryRecord | None) -> RunBusy:
     """Say who has a run, by its entry."""
     if stored is None:
         return RunBusy(id, None)
@@ -210,20 +210,20 @@ def run_busy(codec: Codec, id: str, stored: Entry | None) -> RunBusy:
     return RunBusy(id, lapses_at(stored), None if owner is None else str(owner), is_mine=owner == Owner.me())
 
 
-def thread_busy(codec: Codec, thread: str, namespace: str, lock: Entry) -> ThreadBusy:
+def thread_busy(codec: Codec, thread: str, namespace: str, lock: EntryRecord) -> ThreadBusy:
     """Say who holds a place, by its entry."""
     held = Lock.unpack(codec, lock)
     return ThreadBusy(thread, namespace, held.run, lapses_at(lock), str(held.owner))
 
 
-def _owner_of(codec: Codec, run: Entry) -> Owner | None:
+def _owner_of(codec: Codec, run: EntryRecord) -> Owner | None:
     try:
         return Owner.unpack(codec.unpack(run.body or b"", opaque=True)["owner"])
     except (OutliveError, TypeError, KeyError):
         return None  # it cannot be read: that it is held is true all the same
 
 
-def lapses_at(entry: Entry) -> dt.datetime | None:
+def lapses_at(entry: EntryRecord) -> dt.datetime | None:
     """Return when a lease ends unless it is renewed, as a time of day; None when it has none, or one of a former boot."""
     if not entry.until:
         return None
@@ -235,6 +235,6 @@ def lapses_at(entry: Entry) -> dt.datetime | None:
     return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
 
 
-def is_time_of_day(entry: Entry) -> bool:
+def is_time_of_day(entry: EntryRecord) -> bool:
     """Tell whether a lease is timed by the wall clock of a server, not by a clock that counts since a boot."""
     return entry.until > 1_000_000_000_000_000  # microseconds: since 1970, not since a boot

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from outlive.backend.protocol import Commit, Entry, ThreadKey
+from outlive.backend.protocol import Commit, EntryRecord, ThreadKey
 from outlive.errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from outlive.runs import lease
 from outlive.runs.lease import LOCK, RUNNING
@@ -19,7 +19,7 @@ from outlive.threads.engine import Engine
 _PAUSE_S = 0.05
 
 
-class Keeper(Protocol):
+class LeaseRegistry(Protocol):
     """Where leases are renewed."""
 
     def add(self, run: AsyncLock) -> None: ...
@@ -34,7 +34,7 @@ class AsyncLock(AsyncContext):
         engine: Engine,
         key: ThreadKey,
         namespace: str,
-        heart: Keeper,
+        heart: LeaseRegistry,
         *,
         timeout_s: float | None,
         lease_s: float,
@@ -45,8 +45,8 @@ class AsyncLock(AsyncContext):
         self._namespace = namespace
         self._heart = heart
         self._timeout_s = timeout_s
-        self._held: Entry | None = None
-        self._taken: Entry | None = None  # the last one held, also when it was lost or given back
+        self._held: EntryRecord | None = None
+        self._taken: EntryRecord | None = None  # the last one held, also when it was lost or given back
         self.thread_ident = engine.runtime.thread_ident()
 
     @property
@@ -119,14 +119,14 @@ class AsyncLock(AsyncContext):
     # What the heart asks
 
     @staticmethod
-    def _token(held: Entry) -> tuple[str, str, int, int]:
+    def _token(held: EntryRecord) -> tuple[str, str, int, int]:
         return (LOCK, held.key, held.epoch, held.fence)
 
     def renewal(self) -> Commit:
         held = self._held
         if held is None:
             return Commit(self._key)
-        renewed = Entry(
+        renewed = EntryRecord(
             LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self.lease_s
         )
         return Commit(self._key, entries=(renewed,), fence=self._token(held))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outlive.backend.protocol import NEXT, Commit, Entry, EntryCursor, ThreadKey
+from outlive.backend.protocol import NEXT, Commit, EntryCursor, EntryRecord, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -167,7 +167,7 @@ class Recovery:
         info.failures = _failures(info)
         info.status = PARKED
         info.error = info.error or f"its process died {info.failures} times"
-        entry = Entry(
+        entry = EntryRecord(
             RUN, info.id, pack_run(self._engine, info), PARKED,
             epoch=info._entry.epoch, fence=NEXT, expect=info._entry.rank,
         )  # fmt: skip

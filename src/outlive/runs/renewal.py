@@ -14,7 +14,7 @@ from outlive.threads.engine import Engine
 _SHARE = 3  # beats in the time of the shortest lease
 
 
-class Beating(Protocol):
+class LeaseHolder(Protocol):
     """What holds a lease: a run, or a lock."""
 
     @property
@@ -30,16 +30,16 @@ class Beating(Protocol):
     async def give_up(self) -> None: ...
 
 
-class Heart:
+class LeaseRenewer:
     """The leases that one store holds."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._runs: dict[int, Beating] = {}
+        self._runs: dict[int, LeaseHolder] = {}
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
 
-    def add(self, run: Beating) -> None:
+    def add(self, run: LeaseHolder) -> None:
         self._runs[id(run)] = run
         terminator.add(id(self), self._terminate)
         interval_s = run.lease_s / _SHARE
@@ -48,7 +48,7 @@ class Heart:
             self._interval_s = interval_s
             self._ticker = self._engine.runtime.tick(interval_s, self.beat)
 
-    def discard(self, run: Beating) -> None:
+    def discard(self, run: LeaseHolder) -> None:
         self._runs.pop(id(run), None)
         if not self._runs:
             self._stop()

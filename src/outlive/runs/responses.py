@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from outlive.backend.entries import RESPONSE
-from outlive.backend.protocol import Entry, Receipt, ThreadKey
+from outlive.backend.protocol import EntryRecord, Receipt, ThreadKey
 from outlive.errors import BadArgument, Corrupt, well_formed
 from outlive.runs.response_values import (
     FAILED,
@@ -60,7 +60,7 @@ class Writer(Protocol):
     def is_started(self) -> bool: ...
     @property
     def mutex(self) -> AbstractAsyncContextManager[Any]: ...
-    async def write_held(self, *entries: Entry) -> Receipt: ...
+    async def write_held(self, *entries: EntryRecord) -> Receipt: ...
 
 
 class _Slot:
@@ -176,7 +176,7 @@ class AsyncResponses:
                 thread=self._run.key.id,
             )
 
-    def _adopt(self, entry: Entry) -> None:
+    def _adopt(self, entry: EntryRecord) -> None:
         codec = self._run.engine.codec
         rest = entry.key[len(self._run.id) + 1 :]
         if not rest:
@@ -295,8 +295,8 @@ class AsyncResponses:
             for slot, record, entry in group:
                 slot.settle(record, entry.revision)
 
-    def _group(self, first: Place) -> list[tuple[_Slot, Record, Entry]]:
-        group: list[tuple[_Slot, Record, Entry]] = []
+    def _group(self, first: Place) -> list[tuple[_Slot, Record, EntryRecord]]:
+        group: list[tuple[_Slot, Record, EntryRecord]] = []
         size = 0
         for place, slot in ((first, self._slots[first]), *self._slots.items()):
             if not slot.waiting or (group and place == first):
@@ -325,10 +325,10 @@ class AsyncResponses:
             raise BadArgument(f"the {where} has {len(body):,} bytes, {MAX_BYTES:,} are kept")
         return body
 
-    def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> Entry:
+    def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
         key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
         epoch, fence = self._run.rank
-        return Entry(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
+        return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
 
 
 @dataclass(frozen=True, slots=True)

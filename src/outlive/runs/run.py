@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from outlive.arguments import check_iteration, check_phase, check_usage
-from outlive.backend.protocol import Commit, Entry, Receipt, ThreadKey
+from outlive.backend.protocol import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     CallerError,
@@ -331,7 +331,7 @@ class AsyncRun(AsyncContext):
 
     async def _store_end(self, status: str, body: bytes, timeout_s: float | None) -> None:
         self._revision += 1
-        ended = Entry(
+        ended = EntryRecord(
             RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
         )
         entries = [ended]
@@ -444,20 +444,20 @@ class AsyncRun(AsyncContext):
     def _token(self) -> tuple[str, str, int, int]:
         return (RUN, self.id, self._epoch, self._fence)
 
-    def _renewals(self, body: bytes | None = None) -> tuple[Entry, ...]:
+    def _renewals(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
         """Return the entries that renew the leases, of a revision of their own; called under the mutex, by every write."""
         self._revision += 1
         return self._leases(body)
 
-    def _leases(self, body: bytes | None = None) -> tuple[Entry, ...]:
-        run = Entry(
+    def _leases(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
+        run = EntryRecord(
             RUN, self.id, body, RUNNING,
             epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
         )  # fmt: skip
         return (run, self._lock(None)) if self._has_place else (run,)
 
-    def _lock(self, body: bytes | None) -> Entry:
-        return Entry(
+    def _lock(self, body: bytes | None) -> EntryRecord:
+        return EntryRecord(
             LOCK, self.info.namespace, body, RUNNING,
             epoch=self._lock_epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
         )  # fmt: skip
@@ -487,14 +487,14 @@ class AsyncRun(AsyncContext):
     def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
         """Tell whether a renewal was refused only because a newer write of this very run came first."""
         stored = error.stored if isinstance(error, EntryHeld) else None
-        return isinstance(stored, Entry) and stored.fence == self._fence
+        return isinstance(stored, EntryRecord) and stored.fence == self._fence
 
-    async def write_entries(self, *entries: Entry) -> Receipt:
+    async def write_entries(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably."""
         async with self._mutex:
             return await self.write_held(*entries)
 
-    async def write_held(self, *entries: Entry) -> Receipt:
+    async def write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self.check_live()
         return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))

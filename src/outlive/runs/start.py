@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import Commit, Entry, Receipt, Removal, ThreadKey
+from outlive.backend.protocol import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import lease
 from outlive.runs.lease import COMPLETED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
@@ -47,7 +47,7 @@ class Holding:
     revision: int = 0
     lock_epoch: int = 0
     has_place: bool = False
-    before: Entry | None = None  # the record that was claimed; None: the run is new
+    before: EntryRecord | None = None  # the record that was claimed; None: the run is new
 
 
 class Start:
@@ -97,7 +97,7 @@ class Start:
             except OutliveError:
                 pass  # a type that can be stored and, so far, not be read
 
-    def _adopt(self, stored: Entry) -> bool:
+    def _adopt(self, stored: EntryRecord) -> bool:
         """Go on from what is stored; False when the run is finished."""
         self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
         if self._options.retries and info.is_finished and info.status != COMPLETED:
@@ -109,7 +109,7 @@ class Start:
         info.failures += info.status == RUNNING  # nobody ended it: its process died, or was cut off
         return True
 
-    def _is_held(self, stored: Entry | None) -> bool:
+    def _is_held(self, stored: EntryRecord | None) -> bool:
         """Tell whether only the end of its lease frees the run."""
         if stored is None or stored.status != RUNNING:
             return False
@@ -122,7 +122,7 @@ class Start:
         place = Place(self._engine, self._key, info.namespace)
         return await place.claim(info.id, info.parent, info.lease_s)
 
-    async def _commit(self, stored: Entry | None, claim: Claim | None, is_held: bool) -> Holding:
+    async def _commit(self, stored: EntryRecord | None, claim: Claim | None, is_held: bool) -> Holding:
         info = self._info
         info.shares_place = claim is not None and claim.is_shared
         run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
@@ -139,7 +139,7 @@ class Start:
         )
 
     async def _begin(
-        self, entries: tuple[Entry, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
+        self, entries: tuple[EntryRecord, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
     ) -> Receipt:
         """Store the entries; of a new run with a checkpoint, so that a crash in its first step leaves something to go on from."""
         if not is_new or self._options.is_bare or self._options.durability == "exit":
@@ -151,9 +151,9 @@ class Start:
         self._checkpoint = draft.id
         return receipt
 
-    async def _taken_before(self, entries: Sequence[Entry]) -> list[Entry]:
+    async def _taken_before(self, entries: Sequence[EntryRecord]) -> list[EntryRecord]:
         """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
-        found: list[Entry] = []
+        found: list[EntryRecord] = []
         for entry in entries:
             stored = await lease.find(self._engine, self._key, entry.kind, entry.key)
             if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
@@ -169,7 +169,7 @@ class Start:
 
     # An id is used once
 
-    async def _find(self) -> Entry | None:
+    async def _find(self) -> EntryRecord | None:
         """Return the run as it is stored in this thread. Raises RunElsewhere when it is new and another thread has its id."""
         if not self._options.is_named:
             return await lease.find(self._engine, self._key, RUN, self._info.id)
@@ -178,7 +178,7 @@ class Start:
             raise RunElsewhere(self._info.id, [key.id for key in found])
         return found.get(self._key)
 
-    async def _find_all(self) -> list[tuple[ThreadKey, Entry]]:
+    async def _find_all(self) -> list[tuple[ThreadKey, EntryRecord]]:
         return await lease.find_all(self._engine, self._key.tenant, self._info.id)
 
     async def _check_again(self, holding: Holding) -> None:
@@ -195,7 +195,7 @@ class Start:
     async def _take_back(self, holding: Holding) -> None:
         """Remove the record of a new run and the checkpoint that came with it; other checkpoints of that run id are not its own."""
         info = self._info
-        gone = Entry(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
+        gone = EntryRecord(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
         removal = (
             None if self._checkpoint is None else Removal(checkpoints=((info.namespace, self._checkpoint),))
         )
@@ -212,7 +212,7 @@ class Start:
         with contextlib.suppress(Exception):  # the lease runs out
             await self._engine.runtime.shielded(write)
 
-    async def _restore(self, holding: Holding, before: Entry) -> None:
+    async def _restore(self, holding: Holding, before: EntryRecord) -> None:
         if before.status == RUNNING:  # its process died, which stays counted
             await self.interrupt(holding)
         else:
@@ -224,17 +224,17 @@ class Start:
         info.attempt -= 1
         await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), INTERRUPTED))
 
-    def _ended(self, holding: Holding, body: bytes | None, status: str) -> Entry:
-        return Entry(
+    def _ended(self, holding: Holding, body: bytes | None, status: str) -> EntryRecord:
+        return EntryRecord(
             RUN, self._info.id, body, status,
             epoch=holding.epoch, fence=holding.fence, revision=holding.revision + 1,
         )  # fmt: skip
 
-    async def _let_go(self, holding: Holding, run: Entry, removal: Removal | None = None) -> None:
+    async def _let_go(self, holding: Holding, run: EntryRecord, removal: Removal | None = None) -> None:
         """Write the end of a hold on a run, and free its place; refused when another process has it by now."""
         entries = [run]
         if holding.has_place:
-            free = Entry(
+            free = EntryRecord(
                 LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence
             )
             entries.append(replace(free, revision=holding.revision + 1))
@@ -249,4 +249,4 @@ def _is_held(error: EntryHeld | LeaseLost) -> bool:
     if isinstance(error, LeaseLost):
         return False
     stored = error.stored
-    return error.kind == RUN or not isinstance(stored, Entry) or stored.status == RUNNING
+    return error.kind == RUN or not isinstance(stored, EntryRecord) or stored.status == RUNNING

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outlive.backend.protocol import Entry, Receipt, ThreadKey
+from outlive.backend.protocol import EntryRecord, Receipt, ThreadKey
 from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
 from outlive.runs.lease import STEP
 from outlive.threads.engine import Engine
@@ -36,7 +36,7 @@ class Writer(Protocol):
     @property
     def rank(self) -> tuple[int, int]: ...
     def check_live(self) -> None: ...
-    async def write_entries(self, *entries: Entry) -> Receipt: ...
+    async def write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Ledger:
             raise BadArgument(
                 f"{where} returned {len(body):,} bytes, a step keeps {MAX_RESULT:,}: save them in the state instead"
             )
-        entry = Entry(
+        entry = EntryRecord(
             STEP,
             f"{run.id}\n{step.name}\n{step.key}",
             body,
@@ -221,7 +221,7 @@ class Ledger:
         await run.write_entries(entry)
         self._steps[step.name, step.key] = step
 
-    def _unpack(self, entry: Entry) -> Step:
+    def _unpack(self, entry: EntryRecord) -> Step:
         with well_formed(f"step {entry.key!r}", self._run.key.id):
             name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
             arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Entry, ThreadKey
+from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, StaleBase, ThreadBusy
 from outlive.runs.lease import (
     LOCK,
@@ -43,7 +43,7 @@ Fence = tuple[str, str, int, int]  # (kind, key, epoch, fence) of an entry that 
 class Claim:
     """What a commit must bring to be in the place when it is done."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
     fence: Fence | None = None
     is_shared: bool = False  # with its parent, who keeps the entry
 
@@ -81,10 +81,10 @@ class Place:
             return Claim((self._taken(mine, held, lease_s),))
         raise ThreadBusy(self._key.id, self._namespace, None, None)  # others keep writing to the thread
 
-    def _taken(self, mine: Lock, held: Entry | None, lease_s: float) -> Entry:
+    def _taken(self, mine: Lock, held: EntryRecord | None, lease_s: float) -> EntryRecord:
         """Return the entry that takes the place: one that is free, that has lapsed, or whose holder is gone."""
         codec = self._engine.codec
-        entry = Entry(
+        entry = EntryRecord(
             LOCK, self._namespace, mine.pack(codec), RUNNING, fence=NEXT, lease_s=lease_s, expect_lapsed=True
         )
         if held is None:
@@ -92,7 +92,7 @@ class Place:
         is_gone = Lock.unpack(codec, held).owner.is_gone()
         return replace(entry, epoch=held.epoch, expect=held.rank, expect_lapsed=not is_gone)
 
-    def _joined(self, held: Entry, parent: RunInfo) -> Claim:
+    def _joined(self, held: EntryRecord, parent: RunInfo) -> Claim:
         """Return how to join a parent that shares the place itself."""
         if held.status == RUNNING:
             return Claim(fence=_fence(held), is_shared=True)
@@ -129,7 +129,7 @@ class Place:
             owner = None if other.owner is None else str(other.owner)
             raise ThreadBusy(self._key.id, self._namespace, other.id, lapses_at(other._entry), owner)
 
-    async def _clear(self, held: Entry, lock: Lock, run: str | None) -> None:
+    async def _clear(self, held: EntryRecord, lock: Lock, run: str | None) -> None:
         """Free the place of a dead holder when nobody shares it. Raises ThreadBusy when somebody is in it."""
         codec = self._engine.codec
         if await self._is_held(held, lock):
@@ -137,14 +137,16 @@ class Place:
         revision = (await self._engine.backend.inventory(self._key)).revision
         self._refuse(run, await self._sharing())
         body = Lock(None, Owner.me()).pack(codec)
-        free = Entry(LOCK, self._namespace, body, "free", epoch=held.epoch, fence=NEXT, expect=held.rank)
+        free = EntryRecord(
+            LOCK, self._namespace, body, "free", epoch=held.epoch, fence=NEXT, expect=held.rank
+        )
         free = replace(free, expect_lapsed=not lock.owner.is_gone())
         try:
             await self._engine.commit(Commit(self._key, entries=(free,), revision=revision))
         except (EntryHeld, StaleBase):
             pass  # somebody wrote to the thread since: look again
 
-    async def _is_held(self, held: Entry, lock: Lock) -> bool:
+    async def _is_held(self, held: EntryRecord, lock: Lock) -> bool:
         """Tell whether the holder is alive, as far as the store and this machine know."""
         if held.status != RUNNING or lock.owner.is_gone():
             return False
@@ -154,5 +156,5 @@ class Place:
         return any(entry.key == self._namespace and entry.fence == held.fence for _, entry in live)
 
 
-def _fence(entry: Entry) -> Fence:
+def _fence(entry: EntryRecord) -> Fence:
     return (entry.kind, entry.key, entry.epoch, entry.fence)

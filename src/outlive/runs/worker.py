@@ -30,7 +30,7 @@ class AsyncWorker:
     async def run(self) -> None:
         """Recover, wait, and again. A store that is in the way is waited for, with growing pauses."""
         failures = 0
-        while not self._bell.has_rung():
+        while not self._bell.is_set():
             try:
                 report = await self._recover()
             except StoreError:
@@ -44,4 +44,4 @@ class AsyncWorker:
 
     def stop(self) -> None:
         """Let `run` return after what it is doing."""
-        self._bell.ring()
+        self._bell.set()

@@ -1,4 +1,4 @@
-"""The runtime of the async colour: tasks and locks of the event loop. Apart, because who needs no loop should not import one.
+"""The runtime of the async io_mode: tasks and locks of the event loop. Apart, because who needs no loop should not import one.
 
 A store works in one event loop at a time, its home. It moves to another one when the former has ended: its timers go along, and
 its locks begin anew. While the former loop runs, or has calls of the store under way, a call from another loop is refused at
@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from outlive.errors import WrongLoop
-from outlive.runtime.runtime import Bell, SyncRuntime, Task, Ticker, Work
+from outlive.runtime.runtime import Signal, SyncRuntime, Task, Ticker, Work
 
 T = TypeVar("T")
 
@@ -136,12 +136,12 @@ class _LoopBell:
         self._has_rung = False
         self._events: set[asyncio.Event] = set()  # one for each that waits
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._has_rung = True
         for event in list(self._events):
             event.set()
 
-    def has_rung(self) -> bool:
+    def is_set(self) -> bool:
         return self._has_rung
 
     async def wait(self, timeout_s: float) -> None:
@@ -191,7 +191,7 @@ class AsyncRuntime(SyncRuntime):
     def thread_ident(self) -> int | None:
         return None
 
-    def bell(self) -> Bell:
+    def bell(self) -> Signal:
         return _LoopBell()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:

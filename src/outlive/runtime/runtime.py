@@ -1,4 +1,4 @@
-"""What differs between the two colours: driving a coroutine, time, locks and background work.
+"""What differs between the two modes: driving a coroutine, time, locks and background work.
 
 The core is written once, as `async def`. On the sync side every awaited method of a backend returns
 without suspending, so `run_now` finishes a coroutine with a single `send(None)`: no event loop, no
@@ -60,11 +60,11 @@ class Task(Protocol):
     async def wait(self, timeout_s: float | None = None) -> None: ...
 
 
-class Bell(Protocol):
+class Signal(Protocol):
     """Something that can be waited for."""
 
-    def ring(self) -> None: ...
-    def has_rung(self) -> bool: ...
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
     async def wait(self, timeout_s: float) -> None: ...
 
 
@@ -93,7 +93,7 @@ class Runtime(Protocol):
         """Return the thread that calls, where work belongs to threads."""
         ...
 
-    def bell(self) -> Bell:
+    def bell(self) -> Signal:
         """Return what one task or thread waits for and another rings."""
         ...
 
@@ -138,10 +138,10 @@ class _ThreadBell:
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self._event.set()
 
-    def has_rung(self) -> bool:
+    def is_set(self) -> bool:
         return self._event.is_set()
 
     async def wait(self, timeout_s: float) -> None:
@@ -174,7 +174,7 @@ class SyncRuntime:
     def thread_ident(self) -> int | None:
         return threading.get_ident()
 
-    def bell(self) -> Bell:
+    def bell(self) -> Signal:
         return _ThreadBell()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:

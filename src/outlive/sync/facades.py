@@ -1,4 +1,4 @@
-"""The sync colour: the same methods with the same arguments, without an event loop."""
+"""The sync io_mode: the same methods with the same arguments, without an event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outlive.values import Change, Checkpoint, Interrupt, PendingWrite, Pruned, 
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.rotation import Rotated
-    from outlive.layers.replication.options import ReplicationStatus, Switched
+    from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.runs.recovery import Policy, Recovered
     from outlive.runs.run import AsyncRun
@@ -562,10 +562,10 @@ class Store(SyncContext):
     def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
         return run_now(self._store.ping(timeout_s=timeout_s))
 
-    def promote(self) -> Switched:
+    def promote(self) -> RoleChange:
         return run_now(self._store.promote())
 
-    def failback(self) -> Switched:
+    def failback(self) -> RoleChange:
         return run_now(self._store.failback())
 
     def replication_status(self) -> ReplicationStatus:
@@ -578,7 +578,7 @@ class Store(SyncContext):
         run_now(self._store.close())
 
 
-# The words of the one implementation serve both colours.
+# The words of the one implementation serve sync and async.
 for _sync, _async in ((Thread, AsyncThread), (Store, AsyncStore)):
     for _name, _method in vars(_sync).items():
         if callable(_method) and not _name.startswith("_"):

@@ -1,4 +1,4 @@
-"""The sync colour of a run's responses: the same methods with the same arguments, for threads."""
+"""The sync mode of a run's responses: the same methods with the same arguments, for threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every contract class is: tests written once, run in both colours, and never overridden.
+"""What every contract class is: tests written once, run sync and async, and never overridden.
 
 A test is an `async def`. Its arguments `trial`, `waist` and `store` are opened for it; any other is a
 fixture of pytest's. A class outside this package may add tests and must bring the fixture `backend`.
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from outlive.testing.trial import COLOURS, Opener, Trial
+from outlive.testing.trial import IO_MODES, Opener, Trial
 
 Body = Callable[..., Coroutine[Any, Any, None]]
 _OPENED: dict[str, Callable[[Trial], Coroutine[Any, Any, Any]]] = {
@@ -38,8 +38,8 @@ class Contract:
             f"{type(self).__name__} needs a fixture `backend` that returns an empty backend or an outlive.testing.Opener"
         )
 
-    @pytest.fixture(params=list(COLOURS))
-    def colour(self, request: pytest.FixtureRequest) -> Any:
+    @pytest.fixture(params=list(IO_MODES))
+    def io_mode(self, request: pytest.FixtureRequest) -> Any:
         return request.param
 
 
@@ -63,13 +63,13 @@ def _refuse_overrides(cls: type) -> None:
 
 
 def _in_colour(body: Body) -> Callable[..., None]:
-    """Make an `async def` a test of pytest's that runs it in one colour."""
+    """Make an `async def` a test of pytest's that runs it in one mode."""
     names = list(inspect.signature(body).parameters)[1:]
     fixtures = [name for name in names if name not in _OPENED and name != "trial"]
 
-    def test(self: Any, backend: Any, colour: str, **given: Any) -> None:
+    def test(self: Any, backend: Any, io_mode: str, **given: Any) -> None:
         __tracebackhide__ = True
-        with COLOURS[colour]() as driver:
+        with IO_MODES[io_mode]() as driver:
             trial = Trial(Opener.of(backend), driver)
             driver.run(_run(trial, functools.partial(body, self), names, given))
 
@@ -77,7 +77,7 @@ def _in_colour(body: Body) -> Callable[..., None]:
     del test.__wrapped__  # type: ignore[attr-defined]  # pytest would find the coroutine function behind it
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for name in ("self", "backend", "colour", *fixtures)
+        for name in ("self", "backend", "io_mode", *fixtures)
     ]
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return test

@@ -21,9 +21,9 @@ from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StaleBas
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.interposed import Interposed
-from outlive.testing.model import ModelThread, Pair, Saved, State, text
+from outlive.testing.model import CheckpointKey, ModelThread, Saved, State, text
 from outlive.testing.thread_records import Waist, live
-from outlive.testing.trial import COLOURS, Driver, Opener, Trial
+from outlive.testing.trial import IO_MODES, Driver, Opener, Trial
 from outlive.threads.thread import AsyncThread
 
 T = TypeVar("T")
@@ -227,7 +227,9 @@ class StoreMachine(RuleBasedStateMachine):
         pairs = [*source.saved, *source.writes] if whole else [(call.namespace, id)]
         self.take(source, target, pairs, None if whole else "fork")
 
-    def take(self, source: ModelThread, target: ModelThread, pairs: list[Pair], how: str | None) -> None:
+    def take(
+        self, source: ModelThread, target: ModelThread, pairs: list[CheckpointKey], how: str | None
+    ) -> None:
         used = (
             target.seq
             if any(source.saved[pair].seq <= target.seq for pair in pairs if pair in source.saved)
@@ -338,10 +340,10 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class MachineContract(Contract):
-    def test_any_sequence_of_calls_agrees_with_a_simple_model(self, backend: Any, colour: str) -> None:
+    def test_any_sequence_of_calls_agrees_with_a_simple_model(self, backend: Any, io_mode: str) -> None:
         profile = settings()
-        few = 2 if colour == "sync" else 1  # a hop to another thread for each call takes its time
-        with COLOURS[colour]() as driver:
+        few = 2 if io_mode == "sync" else 1  # a hop to another thread for each call takes its time
+        with IO_MODES[io_mode]() as driver:
             run_state_machine_as_test(
                 cast(Any, lambda: StoreMachine(Opener.of(backend), driver)),
                 settings=settings(

@@ -8,7 +8,7 @@ from typing import Any
 
 from outlive.testing.store.pruning import noise
 
-Pair = tuple[str, str]  # (namespace, checkpoint)
+CheckpointKey = tuple[str, str]  # (namespace, checkpoint)
 
 SIZES = (40, 300, 700, 3000, 70_000)  # inline, in a run, a run of its own, a large leaf
 
@@ -44,8 +44,8 @@ class ModelThread:
     """A thread as it should be."""
 
     seq: int = 0
-    saved: dict[Pair, Saved] = field(default_factory=dict)
-    writes: dict[Pair, dict[tuple[str, int], Any]] = field(default_factory=dict)
+    saved: dict[CheckpointKey, Saved] = field(default_factory=dict)
+    writes: dict[CheckpointKey, dict[tuple[str, int], Any]] = field(default_factory=dict)
     metadata: dict[str, int] = field(default_factory=dict)
     is_described: bool = False  # it has metadata of its own, if only an empty one that came with a copy
 
@@ -61,7 +61,7 @@ class ModelThread:
         self.seq += 1
         self.saved[namespace, id] = Saved(parent, self.seq, state)
 
-    def remove(self, pair: Pair) -> None:
+    def remove(self, pair: CheckpointKey) -> None:
         del self.saved[pair]
         self.writes.pop(pair, None)
 

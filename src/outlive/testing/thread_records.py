@@ -12,7 +12,7 @@ from outlive.backend.protocol import (
     Backend,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -111,7 +111,7 @@ class Waist:
         rows = await self.backend.threads(self.thread.tenant, only=self.thread.id)
         return rows[0] if rows else None
 
-    async def entries(self, kind: str) -> list[Entry]:
+    async def entries(self, kind: str) -> list[EntryRecord]:
         found = await self.backend.entries(self.thread.tenant, kind, thread=self.thread, limit=1000)
         return [entry for _, entry in found]
 

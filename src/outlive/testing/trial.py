@@ -1,7 +1,7 @@
-"""One test on one backend in one colour: opening, driving, running things at once.
+"""One test on one backend in one io_mode: opening, driving, running things at once.
 
 On the sync side a whole test is one coroutine that never suspends, driven by `run_now` over the sync
-colour of everything; on the async side it runs in an event loop.
+mode of everything; on the async side it runs in an event loop.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from outlive.backend.protocol import Backend, ThreadKey
-from outlive.backends.local.inline import Inline, Local
+from outlive.backends.local.inline import Local, SyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.local.threaded import Threaded
+from outlive.backends.local.threaded import AsyncLocal
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
 from outlive.format.registry import Registry
@@ -43,7 +43,7 @@ class Opener:
     """How to open the backend under test: each call gives another handle on the same store.
 
     `survives` tells that what is stored outlives a closed handle; a store in memory does not.
-    A colour that the backend does not have is None, and its tests are skipped by name.
+    A mode that the backend does not have is None, and its tests are skipped by name.
     """
 
     sync: Callable[[], Backend] | None
@@ -52,12 +52,12 @@ class Opener:
 
     @classmethod
     def local(cls, make: Callable[[], Local], *, survives: bool = True) -> Opener:
-        """Open a backend of this process, in both colours."""
+        """Open a backend of this process, sync and async."""
 
         async def threaded() -> Backend:
-            return cast(Backend, Threaded(make()))
+            return cast(Backend, AsyncLocal(make()))
 
-        return cls(lambda: cast(Backend, Inline(make())), threaded, survives)
+        return cls(lambda: cast(Backend, SyncLocal(make())), threaded, survives)
 
     @classmethod
     def of(cls, given: Any) -> Opener:
@@ -86,7 +86,7 @@ class SyncDriver:
 
     async def open(self, opener: Opener) -> Backend:
         if opener.sync is None:
-            pytest.skip("this backend has no sync colour")
+            pytest.skip("this backend has no sync io_mode")
         return opener.sync()
 
     async def together(self, works: Sequence[Work]) -> list[Any]:
@@ -134,7 +134,7 @@ class AsyncDriver:
 
     async def open(self, opener: Opener) -> Backend:
         if opener.asynchronous is None:
-            pytest.skip("this backend has no async colour")
+            pytest.skip("this backend has no async io_mode")
         return await opener.asynchronous()
 
     async def together(self, works: Sequence[Work]) -> list[Any]:
@@ -149,7 +149,7 @@ class AsyncDriver:
 
 
 Driver = SyncDriver | AsyncDriver
-COLOURS: dict[str, type[SyncDriver | AsyncDriver]] = {"sync": SyncDriver, "async": AsyncDriver}
+IO_MODES: dict[str, type[SyncDriver | AsyncDriver]] = {"sync": SyncDriver, "async": AsyncDriver}
 
 
 class Trial:
@@ -181,7 +181,7 @@ class Trial:
         cache_bytes: int = 64 << 20,
         registry: Registry | None = None,
     ) -> AsyncStore:
-        """Open a store in the colour of the test, with methods to be awaited in both."""
+        """Open a store in the mode of the test, with methods to be awaited in both."""
         backend = backend or await self.backend()
         key = await backend.identity(NAMING_KEY)
         codec = Codec(registry) if registry is not None else Codec()
@@ -219,7 +219,7 @@ class Trial:
 
 
 class _Awaited:
-    """A sync store or thread whose methods are awaited, so that one test fits both colours."""
+    """A sync store or thread whose methods are awaited, so that one test fits sync and async."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -228,8 +228,8 @@ class _Awaited:
         return repr(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what a test looks at behind the store is the same in both colours
-            return getattr(_behind(self._inner), name)
+        if name.startswith("_"):  # what a test looks at behind the store is the same sync and async
+            return getattr(_after_tombstones(self._inner), name)
         found = getattr(self._inner, name)
         if not callable(found):
             return found
@@ -245,7 +245,7 @@ class _Awaited:
         return call
 
 
-def _behind(inner: Any) -> Any:
+def _after_tombstones(inner: Any) -> Any:
     """Return what a sync object stands before."""
     return next(
         getattr(inner, name) for name in ("_store", "_thread", "_run", "_lock") if hasattr(inner, name)

@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 
-from outlive.backend.protocol import CheckpointRecord, Cursor, Known
+from outlive.backend.protocol import CachedHead, CheckpointRecord, Cursor
 from outlive.format import planner as planning
 from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of
@@ -29,13 +29,13 @@ class Base:
     pieces: Pieces | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
-    loose: dict[bytes, tuple[bytes, bytes, int]] = field(
+    stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = field(
         default_factory=dict
     )  # what tasks wrote since (planning.Loose)
 
     @property
-    def known(self) -> Known:
-        return Known(self.record.id, self.record.chunks)
+    def known(self) -> CachedHead:
+        return CachedHead(self.record.id, self.record.chunks)
 
     def weight(self) -> int:
         return self.pieces.weight() if self.pieces is not None else len(self.stream or b"") + 1000

@@ -16,7 +16,7 @@ from outlive.backend.protocol import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     ThreadKey,
     ThreadRow,
     WriteRecord,
@@ -29,7 +29,7 @@ from outlive.threads.metadata import check_vacant, drop_stray_writes
 _BATCH = 32
 _BATCH_BYTES = 8 << 20
 _PAGE = 500
-Pair = tuple[str, str]  # (namespace, id)
+CheckpointKey = tuple[str, str]  # (namespace, id)
 _TRIES = 8
 
 
@@ -114,7 +114,7 @@ class _Raising:
             return record
         return replace(record, epoch=max(record.epoch, self.epoch), seq=record.seq + self.seq)
 
-    def entry(self, entry: Entry) -> Entry:
+    def entry(self, entry: EntryRecord) -> EntryRecord:
         if not self.fence:
             return entry
         return replace(entry, epoch=max(entry.epoch, self.epoch), fence=entry.fence + self.fence)
@@ -123,20 +123,20 @@ class _Raising:
 class _Graves:
     """The tombstones of a thread in the target, which is or was one of a pair."""
 
-    def __init__(self, graves: Sequence[Entry]) -> None:
-        self._graves = {grave.key: grave for grave in graves}
+    def __init__(self, graves: Sequence[EntryRecord]) -> None:
+        self._tombstones_for = {grave.key: grave for grave in graves}
 
     def holds(self, record: CheckpointRecord) -> bool:
         """Tell whether a merge would leave a record out."""
         keys = ("", tombstone_key(record.namespace, record.id))
-        found = [self._graves[key] for key in keys if key in self._graves]
+        found = [self._tombstones_for[key] for key in keys if key in self._tombstones_for]
         return any((record.epoch, record.seq) <= (grave.epoch, grave.until) for grave in found)
 
     def raising(
-        self, records: Sequence[CheckpointRecord], there: Mapping[Pair, CheckpointRecord]
+        self, records: Sequence[CheckpointRecord], there: Mapping[CheckpointKey, CheckpointRecord]
     ) -> _Raising:
         """Let a thread that was deleted come back behind its tombstone, if it has gone, or has come back in part."""
-        whole = self._graves.get("")
+        whole = self._tombstones_for.get("")
         if whole is None or not any(self.holds(record) for record in records):
             return _Raising()
         raising = _Raising(whole.epoch, whole.until, whole.fence)
@@ -221,7 +221,7 @@ class _Merge:
 
     async def _entries(self, kind: str) -> None:
         """Bring what the target has not. What it has is not sent: a commit would count as use of the thread there."""
-        there: dict[str, Entry] = {}
+        there: dict[str, EntryRecord] = {}
         async for page in _pages(self._target, self._key, kind):
             there.update((entry.key, entry) for entry in page)
         async for page in _pages(self._source, self._key, kind):
@@ -303,7 +303,7 @@ class _Merge:
         return found
 
 
-async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[list[Entry]]:
+async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[list[EntryRecord]]:
     """Iterate over the entries of a thread, page by page."""
     after = None
     while True:
@@ -314,12 +314,12 @@ async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[lis
         after = (page[-1][1].key, page[-1][0].digest)
 
 
-async def _same_entry(engine: Engine, key: ThreadKey, entry: Entry) -> Entry | None:
+async def _same_entry(engine: Engine, key: ThreadKey, entry: EntryRecord) -> EntryRecord | None:
     found = await engine.backend.entries(key.tenant, entry.kind, thread=key, prefix=entry.key, limit=1)
     return next((held for _, held in found if held.key == entry.key), None)
 
 
-def _outranks(entry: Entry, held: Entry | None) -> bool:
+def _outranks(entry: EntryRecord, held: EntryRecord | None) -> bool:
     """Tell whether a merge would put an entry in the place of another."""
     if held is None:
         return True

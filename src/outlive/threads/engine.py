@@ -16,8 +16,8 @@ from outlive.backend.protocol import (
     Backend,
     CheckpointRecord,
     Commit,
-    Entry,
-    Reading,
+    EntryRecord,
+    ReadResult,
     Receipt,
     ThreadKey,
     WriteRecord,
@@ -38,7 +38,7 @@ from outlive.errors import (
     UnknownTag,
     refuse_unopened,
 )
-from outlive.events import LOAD, SAVE, Event, Watched
+from outlive.events import LOAD, SAVE, Event, EventSink
 from outlive.format import chunk, manifest
 from outlive.format import planner as planning
 from outlive.format.codec import Codec
@@ -65,14 +65,14 @@ class Draft:
     source: str = "loop"
     run: str | None = None
     fence: tuple[str, str, int, int] | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
     replace: bool = False
     writes: tuple[PendingWrite, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Any, ...] = ()
-    leans: bool = False
+    needs_parent: bool = False
     timeout_s: float | None = None
     before_plan: Callable[[], Awaitable[None]] | None = (
         None  # awaited when the state is split, before anything is stored
@@ -111,11 +111,11 @@ class Engine:
         cache: Cache,
         runtime: Runtime,
         *,
-        watched: Watched | None = None,
+        watched: EventSink | None = None,
         timeout_s: float | None = None,
         confirm: Confirm = _confirmed,
     ) -> None:
-        self.watched = watched or Watched()
+        self.watched = watched or EventSink()
         self.backend = backend
         self.codec = codec
         self.namer = namer
@@ -228,7 +228,9 @@ class Engine:
         pieces = split(self.codec, state, old)
         if draft.before_plan is not None:
             await draft.before_plan()
-        plan = planning.plan(self.codec, self.namer, pieces, old, base.loose if base is not None else None)
+        plan = planning.plan(
+            self.codec, self.namer, pieces, old, base.stored_pieces if base is not None else None
+        )
         shares = len(plan.names) > len(plan.chunks)
         written = self._written(draft) if draft.writes else NOTHING
         commit = Commit(
@@ -273,7 +275,7 @@ class Engine:
             draft.next_nodes,
             draft.completed_tasks,
             draft.interrupts,
-            draft.leans,
+            draft.needs_parent,
             written,
         )
         return CheckpointRecord(
@@ -321,11 +323,11 @@ class Engine:
             return None
         return reading.record
 
-    async def _read_again(self, key: ThreadKey, prepared: Prepared) -> Reading:
+    async def _read_again(self, key: ThreadKey, prepared: Prepared) -> ReadResult:
         draft = prepared.draft
         return await self.backend.read(key, draft.namespace, draft.id, timeout_s=draft.timeout_s)
 
-    def _is_same(self, key: ThreadKey, prepared: Prepared, reading: Reading) -> bool:
+    def _is_same(self, key: ThreadKey, prepared: Prepared, reading: ReadResult) -> bool:
         """Tell whether a checkpoint says what a save says, however it is laid out."""
         assert reading.record is not None
         draft, stored = prepared.draft, reading.record
@@ -343,7 +345,7 @@ class Engine:
 
     async def load(
         self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
-    ) -> tuple[Reading, bytes] | None:
+    ) -> tuple[ReadResult, bytes] | None:
         """Return a checkpoint's records and the stream of its state, or None."""
         start = self.watched.start()
         found = await self._load(key, namespace, id, at, timeout_s)
@@ -356,7 +358,7 @@ class Engine:
 
     async def _load(
         self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
-    ) -> tuple[Reading, bytes] | None:
+    ) -> tuple[ReadResult, bytes] | None:
         base = self.cache.get((key.digest, namespace)) if at is None else None
         known = base.known if base is not None and id in (None, base.record.id) else None
         reading = await self.backend.read(key, namespace, id, at=at, known=known, timeout_s=timeout_s)
@@ -377,7 +379,7 @@ class Engine:
             self.cache.put((key.digest, namespace), Base(record, reading.generation, stream=stream))
         return reading, stream
 
-    def stream(self, key: ThreadKey, reading: Reading) -> bytes:
+    def stream(self, key: ThreadKey, reading: ReadResult) -> bytes:
         """Put the stream of a state together, checking every chunk against its name."""
         record = reading.record
         assert record is not None
@@ -435,7 +437,7 @@ class Engine:
         write = PendingWrite(task, index, channel, value, path)
         return write_record(self.codec, self.namer, namespace, checkpoint, write)
 
-    def loose(
+    def stored_pieces(
         self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
     ) -> dict[bytes, tuple[bytes, bytes, int]]:
         """Return where the elements of a write will be (planning.Loose).
@@ -447,14 +449,14 @@ class Engine:
         for element in elements if raw else ():
             data = self.codec.pack(element)
             if len(data) >= planning.INLINE and (at := raw.find(data)) >= 0:
-                found[data[: planning.LOOSE_KEY]] = (data, record.chunks[0], at)
+                found[data[: planning.PIECE_KEY]] = (data, record.chunks[0], at)
         return found
 
-    def keep_loose(self, key: ThreadKey, namespace: str, loose: planning.Loose) -> None:
+    def remember_stored(self, key: ThreadKey, namespace: str, stored_pieces: planning.StoredPieces) -> None:
         """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
-        if base is not None and len(base.loose) < _MOST_LOOSE:
-            base.loose.update(loose)
+        if base is not None and len(base.stored_pieces) < _MOST_LOOSE:
+            base.stored_pieces.update(stored_pieces)
 
     def pending(
         self,

@@ -24,8 +24,8 @@ from outlive.values import Pruned
 
 _TRIES = 8
 _PAGE = 100  # records read at once: savers of the same file wait no longer than that takes
-Pair = tuple[str, str]  # (namespace, id)
-Choose = Callable[[list[CheckpointRecord]], Awaitable[set[Pair]]]
+CheckpointKey = tuple[str, str]  # (namespace, id)
+Choose = Callable[[list[CheckpointRecord]], Awaitable[set[CheckpointKey]]]
 
 
 async def prune(
@@ -40,10 +40,10 @@ async def prune(
 ) -> Pruned:
     """Keep the newest `keep_last` of each namespace, and what is open; remove the rest."""
 
-    async def choose(records: list[CheckpointRecord]) -> set[Pair]:
+    async def choose(records: list[CheckpointRecord]) -> set[CheckpointKey]:
         pool = [record for record in records if namespace is None or record.namespace == namespace]
         kept = _newest(pool, keep_last) | await open_interrupts(engine, key, pool)
-        kept |= _ancestors(pool, kept) if keep_lineage else leaned_on(pool, kept)
+        kept |= _ancestors(pool, kept) if keep_lineage else required_ancestors(pool, kept)
         return {(record.namespace, record.id) for record in pool} - kept
 
     return await remove_chosen(engine, key, choose, erase=erase, dry_run=dry_run)
@@ -53,14 +53,14 @@ async def remove(
     engine: Engine,
     key: ThreadKey,
     *,
-    pairs: Collection[Pair] = (),
+    pairs: Collection[CheckpointKey] = (),
     ids: Collection[str] = (),
     run: str | None = None,
     erase: bool = False,
 ) -> Pruned:
     """Remove checkpoints by (namespace, id), by id in whichever namespace, or all of one run."""
 
-    async def choose(records: list[CheckpointRecord]) -> set[Pair]:
+    async def choose(records: list[CheckpointRecord]) -> set[CheckpointKey]:
         known = {(one.namespace, one.id) for one in records}
         if ids:  # pending writes may be on an id that was never saved
             known |= {write.key[:2] for write in await engine.backend.writes(key, None)}
@@ -71,7 +71,7 @@ async def remove(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ThreadContents:
     """A thread as one look saw it."""
 
     inventory: Inventory
@@ -86,11 +86,11 @@ class Look:
         return [name for name in self.inventory.chunks if name not in live]
 
 
-async def look_at(engine: Engine, key: ThreadKey) -> Look:
+async def look_at(engine: Engine, key: ThreadKey) -> ThreadContents:
     """Look at a thread. What is committed meanwhile has a later revision than the inventory, which was read first."""
     inventory = await engine.backend.inventory(key)
     records = await engine.records(key, page=_PAGE)
-    return Look(inventory, records, await engine.backend.writes(key, None))
+    return ThreadContents(inventory, records, await engine.backend.writes(key, None))
 
 
 async def remove_chosen(
@@ -100,7 +100,7 @@ async def remove_chosen(
     *,
     erase: bool = False,
     dry_run: bool = False,
-    look: Look | None = None,
+    look: ThreadContents | None = None,
 ) -> Pruned:
     """Remove what `choose` picks of all records, which are newest first; it is asked again when others delete too.
 
@@ -131,7 +131,7 @@ async def remove_chosen(
 async def _once(
     engine: Engine,
     key: ThreadKey,
-    look: Look,
+    look: ThreadContents,
     choose: Choose,
     erase: bool,
     dry_run: bool,
@@ -140,7 +140,7 @@ async def _once(
     known = {(record.namespace, record.id) for record in look.records} | {
         write.key[:2] for write in look.writes
     }
-    doomed: set[Pair] = await choose(look.records) & known
+    doomed: set[CheckpointKey] = await choose(look.records) & known
     kept = [record for record in look.records if (record.namespace, record.id) not in doomed]
     live = _Live(engine, key, look.inventory.generation, look.writes, doomed)
     if dry_run:
@@ -188,7 +188,7 @@ async def _commit(
 
 
 async def sweep(
-    engine: Engine, key: ThreadKey, erase: bool = False, look: Look | None = None
+    engine: Engine, key: ThreadKey, erase: bool = False, look: ThreadContents | None = None
 ) -> tuple[int, int] | None:
     """Remove the chunks that nobody reads: how many, and their bytes. None when someone else is deleting too."""
     look = look or await look_at(engine, key)
@@ -204,7 +204,7 @@ async def sweep(
     return len(dead), receipt.freed
 
 
-def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[Pair]:
+def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[CheckpointKey]:
     seen: dict[str, int] = {}
     kept = set()
     for record in records:  # newest first
@@ -215,7 +215,9 @@ def _newest(records: Iterable[CheckpointRecord], keep: int) -> set[Pair]:
     return kept
 
 
-async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]) -> set[Pair]:
+async def open_interrupts(
+    engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]
+) -> set[CheckpointKey]:
     """A question nobody answered and nobody went on from is kept, however old; also one that a framework asked by a write."""
     continued = {(record.namespace, record.parent) for record in records}
     tips = [record for record in records if (record.namespace, record.id) not in continued]
@@ -238,9 +240,9 @@ async def open_interrupts(engine: Engine, key: ThreadKey, records: Sequence[Chec
     return kept
 
 
-def _ancestors(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair]:
+def _ancestors(records: Sequence[CheckpointRecord], kept: set[CheckpointKey]) -> set[CheckpointKey]:
     parents = {(record.namespace, record.id): record.parent for record in records}
-    found: set[Pair] = set()
+    found: set[CheckpointKey] = set()
     for namespace, id in kept:
         parent = parents.get((namespace, id))
         while parent is not None and (namespace, parent) in parents and (namespace, parent) not in found:
@@ -249,10 +251,10 @@ def _ancestors(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair
     return found
 
 
-def leaned_on(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair]:
+def required_ancestors(records: Sequence[CheckpointRecord], kept: set[CheckpointKey]) -> set[CheckpointKey]:
     """Return the ancestors without which what is kept is of no use: a framework stored only the difference to them."""
     by_pair = {(record.namespace, record.id): record for record in records}
-    found: set[Pair] = set()
+    found: set[CheckpointKey] = set()
     for pair in kept:
         record = by_pair.get(pair)
         while record is not None and record.parent is not None and _leans(record):
@@ -264,7 +266,7 @@ def leaned_on(records: Sequence[CheckpointRecord], kept: set[Pair]) -> set[Pair]
 
 def _leans(record: CheckpointRecord) -> bool:
     try:
-        return manifest.leans(record.body)
+        return manifest.needs_parent(record.body)
     except OutliveError:  # damaged, sealed, or of a newer outlive
         return True  # nobody can tell
 
@@ -287,7 +289,7 @@ Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
 Stored = Mapping[bytes, tuple[int, int]]  # chunk → (bytes, revision)
 
 
-def wasted(engine: Engine, key: ThreadKey, look: Look, gone: set[Pair]) -> int:
+def wasted(engine: Engine, key: ThreadKey, look: ThreadContents, gone: set[CheckpointKey]) -> int:
     """Return about how many bytes are saved by writing chunks again when some checkpoints go."""
     kept = [record for record in look.records if (record.namespace, record.id) not in gone]
     live = _Live(engine, key, 0, look.writes, gone)
@@ -303,7 +305,7 @@ class _Live:
         key: ThreadKey,
         generation: int,
         writes: Sequence[WriteRecord],
-        doomed: set[Pair],
+        doomed: set[CheckpointKey],
     ) -> None:
         self._engine = engine
         self._key = key

@@ -1,4 +1,4 @@
-"""A thread: everything that is done with the history of one conversation, in both colours.
+"""A thread: everything that is done with the history of one conversation, sync and async.
 
 `AsyncThread` holds the logic; `outlive.sync.facades.Thread` calls it without an event loop.
 """
@@ -55,7 +55,7 @@ from outlive.values import (
 _TRIES = 8
 
 
-class Home(Protocol):
+class ThreadOwner(Protocol):
     """What a thread asks of its store."""
 
     _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
@@ -80,7 +80,7 @@ class AsyncThread:
     """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
 
     def __init__(
-        self, home: Home, engine: Engine, key: ThreadKey, namespace: str, type: type | None = None
+        self, home: ThreadOwner, engine: Engine, key: ThreadKey, namespace: str, type: type | None = None
     ) -> None:
         self.id = key.id
         self._type = type

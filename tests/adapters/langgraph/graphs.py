@@ -1,4 +1,4 @@
-"""Small graphs, and someone who drives them, in either colour, and tells what was seen."""
+"""Small graphs, and someone who drives them, in either io_mode, and tells what was seen."""
 
 import operator
 from typing import Annotated, Any, TypedDict

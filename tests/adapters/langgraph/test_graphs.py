@@ -1,4 +1,4 @@
-"""Graphs for real: each does and shows on our saver, in both colours, what it does and shows on InMemorySaver."""
+"""Graphs for real: each does and shows on our saver, sync and async, what it does and shows on InMemorySaver."""
 
 import contextlib
 import operator

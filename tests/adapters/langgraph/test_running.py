@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 import outlive
 from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
 from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
-from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import BACKENDS, SERVERS
 
@@ -350,7 +350,10 @@ def die_at_a_write(report, url, folder, number, is_stored):
 
         return store
 
-    Keeper.put, Keeper.put_writes = mortal(Keeper.put), mortal(Keeper.put_writes)
+    CheckpointOperations.put, CheckpointOperations.put_writes = (
+        mortal(CheckpointOperations.put),
+        mortal(CheckpointOperations.put_writes),
+    )
     with outlive.open(url) as store:
         run(
             fan_of(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S

@@ -45,11 +45,11 @@ def test_who_saw_the_next_one_come_lets_two_after_it_linger():
 
     def store(follower):
         turn = order.take("t")
-        with turn.storing() as linger_s:
+        with turn.storing() as group_wait_s:
             turn.end()
             if follower is not None:
                 order.take(follower).end()
-        return linger_s > 0
+        return group_wait_s > 0
 
     assert [store(who) for who in (None, "t", "t", None, None, "another thread", None)] == [
         False, False, True, True, True, False, False,
@@ -59,11 +59,11 @@ def test_who_saw_the_next_one_come_lets_two_after_it_linger():
 def test_who_has_somebody_behind_it_lingers_at_once():
     order = Turns()
     first, second = order.take("t"), order.take("t")
-    with first.storing() as linger_s:
-        assert linger_s > 0
+    with first.storing() as group_wait_s:
+        assert group_wait_s > 0
         first.end()
-    with second.storing() as linger_s:  # the last one has learnt from the first
-        assert linger_s > 0
+    with second.storing() as group_wait_s:  # the last one has learnt from the first
+        assert group_wait_s > 0
         second.end()
 
 

@@ -269,11 +269,11 @@ def test_what_are_no_classes_is_refused_at_the_constructor():
 
 def test_an_annotation_that_cannot_be_read_hides_nothing_but_itself():
     @dataclasses.dataclass
-    class Odd:
+    class LayoutChanged:
         x: "nowhere.at.all" = 1  # noqa: F821
         y: "collections.no_such_thing" = 2
 
-    assert naming.Named([Odd]).of(Odd) is not None
+    assert naming.Named([LayoutChanged]).of(LayoutChanged) is not None
 
 
 @pytest.mark.parametrize(

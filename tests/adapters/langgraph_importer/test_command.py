@@ -65,7 +65,7 @@ def test_what_only_a_serializer_of_one_s_own_reads_is_moved_when_it_is_named(pro
     mine = importlib.import_module("secrets_of_mine")
     for serde, value, name, said in [
         (mine.secret(), "text", "secrets_of_mine.secret", "encrypted"),
-        (mine.trusting, mine.Odd(), "secrets_of_mine.trusting", "pickle"),
+        (mine.trusting, mine.LayoutChanged(), "secrets_of_mine.trusting", "pickle"),
     ]:
         source, target = f"sqlite:///{program.folder}/{said}.db", f"sqlite:///{program.folder}/{said}-new.db"
         with sqlite_saver(program.folder / f"{said}.db") as saver:

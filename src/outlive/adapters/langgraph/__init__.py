@@ -10,7 +10,7 @@ as they are; messages, other objects of LangChain and LangGraph and the classes 
 (`messages.py`, `frameworks.py`, `named.py`), and what is left takes the form that LangGraph's own serializer gives it
 (`serializer.py`, `values.py`). Everything that writes to a thread waits for its turn (`turns.py`), so that a checkpoint never
 overtakes the writes of its step. The logic is written once, as coroutines (`keeper.py`); `saver.py` calls it in both
-colours.
+modes.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -18,7 +18,7 @@ from outlive.backend.protocol import CheckpointRecord, ThreadKey
 from outlive.values import PendingWrite
 
 if TYPE_CHECKING:
-    from outlive.adapters.langgraph.operations import Keeper
+    from outlive.adapters.langgraph.operations import CheckpointOperations
 
 _LONGEST = 1_000_000
 
@@ -61,7 +61,9 @@ class Walk:
         return found
 
 
-async def above(keeper: Keeper, key: ThreadKey, place: Place, channels: Sequence[str]) -> dict[str, Delta]:
+async def above(
+    keeper: CheckpointOperations, key: ThreadKey, place: Place, channels: Sequence[str]
+) -> dict[str, Delta]:
     """Walk up from a checkpoint and return what was above it, per channel."""
     walk = Walk(channels)
     found = await _read(keeper, key, place.namespace, place.id)
@@ -72,7 +74,7 @@ async def above(keeper: Keeper, key: ThreadKey, place: Place, channels: Sequence
     return walk.result()
 
 
-async def _climb(keeper: Keeper, key: ThreadKey, record: CheckpointRecord, walk: Walk) -> None:
+async def _climb(keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord, walk: Walk) -> None:
     """Visit the ancestors of a checkpoint until every channel has its end."""
     chain = {record.parent}
     while True:
@@ -102,7 +104,7 @@ def _is_next(record: CheckpointRecord, chain: set[str | None]) -> bool:
 
 
 async def _read(
-    keeper: Keeper, key: ThreadKey, namespace: str, id: str | None
+    keeper: CheckpointOperations, key: ThreadKey, namespace: str, id: str | None
 ) -> tuple[CheckpointRecord, Snapshot, Sequence[PendingWrite]] | None:
     engine = keeper.engine
     found = await engine.load(key, namespace, id, None, keeper.store._timeout(None))

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from outlive.adapters.langgraph.config import checkpoint_of, said_in, thread_of
-from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
 from outlive.adapters.langgraph.state import is_snapshot
 from outlive.arguments import check_filter, check_limit, check_namespace
@@ -29,7 +29,7 @@ class Listing:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: CheckpointOperations,
         config: RunnableConfig | None,
         filter: Mapping[str, Any] | None,
         before: RunnableConfig | None,
@@ -149,7 +149,7 @@ class Listing:
 class _Threads:
     """One thread, or all."""
 
-    def __init__(self, keeper: Keeper, only: str | None) -> None:
+    def __init__(self, keeper: CheckpointOperations, only: str | None) -> None:
         self.are_all = only is None
         self._keeper = keeper
         self._only = only

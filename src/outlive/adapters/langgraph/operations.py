@@ -1,4 +1,4 @@
-"""What the saver does with a store, written once for both colours.
+"""What the saver does with a store, written once for sync and async.
 
 A put is a save of outlive: one commit, refused as a whole or done. A checkpoint whose id is there already is replaced
 and keeps its place in the order, as LangGraph's savers have it. Writes of a task are pending writes of outlive: the first
@@ -61,7 +61,7 @@ class Turn(Protocol):
         ...
 
 
-class Keeper:
+class CheckpointOperations:
     """A store as LangGraph sees it, through one serializer."""
 
     def __init__(self, store: AsyncStore, serde: SerializerProtocol) -> None:
@@ -139,28 +139,30 @@ class Keeper:
         key, target = self.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        loose: dict[bytes, tuple[bytes, bytes, int]] = {}
+        stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = {}
         for position, (channel, given) in enumerate(writes):
             index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, given)
             record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
             if new and isinstance(value, Messages | list):
-                loose |= self.engine.loose(record, new, value if isinstance(value, list) else value.items)
+                stored_pieces |= self.engine.stored_pieces(
+                    record, new, value if isinstance(value, list) else value.items
+                )
         await turn.wait()
         if not records:
             return
         # Before they are stored: the checkpoint that has them may go into the same transaction. Were they refused, it
         # would be too, and saved once more without them.
-        self.engine.keep_loose(key, place.namespace, loose)
-        with turn.storing() as linger_s:
+        self.engine.remember_stored(key, place.namespace, stored_pieces)
+        with turn.storing() as group_wait_s:
             commit = Commit(
                 key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
                 fence=fence,
                 timeout_s=self.store._timeout(None),
-                linger_s=linger_s,
+                group_wait_s=group_wait_s,
                 on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
             )
             await self.engine.commit(commit)

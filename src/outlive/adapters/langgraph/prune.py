@@ -29,9 +29,9 @@ from outlive.threads.engine import Draft
 from outlive.values import Pruned
 
 if TYPE_CHECKING:
-    from outlive.adapters.langgraph.operations import Keeper
+    from outlive.adapters.langgraph.operations import CheckpointOperations
 
-Pair = tuple[str, str]  # (namespace, id)
+CheckpointKey = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
 _PATIENCE_S = 60.0
 _BAR, _OF_TASK = "|", ":"  # in the namespace of a subgraph
@@ -44,7 +44,7 @@ class Rule:
     keep_last: int | None = 1
     older_than_s: float | None = None
 
-    def keeps(self, records: Sequence[CheckpointRecord], now: int) -> set[Pair]:
+    def keeps(self, records: Sequence[CheckpointRecord], now: int) -> set[CheckpointKey]:
         """Return what stays of records, which are newest first; the newest of each namespace always does."""
         counts: dict[str, int] = {}
         kept = set()
@@ -76,13 +76,13 @@ def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) ->
     return Rule(keep_last, older_than_s)
 
 
-async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
+async def prune(keeper: CheckpointOperations, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
     """Delete what a rule does not keep of one thread."""
     if rule is None:
         return await _delete_all(keeper, key, dry_run)
     now = keeper.engine.runtime.now()
 
-    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
+    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         waiting = _open_interrupts(records, writes)
         kept = rule.keeps(records, now) | waiting
         kept -= _forsaken(keeper, key, records, kept) - waiting
@@ -91,7 +91,7 @@ async def prune(keeper: Keeper, key: ThreadKey, rule: Rule | None, dry_run: bool
     return await _remove(keeper, key, choose, dry_run)
 
 
-async def _delete_all(keeper: Keeper, key: ThreadKey, dry_run: bool) -> Pruned:
+async def _delete_all(keeper: CheckpointOperations, key: ThreadKey, dry_run: bool) -> Pruned:
     rows = await keeper.engine.backend.threads(key.tenant, only=key.id, heads=False)
     if not rows:
         if not dry_run:
@@ -102,16 +102,18 @@ async def _delete_all(keeper: Keeper, key: ThreadKey, dry_run: bool) -> Pruned:
     return Pruned(rows[0].checkpoints, freed_bytes=rows[0].stored)
 
 
-async def delete_for_runs(keeper: Keeper, key: ThreadKey, runs: frozenset[str]) -> Pruned:
+async def delete_for_runs(keeper: CheckpointOperations, key: ThreadKey, runs: frozenset[str]) -> Pruned:
     """Delete the checkpoints of runs in one thread."""
 
-    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[Pair]:
+    def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         return {(record.namespace, record.id) for record in records if record.run in runs}
 
     return await _remove(keeper, key, choose, False)
 
 
-def _open_interrupts(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[Pair]:
+def _open_interrupts(
+    records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]
+) -> set[CheckpointKey]:
     """Return where the graph waits for an answer."""
     continued = {(record.namespace, record.parent) for record in records}
     waiting = {(write.namespace, write.checkpoint) for write in writes if write.channel == "__interrupt__"}
@@ -119,8 +121,11 @@ def _open_interrupts(records: Iterable[CheckpointRecord], writes: Iterable[Write
 
 
 def _forsaken(
-    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], kept: set[Pair]
-) -> set[Pair]:
+    keeper: CheckpointOperations,
+    key: ThreadKey,
+    records: Sequence[CheckpointRecord],
+    kept: set[CheckpointKey],
+) -> set[CheckpointKey]:
     """Return what calls of subgraphs left behind, of those that are kept, whose caller's checkpoint goes or has gone."""
     newest = max((record.order for record in records if record.namespace == ""), default=None)
     stays = set(kept)
@@ -150,17 +155,17 @@ def _caller(namespace: str) -> str | None:
 
 
 async def _remove(
-    keeper: Keeper,
+    keeper: CheckpointOperations,
     key: ThreadKey,
-    choose: Callable[[Sequence[CheckpointRecord], Sequence[WriteRecord]], set[Pair]],
+    choose: Callable[[Sequence[CheckpointRecord], Sequence[WriteRecord]], set[CheckpointKey]],
     dry_run: bool,
 ) -> Pruned:
     """Delete what is chosen, after those that stay got what they need of it."""
     engine = keeper.engine
-    safe: set[Pair] = set()  # those that have what they need of what goes
-    first: set[Pair] = set()
+    safe: set[CheckpointKey] = set()  # those that have what they need of what goes
+    first: set[CheckpointKey] = set()
 
-    async def chosen(records: Sequence[CheckpointRecord]) -> set[Pair]:
+    async def chosen(records: Sequence[CheckpointRecord]) -> set[CheckpointKey]:
         writes = await engine.backend.writes(key, None) if records else []
         doomed = choose(records, writes) & first
         if not dry_run:
@@ -183,7 +188,11 @@ async def _remove(
 
 
 async def _save_deltas(
-    keeper: Keeper, key: ThreadKey, records: Sequence[CheckpointRecord], doomed: set[Pair], safe: set[Pair]
+    keeper: CheckpointOperations,
+    key: ThreadKey,
+    records: Sequence[CheckpointRecord],
+    doomed: set[CheckpointKey],
+    safe: set[CheckpointKey],
 ) -> None:
     """Write into checkpoints that stay what they would lose with those that go."""
     for record in records:
@@ -194,7 +203,7 @@ async def _save_deltas(
             safe.add(here)
 
 
-async def _save_delta(keeper: Keeper, key: ThreadKey, record: CheckpointRecord) -> None:
+async def _save_delta(keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord) -> None:
     engine, codec = keeper.engine, keeper.codec
     found = await engine.load(key, record.namespace, record.id, None, keeper.store._timeout(None))
     if found is None:
@@ -212,7 +221,7 @@ async def _save_delta(keeper: Keeper, key: ThreadKey, record: CheckpointRecord) 
 
 
 async def _needed(
-    keeper: Keeper, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
+    keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
 ) -> dict[str, Delta]:
     """Return what DeltaChannels have above a checkpoint that has no value of them itself."""
     counted = keeper.metadata(key, record).get("counters_since_delta_snapshot") or {}

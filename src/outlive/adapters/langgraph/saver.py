@@ -1,4 +1,4 @@
-"""`OutliveSaver`: LangGraph's interface of a checkpointer, in both colours, on every backend.
+"""`OutliveSaver`: LangGraph's interface of a checkpointer, sync and async, on every backend.
 
 Sync methods run where they are called. Async methods run in a worker thread, so one saver serves any number of event
 loops, one after the other or at once; only on a store that was opened by `open_async` they run on the loop that it
@@ -42,7 +42,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import Place, place_of, thread_of
 from outlive.adapters.langgraph.listing import Listing
-from outlive.adapters.langgraph.operations import Fence, Keeper
+from outlive.adapters.langgraph.operations import CheckpointOperations, Fence
 from outlive.adapters.langgraph.prune import rule_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
@@ -56,8 +56,8 @@ from outlive.sync.facades import Store, each
 from outlive.values import Pruned
 
 T = TypeVar("T")
-Work = Callable[[Keeper], Coroutine[Any, Any, T]]
-Turning = Callable[[Keeper, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
+Work = Callable[[CheckpointOperations], Coroutine[Any, Any, T]]
+Turning = Callable[[CheckpointOperations, Turn], Coroutine[Any, Any, T]]  # waits for its turn itself
 _WORKERS = 16
 
 
@@ -93,7 +93,7 @@ class _Shared:
         Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
         """
 
-        def in_turn(turn: Turn) -> T:
+        def requires_next_seq(turn: Turn) -> T:
             try:
                 return work(turn)
             finally:
@@ -102,7 +102,7 @@ class _Shared:
         with self.turns.starting:
             turn = self.turns.take(thread)
             try:
-                return self._submit(lambda: in_turn(turn))
+                return self._submit(lambda: requires_next_seq(turn))
             except BaseException:
                 turn.end()
                 raise
@@ -122,11 +122,11 @@ class _Shared:
         with self._lock:
             if self._sync is None:
                 assert given is not None
-                if given._twin is None:
+                if given._sync_sibling is None:
                     raise BadArgument(
                         "this store was not opened by outlive.open_async: use the async methods"
                     )
-                self._sync = given._twin()
+                self._sync = given._sync_sibling()
             return self._sync
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         self._guard = guard
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
-        self._keepers: dict[int, Keeper] = {}  # by store; a copy of this saver has its own
+        self._keepers: dict[int, CheckpointOperations] = {}  # by store; a copy of this saver has its own
 
     def _fenced(self, fence: Fence | None) -> Self:
         """Return a saver on the same store whose writes are refused when another process has taken its run over."""
@@ -215,13 +215,13 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> None:
         await self.aclose()
 
-    # The two colours
+    # The two modes
 
-    def _keeper(self, store: AsyncStore) -> Keeper:
+    def _keeper(self, store: AsyncStore) -> CheckpointOperations:
         """Return what works on a store with the serde that this saver has now."""
         held = self._keepers.get(id(store))
         if held is None or held.serde is not self.serde:
-            held = Keeper(store, self.serde)
+            held = CheckpointOperations(store, self.serde)
             self._keepers = {**self._keepers, id(store): held}
         return held
 
@@ -347,7 +347,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         whole = get_checkpoint_metadata(config, metadata)
         guarded = self._guard is not None and not _is_fork(config, place)
 
-        def work(keeper: Keeper, turn: Turn) -> Coroutine[Any, Any, Place]:
+        def work(keeper: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
             return keeper.put(
                 place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
             )

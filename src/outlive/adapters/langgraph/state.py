@@ -128,7 +128,7 @@ def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any], value
     """Put metadata into a draft: what a record has a field for goes there, and is not stored twice."""
     rest = dict(metadata)
     counted = metadata.get("counters_since_delta_snapshot")
-    draft.leans = isinstance(counted, Mapping) and any(channel not in values for channel in counted)
+    draft.needs_parent = isinstance(counted, Mapping) and any(channel not in values for channel in counted)
     if isinstance(source := metadata.get("source"), str) and source in SOURCES:
         draft.source = rest.pop("source")
     step, run = metadata.get("step"), metadata.get("run_id")

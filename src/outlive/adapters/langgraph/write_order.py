@@ -72,9 +72,9 @@ class Turn:
     @contextlib.contextmanager
     def storing(self) -> Iterator[float]:
         """Say how long what is stored now may wait for what comes next, and notice whether anything came."""
-        linger_s = self._turns.begin_storing(self)
+        group_wait_s = self._turns.begin_storing(self)
         try:
-            yield linger_s
+            yield group_wait_s
         finally:
             self._turns.end_storing(self)
 

@@ -45,11 +45,11 @@ from operator import itemgetter
 from typing import TypeVar
 
 from outlive.backend.protocol import (
+    CachedHead,
     Commit,
     Cursor,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -212,20 +212,20 @@ class FileBackend(MemoryBackend):
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
-        def look(table: LoggedTable, fd: int) -> Reading:
+    ) -> ReadResult:
+        def look(table: LoggedTable, fd: int) -> ReadResult:
             generation = table.row.generation if table.row else 0
             record = table.find_at(namespace, id, at)
             if record is None:
-                return Reading(generation)
+                return ReadResult(generation)
             writes = table.writes_of([(namespace, record.id)])
             wanted = [] if known is not None and same(known, record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
             data = table.data(fd, wanted, record.id) if chunks else {}
-            return Reading(generation, record, data, tuple(writes))
+            return ReadResult(generation, record, data, tuple(writes))
 
         return self._look(thread, look, timeout_s)
 

@@ -10,7 +10,7 @@ from typing import Any
 import ormsgpack
 
 from outlive.backend.entries import check_stored_kind
-from outlive.backend.protocol import CheckpointRecord, Entry, ThreadKey, WriteRecord, escape, unescape
+from outlive.backend.protocol import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord, escape, unescape
 from outlive.backends.file.log import FORMAT
 from outlive.backends.rules.view import Effect, Row
 from outlive.errors import BadArgument, NewerFormat
@@ -70,7 +70,7 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         at=at,
         checkpoints=tuple(CheckpointRecord(**_named(_CHECKPOINT, values)) for values in records),
         writes=tuple(WriteRecord(**_named(_WRITE, values)) for values in writes),
-        entries=tuple(Entry(**_named(_ENTRY, values)) for values in entries),
+        entries=tuple(EntryRecord(**_named(_ENTRY, values)) for values in entries),
         removed=tuple((pair[0], pair[1]) for pair in removed),
         removed_chunks=tuple(gone),
         everything=everything,

@@ -1,7 +1,7 @@
-"""Backends that live in this process (memory, file, SQLite), and their sync colour.
+"""Backends that live in this process (memory, file, SQLite), and their sync mode.
 
-Such a backend is written once, as plain functions under one lock. `Inline` calls them as they are, for
-`outlive.open`; `Threaded` (`threaded.py`) calls them in one worker thread, a single hop per call, for
+Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they are, for
+`outlive.open`; `AsyncLocal` (`threaded.py`) calls them in one worker thread, a single hop per call, for
 `outlive.open_async`. Both gather commits that wait at the same moment into one group, so that they share
 one fsync; each still succeeds or fails on its own.
 """
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outlive.backend.protocol import Commit, Receipt, unknown
+from outlive.backend.protocol import Commit, Receipt, outcome_unknown
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 
 READS = frozenset(
@@ -60,7 +60,7 @@ class _Waiting:
         self.commit = commit
         self.result: Receipt | OutliveError | None = None
         self.until = float("inf") if commit.timeout_s is None else time.monotonic() + commit.timeout_s
-        self.done = threading.Event() if commit.linger_s else None
+        self.done = threading.Event() if commit.group_wait_s else None
 
     def answer(self, result: Receipt | OutliveError) -> None:
         self.result = result
@@ -70,11 +70,11 @@ class _Waiting:
     def linger(self) -> None:
         """Let somebody else commit it, if anybody comes soon."""
         if self.done is not None:
-            self.done.wait(min(self.commit.linger_s, self.commit.timeout_s or self.commit.linger_s))
+            self.done.wait(min(self.commit.group_wait_s, self.commit.timeout_s or self.commit.group_wait_s))
 
 
-class Inline:
-    """The sync colour: coroutines that never suspend."""
+class SyncLocal:
+    """The sync io_mode: coroutines that never suspend."""
 
     def __init__(self, local: Local) -> None:
         self.local = local
@@ -107,7 +107,7 @@ class Inline:
                 self.local.lock._is_owned()
             ):  # asked, not remembered: an interrupt may come before it is noted down
                 self.local.lock.release()
-        return [waiting.result or unknown(waiting.commit) for waiting in mine]
+        return [waiting.result or outcome_unknown(waiting.commit) for waiting in mine]
 
     def _acquire(self, timeout_s: float | None) -> bool:
         me = object()
@@ -169,8 +169,8 @@ class Inline:
             self.local.close()
 
 
-class Borrowed(Inline):
-    """The sync colour of a backend that somebody else opened, and closes."""
+class SharedSyncLocal(SyncLocal):
+    """The sync mode of a backend that somebody else opened, and closes."""
 
     async def close(self) -> None:
         self._closed = True
@@ -198,7 +198,7 @@ def busy(timeout_s: float | None) -> StoreBusy:
 # lets each backend put away what a child must not inherit. Worker threads stay with the parent.
 
 _locals: weakref.WeakSet[Any] = weakref.WeakSet()
-_inline: weakref.WeakSet[Inline] = weakref.WeakSet()
+_inline: weakref.WeakSet[SyncLocal] = weakref.WeakSet()
 _stopped: list[Local] = []
 _forking = threading.Lock()  # one fork at a time takes the locks
 

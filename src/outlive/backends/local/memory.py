@@ -14,15 +14,15 @@ from collections.abc import Iterable, Sequence
 
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backend.protocol import (
+    CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Inventory,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -89,7 +89,7 @@ class Table:
         self.orders: dict[str, list[Cursor]] = {}
         self.chunks: dict[bytes, tuple[int, int]] = {}
         self.pending: dict[tuple[str, str], dict[tuple[str, str, str, int], WriteRecord]] = {}
-        self.notes: dict[tuple[str, str], Entry] = {}
+        self.notes: dict[tuple[str, str], EntryRecord] = {}
 
     # The view
 
@@ -112,7 +112,7 @@ class Table:
     def info(self) -> bytes | None:
         return self.metadata
 
-    def entry(self, kind: str, key: str) -> Entry | None:
+    def entry(self, kind: str, key: str) -> EntryRecord | None:
         return self.notes.get((kind, key))
 
     def chunk(self, name: bytes) -> tuple[int, int] | None:
@@ -297,19 +297,19 @@ class MemoryBackend:
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         table = self._table(thread)
         generation = table.row.generation if table.row else 0
         record = table.find_at(namespace, id, at)
         if record is None:
-            return Reading(generation)
+            return ReadResult(generation)
         writes = table.writes_of([(namespace, record.id)])
         wanted = [] if known is not None and same(known, record) else list(record.chunks)
         wanted += [name for write in writes for name in write.chunks]
-        return Reading(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
+        return ReadResult(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
 
     def history(
         self,
@@ -358,7 +358,7 @@ class MemoryBackend:
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         now = clock()
         if kind == RUN and thread is None and prefix:
             return self._runs_by_id(tenant, prefix, after, limit, statuses, lapsed, now)
@@ -386,9 +386,9 @@ class MemoryBackend:
         statuses: Sequence[str] | None,
         lapsed: bool | None,
         now: Clock,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         """Return a page of runs whose ids begin like this; only the threads that have one are looked at."""
-        found: list[tuple[ThreadKey, Entry]] = []
+        found: list[tuple[ThreadKey, EntryRecord]] = []
         for key, run in self._run_index().matches(tenant, prefix, after):
             if len(found) >= limit:
                 break
@@ -471,11 +471,11 @@ class NullBackend(MemoryBackend):
         """Keep nothing."""
 
 
-def has_lapsed(entry: Entry, now: Clock) -> bool:
+def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
     """Tell whether the lease of an entry has run out; one by another clock has."""
     return entry.clock != now.id or entry.until <= now.lease
 
 
-def same(known: Known, record: CheckpointRecord) -> bool:
+def same(known: CachedHead, record: CheckpointRecord) -> bool:
     """Tell whether the reader has this checkpoint at hand."""
     return known.id == record.id and known.chunks == record.chunks

@@ -1,4 +1,4 @@
-"""The async colour of backends that live in this process: their functions in one worker thread, a single hop per call."""
+"""The async mode of backends that live in this process: their functions in one worker thread, a single hop per call."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from outlive.backend.protocol import Commit, Receipt, unknown
+from outlive.backend.protocol import Commit, Receipt, outcome_unknown
 from outlive.backends.local.inline import READS, Local, busy, keep_for_fork, shortest, tell
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 
 T = TypeVar("T")
 
 
-class Threaded:
-    """The async colour: one worker thread, one hop per call. Belongs to the event loop that uses it."""
+class AsyncLocal:
+    """The async io_mode: one worker thread, one hop per call. Belongs to the event loop that uses it."""
 
     def __init__(self, local: Local) -> None:
         self.local = local
@@ -73,7 +73,7 @@ class Threaded:
         except OutliveError as error:
             return error
         except TimeoutError:
-            return busy(commit.timeout_s) if self._withdraw(item) else unknown(commit)
+            return busy(commit.timeout_s) if self._withdraw(item) else outcome_unknown(commit)
         except asyncio.CancelledError:
             self._withdraw(item)
             raise
@@ -172,7 +172,7 @@ async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
         return await asyncio.shield(future)
 
 
-_threaded: weakref.WeakSet[Threaded] = weakref.WeakSet()
+_threaded: weakref.WeakSet[AsyncLocal] = weakref.WeakSet()
 _graveyard: list[ThreadPoolExecutor] = []  # pools of the parent: joining them in a child would hang
 
 

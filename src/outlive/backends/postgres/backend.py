@@ -18,24 +18,24 @@ from typing import TypeVar
 from psycopg import pq
 
 from outlive.backend.protocol import (
+    CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Inventory,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
     WriteRecord,
-    unknown,
+    outcome_unknown,
 )
 from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.audit import audit_store, audit_thread
-from outlive.backends.postgres.connection import Link, Parameter
+from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.pool import Pool
 from outlive.backends.postgres.rows import (
     Cells,
@@ -67,7 +67,7 @@ from outlive.backends.postgres.save import (
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
 from outlive.backends.rules.snapshot import is_plain
-from outlive.backends.server.attempts import Attempts, GivenUp, lock_ms
+from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
 from outlive.errors import (
     Corrupt,
     DamagedEntry,
@@ -89,7 +89,7 @@ _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
 class PostgresBackend:
-    """The waist over a pool of links; the pool has the colour."""
+    """The waist over a pool of links; the pool has the mode."""
 
     name = "postgresql"
 
@@ -102,13 +102,13 @@ class PostgresBackend:
         self._sql = statements(self._schema)
         self._place = place
         self._max_retries = max_retries
-        self._given_up = GivenUp()
+        self._given_up = AbandonedCommits()
 
     # Calling
 
     async def _call(
         self,
-        work: Callable[[Link, Deadline], Awaitable[T]],
+        work: Callable[[Connection, Deadline], Awaitable[T]],
         timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
@@ -128,7 +128,7 @@ class PostgresBackend:
     async def _ask(
         self, statement: str, *parameters: Parameter, timeout_s: float | None = None
     ) -> list[list[bytes | None]]:
-        async def work(link: Link, deadline: Deadline) -> list[list[bytes | None]]:
+        async def work(link: Connection, deadline: Deadline) -> list[list[bytes | None]]:
             return list(rows(await link.query(statement, parameters, deadline)))
 
         return await self._call(work, timeout_s)
@@ -155,10 +155,10 @@ class PostgresBackend:
             raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
         return key or b""
 
-    def _migrate(self, offered: bytes) -> Callable[[Link, Deadline], Awaitable[None]]:
+    def _migrate(self, offered: bytes) -> Callable[[Connection, Deadline], Awaitable[None]]:
         """Make the tables; of many processes that try at once, one does."""
 
-        async def work(link: Link, deadline: Deadline) -> None:
+        async def work(link: Connection, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
             await link.begin(deadline)
             try:
@@ -195,7 +195,7 @@ class PostgresBackend:
         # By thread, so that two who do this at once do not wait for each other in a circle.
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
 
-        async def work(link: Link, attempt: Deadline) -> dict[int, Cells]:
+        async def work(link: Connection, attempt: Deadline) -> dict[int, Cells]:
             found: dict[int, Cells] = {}
             await link.begin(attempt)
             try:
@@ -213,7 +213,7 @@ class PostgresBackend:
         try:
             found = await self._call(work, timeout_s)
         except StoreError as error:
-            return [unknown(commit, str(error)) for commit in commits]
+            return [outcome_unknown(commit, str(error)) for commit in commits]
         return [
             await _result(self._receipt(commit, found[place], deadline))
             for place, commit in enumerate(commits)
@@ -232,13 +232,13 @@ class PostgresBackend:
         check_acceptable(commit)
         if not is_plain(commit):
 
-            async def transact(link: Link, deadline: Deadline) -> Receipt:
+            async def transact(link: Connection, deadline: Deadline) -> Receipt:
                 return await Transaction(link, self._schema, commit, void, deadline).run()
 
             return await self._call(transact, commit.timeout_s, commit)
         deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
 
-        async def save(link: Link, attempt: Deadline) -> list[bytes | None]:
+        async def save(link: Connection, attempt: Deadline) -> list[bytes | None]:
             result = await link.query(self._sql.save, parameters(commit, void, attempt), attempt)
             return next(rows(result))
 
@@ -248,7 +248,7 @@ class PostgresBackend:
         except (StaleBase, Corrupt):
             raise
         except StoreError as error:  # the commit was done; what it stored could not be read back
-            raise unknown(commit, str(error)) from error
+            raise outcome_unknown(commit, str(error)) from error
 
     async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Read what the function answered: its verdict, and the fields that only the server knows."""
@@ -293,7 +293,7 @@ class PostgresBackend:
             return EntryHeld(thread, entry.kind, entry.key, held)
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
-    async def _entry(self, thread: ThreadKey, wanted: Entry, deadline: Deadline) -> Entry | None:
+    async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:
         """Return the entry that is there."""
         found = await self.entries(
             thread.tenant,
@@ -306,7 +306,7 @@ class PostgresBackend:
         return next((entry for _, entry in found if entry.key == wanted.key), None)
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        async def work(link: Link, deadline: Deadline) -> int:
+        async def work(link: Connection, deadline: Deadline) -> int:
             result = await link.query(
                 self._sql.share,
                 (
@@ -334,10 +334,10 @@ class PostgresBackend:
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         at_hand = (text(known.id), b"".join(known.chunks)) if known is not None else (None, None)
         place = space(namespace) if id is None else digest(namespace, id)
         parameters: list[Parameter] = [thread.digest, place, *at_hand, flag(chunks)]
@@ -446,7 +446,7 @@ class PostgresBackend:
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         last, behind = after if after is not None else (None, None)
         parameters: list[Parameter] = [
             digest(tenant),
@@ -551,8 +551,8 @@ def _check(found: list[list[bytes | None]], thread: str) -> None:
         raise Corrupt(PROBLEMS[problem], thread=thread)
 
 
-def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> Reading:
-    reading = Reading(0)
+def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> ReadResult:
+    reading = ReadResult(0)
     writes = []
     for kind, generation, *cells in found:
         match to_number(kind):
@@ -578,7 +578,7 @@ def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
     return to_thread_row(cells[1:15], key, head)
 
 
-async def _is_there(link: Link, name: str, function: str, deadline: Deadline) -> bool:
+async def _is_there(link: Connection, name: str, function: str, deadline: Deadline) -> bool:
     found: pq.abc.PGresult = await link.query(
         f"select {function}($1) is not null", (name.encode(),), deadline
     )

@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL, in either colour, that never waits past a deadline.
+"""One connection to PostgreSQL, in either io_mode, that never waits past a deadline.
 
 libpq's own connection object is used directly: everything is sent and received in binary, nothing is adapted, and
-the generators of psycopg say when to wait for the socket. Only that waiting differs between the colours.
+the generators of psycopg say when to wait for the socket. Only that waiting differs between the modes.
 A link that missed a deadline or was cancelled has an answer on the way to nobody: it is closed, never used again.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
-from outlive.backends.server.attempts import Lost, is_address, lock_ms, look_up
+from outlive.backends.server.attempts import AttemptFailed, is_address, lock_ms, look_up
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import (
     BadArgument,
@@ -38,7 +38,7 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
 class Wait(Protocol):
-    """How a colour waits for a socket: (descriptor, what for, deadline) → what it is ready for."""
+    """How a mode waits for a socket: (descriptor, what for, deadline) → what it is ready for."""
 
     async def __call__(self, fileno: int, want: int, deadline: Deadline) -> int: ...
 
@@ -82,7 +82,7 @@ def _settle(future: asyncio.Future[int], value: int) -> None:
         future.set_result(value)
 
 
-class Link:
+class Connection:
     """A connection. Used by one call at a time."""
 
     def __init__(self, connection: pq.abc.PGconn, wait: Wait, *, prepares: bool) -> None:
@@ -174,8 +174,8 @@ class Link:
             results: list[pq.abc.PGresult] = await self._drive(generators.execute(self._connection), deadline)
         except OperationalError as error:
             self._is_broken = True
-            raise Lost(_first_line(str(error)), sent=True) from None
-        except Lost:
+            raise AttemptFailed(_first_line(str(error)), sent=True) from None
+        except AttemptFailed:
             self._is_broken = True
             raise
         except BaseException:  # a cancellation: the answer may still come
@@ -184,7 +184,7 @@ class Link:
         for result in results:
             if result.status not in _OK:
                 refused = refusal(result)
-                self._is_broken = self._is_broken or (isinstance(refused, Lost) and refused.is_over)
+                self._is_broken = self._is_broken or (isinstance(refused, AttemptFailed) and refused.is_over)
                 raise refused
         return results[-1]
 
@@ -196,7 +196,7 @@ class Link:
             while True:
                 ready = await self._wait(fileno, want, deadline)
                 if not ready:
-                    raise Lost(f"no answer within {deadline.timeout_s:.3g} s", sent=True)
+                    raise AttemptFailed(f"no answer within {deadline.timeout_s:.3g} s", sent=True)
                 deadline.moved()
                 want = steps.send(ready)
         except StopIteration as done:
@@ -213,7 +213,7 @@ async def connect(
     *,
     prepares: bool,
     secrets: tuple[str, ...],
-) -> Link:
+) -> Connection:
     """Connect to the first host that will have us, at any of its addresses."""
     reasons = []
     for place, host in enumerate(hosts):
@@ -223,15 +223,15 @@ async def connect(
             for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
                 try:
                     connection = await _open(address, wait, Deadline(share.left_s() / left))
-                    return Link(connection, wait, prepares=prepares)
+                    return Connection(connection, wait, prepares=prepares)
                 except OperationalError as error:
                     reasons.append(_first_line(str(error)))
-        except Lost as lost:
+        except AttemptFailed as lost:
             reasons.append(lost.reason)
     text = hide_secrets("; ".join(dict.fromkeys(reasons)), secrets)
     if final := next((why for mark, why in _FINAL.items() if re.search(mark, text)), None):
         raise StoreUnavailable(f"PostgreSQL refused the connection: {text}; {final}")
-    raise Lost(text, sent=False)
+    raise AttemptFailed(text, sent=False)
 
 
 # Not worth another attempt; by the server's words, because libpq hands out no code while connecting.
@@ -270,7 +270,7 @@ async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list
     with ours:
         await wait(ours.fileno(), _READ, deadline)
     if not found:
-        raise Lost(f"host {name!r} cannot be found", sent=False)
+        raise AttemptFailed(f"host {name!r} cannot be found", sent=False)
     return [{**host, "hostaddr": address} for address in list(found)]
 
 
@@ -311,11 +311,11 @@ def refusal(result: pq.abc.PGresult) -> Exception:
     )
     if code in _LATER or code.startswith("08"):
         again = code in ("40001", "40P01")  # the connection is as good as before
-        return Lost(
+        return AttemptFailed(
             text, sent=code.startswith("57P0"), is_over=not again
         )  # it may have stopped before it answered
     if code == "55P03":
-        return Lost("others held the thread's lock", sent=False, busy=True)
+        return AttemptFailed("others held the thread's lock", sent=False, busy=True)
     return _final(code, text)
 
 

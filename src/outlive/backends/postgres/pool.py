@@ -13,12 +13,12 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 
-from outlive.backends.postgres.connection import Link
-from outlive.backends.server.attempts import Lost
+from outlive.backends.postgres.connection import Connection
+from outlive.backends.server.attempts import AttemptFailed
 from outlive.errors import StoreClosed
 from outlive.runtime.runtime import Deadline
 
-Connect = Callable[[Deadline], Awaitable[Link]]
+Connect = Callable[[Deadline], Awaitable[Connection]]
 
 
 class Pool:
@@ -33,7 +33,7 @@ class Pool:
 
     def begin(self) -> None:
         """Start without any link. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
-        self._idle: list[Link] = []
+        self._idle: list[Connection] = []
 
     async def pause(self, seconds: float) -> None:
         raise NotImplementedError
@@ -45,7 +45,7 @@ class Pool:
     def _release(self) -> None:
         raise NotImplementedError
 
-    async def take(self, deadline: Deadline) -> Link:
+    async def take(self, deadline: Deadline) -> Connection:
         """Return a link for one call; every one taken is given back."""
         if self._closed:
             raise StoreClosed
@@ -56,7 +56,7 @@ class Pool:
             self._release()
             raise
 
-    def give_back(self, link: Link) -> None:
+    def give_back(self, link: Connection) -> None:
         if link.is_usable and not self._closed:
             self._idle.append(link)
         else:
@@ -82,7 +82,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class BlockingPool(Pool):
-    """The sync colour: for any number of threads."""
+    """The sync io_mode: for any number of threads."""
 
     def begin(self) -> None:
         super().begin()
@@ -101,7 +101,7 @@ class BlockingPool(Pool):
 
 
 class SuspendingPool(Pool):
-    """The async colour: for the tasks of one event loop."""
+    """The async io_mode: for the tasks of one event loop."""
 
     def begin(self) -> None:
         super().begin()
@@ -147,7 +147,7 @@ class SuspendingPool(Pool):
         self._free += 1
 
 
-def _pop(links: list[Link]) -> Link | None:
+def _pop(links: list[Connection]) -> Connection | None:
     """Return a link that still works; those that ended meanwhile are closed."""
     while True:
         try:
@@ -159,10 +159,12 @@ def _pop(links: list[Link]) -> Link | None:
         link.close()
 
 
-def _close_all(links: list[Link]) -> None:
+def _close_all(links: list[Connection]) -> None:
     while (link := _pop(links)) is not None:
         link.close()
 
 
-def _all_taken(size: int) -> Lost:
-    return Lost(f"all {size} connections were in use; give pool_size more room", sent=False, busy=True)
+def _all_taken(size: int) -> AttemptFailed:
+    return AttemptFailed(
+        f"all {size} connections were in use; give pool_size more room", sent=False, busy=True
+    )

@@ -11,10 +11,10 @@ from typing import Any
 
 from psycopg import pq
 
-from outlive.backend.entries import NOTE, RESPONSE, STEP, TOMBSTONE, check_stored_kind
+from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
 from outlive.backend.protocol import (
     CheckpointRecord,
-    Entry,
+    EntryRecord,
     ThreadKey,
     ThreadRow,
     WriteRecord,
@@ -23,7 +23,7 @@ from outlive.backend.protocol import (
     unescape,
 )
 from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import Pair, Row
+from outlive.backends.rules.view import CheckpointKey, Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
@@ -39,7 +39,7 @@ THREAD = (
 )
 _NAME = 16  # bytes of a chunk's name
 # Kinds of which a thread may have many: they are added up apart from the others.
-MANY = (STEP, RESPONSE, TOMBSTONE, NOTE)
+MANY = (STEP, RESPONSE, TOMBSTONE, OUTBOX)
 
 Cells = Sequence[bytes | None]
 
@@ -143,7 +143,7 @@ def write_seal(thread: bytes, write: WriteRecord, checksum: bytes) -> int:
     return _seal(thread + checksum, "{} {} {}".format(*write.rank))
 
 
-def entry_seal(thread: ThreadKey, entry: Entry, checksum: bytes) -> int:
+def entry_seal(thread: ThreadKey, entry: EntryRecord, checksum: bytes) -> int:
     names = "\n".join(map(escape, (entry.clock, entry.status, entry.kind, entry.key)))
     return _seal(
         thread.digest + entry_name(entry.kind, entry.key) + digest(thread.tenant) + checksum,
@@ -160,7 +160,7 @@ def write_checksum(write: WriteRecord) -> bytes:
     return checksum(*texts, write.index, b"".join(write.chunks), write.body)
 
 
-def entry_checksum(entry: Entry) -> bytes:
+def entry_checksum(entry: EntryRecord) -> bytes:
     return checksum(escape(entry.kind), escape(entry.key), entry.body or b"")
 
 
@@ -229,7 +229,7 @@ def sealed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict
     ]
 
 
-def entry_documents(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def entry_documents(entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
     """Return entries, but for their bodies."""
     return [
         {
@@ -252,7 +252,7 @@ def entry_documents(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def sealed_entries(thread: ThreadKey, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def sealed_entries(thread: ThreadKey, entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
     """Return entries whose fences and leases are known, with their seals."""
     entries = list(entries)
     return [
@@ -343,8 +343,8 @@ def to_checkpoint(cells: Cells, thread: ThreadKey, *, check: bool = True) -> Che
 def to_writes(found: Iterable[Cells], thread: ThreadKey) -> list[WriteRecord]:
     """Return the writes of rows of WRITE, in order, when they are all that their checkpoints have."""
     writes: list[WriteRecord] = []
-    tallies: dict[Pair, tuple[int, int]] = {}
-    sums: dict[Pair, tuple[int, int]] = {}
+    tallies: dict[CheckpointKey, tuple[int, int]] = {}
+    sums: dict[CheckpointKey, tuple[int, int]] = {}
     for cells in found:
         pair = to_text(cells[0]), to_text(cells[1])
         if not cells[11]:
@@ -381,8 +381,8 @@ def _to_write(cells: Cells, thread: ThreadKey) -> WriteRecord:
     return write
 
 
-def to_entry(cells: Cells, thread: ThreadKey) -> Entry:
-    entry = Entry(
+def to_entry(cells: Cells, thread: ThreadKey) -> EntryRecord:
+    entry = EntryRecord(
         kind=to_text(cells[0]),
         key=to_text(cells[1]),
         status=to_text(cells[2]),

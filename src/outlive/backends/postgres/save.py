@@ -6,7 +6,15 @@ import json
 from dataclasses import replace
 
 from outlive.backend.entries import check_kinds
-from outlive.backend.protocol import CheckpointRecord, Commit, Entry, Receipt, ThreadKey, WriteRecord, stamped
+from outlive.backend.protocol import (
+    CheckpointRecord,
+    Commit,
+    EntryRecord,
+    Receipt,
+    ThreadKey,
+    WriteRecord,
+    stamped,
+)
 from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (
@@ -177,7 +185,7 @@ def _accepted(commit: Commit, cells: Cells, rank: tuple[int, int, int]) -> tuple
     return tuple(accepted.values())
 
 
-def _settled(commit: Commit, cells: Cells) -> tuple[Entry, ...]:
+def _settled(commit: Commit, cells: Cells) -> tuple[EntryRecord, ...]:
     said = json.loads((cells[10] or b"\1[]")[1:])
     return tuple(
         replace(

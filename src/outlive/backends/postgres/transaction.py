@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outlive.backend.protocol import CheckpointRecord, Commit, Entry, Receipt, WriteRecord
+from outlive.backend.protocol import CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
 from outlive.backends.local.memory import new_token
-from outlive.backends.postgres.connection import Link, Parameter
+from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.rows import (
     CHECKPOINT,
     CLOCK,
@@ -43,7 +43,7 @@ from outlive.backends.postgres.save import thread_parameters
 from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
-from outlive.backends.rules.view import Clock, Effect, Pair
+from outlive.backends.rules.view import CheckpointKey, Clock, Effect
 from outlive.errors import Corrupt
 from outlive.runtime.runtime import Deadline
 
@@ -56,7 +56,9 @@ _BATCH_BYTES = 64 << 20  # of chunks in one statement
 class Transaction:
     """One commit in the making."""
 
-    def __init__(self, link: Link, schema: str, commit: Commit, void: bytes, deadline: Deadline) -> None:
+    def __init__(
+        self, link: Connection, schema: str, commit: Commit, void: bytes, deadline: Deadline
+    ) -> None:
         self._link = link
         self._void = void
         self._schema = schema
@@ -277,7 +279,7 @@ class Transaction:
                 blobs([write.body for write in batch]),
             )
 
-    async def _put_entries(self, entries: Sequence[Entry]) -> None:
+    async def _put_entries(self, entries: Sequence[EntryRecord]) -> None:
         if gone := [entry for entry in entries if entry.gone]:
             names = _names((entry.kind, entry.key) for entry in gone)
             await self._query(
@@ -386,7 +388,7 @@ def _names(entries: Iterable[tuple[str, str]]) -> bytes:
     return blobs([entry_name(*entry) for entry in entries])
 
 
-def _digests(pairs: Iterable[Pair]) -> bytes:
+def _digests(pairs: Iterable[CheckpointKey]) -> bytes:
     return blobs([digest(*pair) for pair in pairs])
 
 

@@ -1,11 +1,11 @@
-"""From a postgresql:// URL to a backend, in either colour."""
+"""From a postgresql:// URL to a backend, sync or async."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from outlive.backend.protocol import Backend
-from outlive.backends.server.urls import Options, Served, hide_secrets, take_options
+from outlive.backends.server.urls import BackendFactory, Options, hide_secrets, take_options
 from outlive.errors import BadURL, MissingExtra
 from outlive.runtime.runtime import Deadline
 
@@ -21,7 +21,7 @@ _DEFAULTS = {
 _EXAMPLE = "postgresql://user:password@host:5432/database"
 
 
-def serve(url: str, options: dict[str, Any]) -> Served:
+def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
     """Say how to reach the server of a URL; nothing is connected yet. Other names in the query are libpq's."""
     scheme = url.partition(":")[0]
     url, options = take_options(url, options, OPTIONS)
@@ -46,7 +46,7 @@ def serve(url: str, options: dict[str, Any]) -> Served:
     first = postgres.first_statements(schema) if prepares else ()
 
     def connect(wait: postgres_link.Wait) -> postgres_pool.Connect:
-        async def one(deadline: Deadline) -> postgres_link.Link:
+        async def one(deadline: Deadline) -> postgres_link.Connection:
             limit = Deadline(min(dial_timeout_s * len(hosts), deadline.left_s()))
             link = await postgres_link.connect(hosts, wait, limit, prepares=prepares, secrets=secrets)
             await link.prepare_all(first, deadline)
@@ -67,7 +67,7 @@ def serve(url: str, options: dict[str, Any]) -> Served:
             postgres_pool.SuspendingPool(connect(postgres_link.wait_suspended), pool_size), timeout_s
         )
 
-    return Served(shown, sync, asynchronous)
+    return BackendFactory(shown, sync, asynchronous)
 
 
 def _schema(given: Options) -> str:

@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from outlive.backend.protocol import (
+    CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Inventory,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -31,7 +31,7 @@ from outlive.backends.local.memory import write_order
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.audit import Audit
 from outlive.backends.redis.bucket_audit import BucketAudit
-from outlive.backends.redis.client import Call, Link
+from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.commits import Choices, Commits, renews_only
 from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.listing import Listing
@@ -48,11 +48,11 @@ _BATCH = 64
 
 
 class RedisBackend:
-    """One store behind a link of either colour."""
+    """One store behind a link of either mode."""
 
     name = "redis"
 
-    def __init__(self, link: Link, choices: Choices, shown: str) -> None:
+    def __init__(self, link: Client, choices: Choices, shown: str) -> None:
         self._link = link
         self._choices = choices
         self._shown = shown
@@ -82,7 +82,7 @@ class RedisBackend:
         if self._is_closed:
             raise StoreClosed
         deadline = self.deadline(timeout_s)
-        attempts = Attempts(self._shown, deadline, self._choices.max_retries, self._link.colour.pause)
+        attempts = Attempts(self._shown, deadline, self._choices.max_retries, self._link.io_mode.pause)
         return await attempts.run(work, commit)
 
     def deadline(self, timeout_s: float | None) -> Deadline:
@@ -178,10 +178,10 @@ class RedisBackend:
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         said = (
             text(namespace),
             False if id is None else text(id),
@@ -194,7 +194,7 @@ class RedisBackend:
         reply = await self.ask(thread, "read", said, timeout_s, names)
         stored = rows.stored_of(thread, reply[0])
         if stored is None:
-            return Reading(0)
+            return ReadResult(0)
         if reply[2] is None:
             return self._absent(thread, stored, id, reply)
         found = rows.plain(reply[1])
@@ -204,18 +204,18 @@ class RedisBackend:
         held.update(zip(extra, extra_data, strict=True))
         writes = [rows.write_of(thread, field, value) for field, value in zip(fields, values, strict=True)]
         present = {name: bytes_ for name, bytes_ in held.items() if bytes_ is not None}
-        return Reading(stored.row.generation, record, present, tuple(sorted(writes, key=write_order)))
+        return ReadResult(stored.row.generation, record, present, tuple(sorted(writes, key=write_order)))
 
-    def _absent(self, thread: ThreadKey, stored: Stored, id: str | None, reply: list[Any]) -> Reading:
+    def _absent(self, thread: ThreadKey, stored: Stored, id: str | None, reply: list[Any]) -> ReadResult:
         """Nothing was found: was there never anything, or is half of the thread gone?"""
         count, ttl_ms = reply[3:]
         if count != stored.checkpoints:
             if rows.is_ending(ttl_ms):
-                return Reading(0)
+                return ReadResult(0)
             raise Corrupt(f"it has {count} checkpoints instead of {stored.checkpoints}", thread=thread.id)
         if reply[1] is not None and id is None:
             raise Corrupt("the newest checkpoint is gone", thread=thread.id, checkpoint=rows.plain(reply[1]))
-        return Reading(stored.row.generation)
+        return ReadResult(stored.row.generation)
 
     async def history(
         self,
@@ -300,7 +300,7 @@ class RedisBackend:
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         asked = [
             False if statuses is None else [text(status) for status in statuses],
             "any" if lapsed is None else lapsed,

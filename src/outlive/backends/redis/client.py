@@ -17,10 +17,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from outlive.backends.redis.connection import Colour, Command, Reply
+from outlive.backends.redis.connection import Command, IOMode, Reply
 from outlive.backends.redis.scripts import Script
 from outlive.backends.redis.topology import Address, Nodes, Pool
-from outlive.backends.server.attempts import Deadline, Lost
+from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import Corrupt, OutliveError, StoreFull, StoreUnavailable
 
@@ -50,11 +50,11 @@ class Call:
         return Call(self.slot, ("EVAL", self.script.text, *self.args[2:]), None, self.tail)
 
 
-class Link:
-    """Sends calls to where their keys are. One attempt each: `Lost` when it could be tried again."""
+class Client:
+    """Sends calls to where their keys are. One attempt each: `AttemptFailed` when it could be tried again."""
 
-    def __init__(self, colour: Colour, nodes: Nodes, secrets: tuple[str, ...] = ()) -> None:
-        self.colour = colour
+    def __init__(self, io_mode: IOMode, nodes: Nodes, secrets: tuple[str, ...] = ()) -> None:
+        self.io_mode = io_mode
         self.nodes = nodes
         self.losses = 0  # how often a server was lost: it may have come back without its last commits
         self._secrets = secrets
@@ -80,7 +80,7 @@ class Link:
                 for number, reply in zip(numbers, found, strict=True):
                     replies[number] = await self._settled(calls[number], reply, pool, deadline)
 
-            await self.colour.together([ask(pool, numbers) for pool, numbers in groups.items()])
+            await self.io_mode.together([ask(pool, numbers) for pool, numbers in groups.items()])
             return replies
 
     async def everywhere(self, command: Command, deadline: Deadline) -> list[Reply]:
@@ -119,7 +119,7 @@ class Link:
                 commands.append(call.tail)
         try:
             replies = iter(await pool.call(commands, deadline))
-        except Lost as lost:
+        except AttemptFailed as lost:
             if not lost.busy:
                 self.losses += 1
                 self.nodes.distrust(pool)
@@ -143,7 +143,7 @@ class Link:
             else:
                 raise self._failure(error, pool)
             (reply,) = await self._exchange(pool, [call], deadline)
-        raise Lost("the Cluster sent this call from node to node", sent=False)
+        raise AttemptFailed("the Cluster sent this call from node to node", sent=False)
 
     async def _ask(self, pool: Pool, call: Call, deadline: Deadline) -> Reply:
         """Ask the node to which a slot is moving just now."""
@@ -167,7 +167,7 @@ class Link:
             )
         if kind:
             self.nodes.distrust(pool)
-            return Lost(f"{kind} {said}" if kind not in said else said, sent=False)
+            return AttemptFailed(f"{kind} {said}" if kind not in said else said, sent=False)
         if "WRONGTYPE" in f"{code} {said}":
             return Corrupt("a key holds a value of another type")
         if "user_script" in said:
@@ -179,7 +179,7 @@ class Link:
         """Let no secret out in a message."""
         try:
             yield
-        except Lost as lost:
+        except AttemptFailed as lost:
             lost.reason = hide_secrets(lost.reason, self._secrets)
             lost.args = (lost.reason,)
             raise

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.backend.entries import KINDS, check_kinds
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Receipt, unknown
+from outlive.backend.protocol import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backends.local.memory import new_token
 from outlive.backends.redis import messages as messages
 from outlive.backends.redis import rows as rows
-from outlive.backends.redis.client import Call, Link
+from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.gather import Gathering
 from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.rows import Keys
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import done_before, is_deletion, is_plain, removes_only
 from outlive.backends.rules.view import Clock, Row
-from outlive.backends.server.attempts import Deadline, GivenUp
+from outlive.backends.server.attempts import AbandonedCommits, Deadline
 from outlive.errors import NotReplicated, OutliveError, StoreBusy, StoreError
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Choices:
 class Commits:
     """How commits are done, one after the other."""
 
-    def __init__(self, backend: RedisBackend, link: Link, choices: Choices, identity: Identity) -> None:
+    def __init__(self, backend: RedisBackend, link: Client, choices: Choices, identity: Identity) -> None:
         self._backend = backend
         self._link = link
         self._choices = choices
         self._identity = identity
-        self._given_up = GivenUp()
+        self._given_up = AbandonedCommits()
 
     async def commit(self, commit: Commit) -> Receipt:
         """Do a commit or raise why not."""
@@ -72,7 +72,7 @@ class Commits:
         try:
             replies = await self._backend.ask_all(calls, min(times, default=None))
         except StoreError as error:  # some nodes may have done it
-            return [unknown(commit, str(error)) for commit in commits]
+            return [outcome_unknown(commit, str(error)) for commit in commits]
         results: list[Receipt | OutliveError] = []
         for commit, reply in zip(commits, replies, strict=True):
             try:
@@ -134,7 +134,7 @@ class Commits:
                 return receipt  # the answer that was lost was the same
             if deadline.left_s() <= 0:
                 raise StoreBusy(f"thread {commit.thread.id!r} kept changing under this call; try again")
-            await self._link.colour.pause(random.uniform(0, 0.005))
+            await self._link.io_mode.pause(random.uniform(0, 0.005))
 
     async def _delete(self, commit: Commit, tokens: bytes, keys: Keys, deadline: Deadline) -> Receipt:
         """Delete a thread, whatever is there and however damaged."""

@@ -1,4 +1,4 @@
-"""Connections to a Redis server in two colours, each call with a deadline of its own.
+"""Connections to a Redis server for sync and async, each call with a deadline of its own.
 
 redis-py makes the connection (TLS, credentials, handshake) and speaks the protocol. Its clients are not used: they
 know one timeout per client, not one per call, they retry on their own, and discovery of a Cluster or a Sentinel
@@ -35,7 +35,7 @@ from outlive.backends.redis.connection_classes import (
     one_address,
     own_options,
 )
-from outlive.backends.server.attempts import Deadline, Lost
+from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.errors import StoreUnavailable
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ Reply = Any  # bytes, int, list, None, or a ResponseError
 _PIECE_BYTES = 1 << 18
 
 
-class Wire(Protocol):
+class Connection(Protocol):
     """One connection."""
 
     async def open(self, deadline: Deadline) -> None: ...
@@ -53,14 +53,14 @@ class Wire(Protocol):
     def forget(self) -> None: ...
 
 
-class Gate(Protocol):
+class Limiter(Protocol):
     """Lets so many in at a time."""
 
     async def enter(self, deadline: Deadline) -> bool: ...
     def leave(self) -> None: ...
 
 
-class Colour(Protocol):
+class IOMode(Protocol):
     """What differs between blocking and awaiting."""
 
     def place(self) -> object:
@@ -75,8 +75,8 @@ class Colour(Protocol):
         """Tell whether a place is an event loop of this process that was closed."""
         ...
 
-    def gate(self, size: int) -> Gate: ...
-    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire: ...
+    def gate(self, size: int) -> Limiter: ...
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Connection: ...
     async def pause(self, seconds: float) -> None: ...
     async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]: ...
 
@@ -104,23 +104,23 @@ def lost(*, sent: bool) -> Iterator[None]:
     except (AuthenticationError, NoPermissionError) as error:
         raise StoreUnavailable(f"the server refused the credentials: {error}") from error
     except (RedisTimeoutError, TimeoutError) as error:
-        raise Lost("no answer in time", sent=sent) from error
+        raise AttemptFailed("no answer in time", sent=sent) from error
     except BusyLoadingError as error:
-        raise Lost("it is loading its data", sent=False) from error
+        raise AttemptFailed("it is loading its data", sent=False) from error
     except (RedisConnectionError, OSError) as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise StoreUnavailable(
                 f"the server's certificate is not trusted: {error}; name its authority by ssl_ca_certs=/path/ca.pem"
             ) from error
-        raise Lost(str(error) or type(error).__name__, sent=sent) from error
+        raise AttemptFailed(str(error) or type(error).__name__, sent=sent) from error
     except RedisError as error:
-        raise Lost(f"{type(error).__name__}: {error}", sent=sent) from error
+        raise AttemptFailed(f"{type(error).__name__}: {error}", sent=sent) from error
 
 
 # Blocking -------------------------------------------------------------------------------------------------
 
 
-class _Punctual:
+class DeadlineSocket:
     """A socket whose every operation ends with the deadline of the call that uses it."""
 
     def __init__(self, sock: Any, deadline: Deadline, limits: Limits) -> None:
@@ -160,8 +160,8 @@ def _punctual(family: type) -> type:
     """Return a family of connections with punctual sockets."""
     family = each_address(family)
 
-    def connect(self: Any) -> _Punctual:
-        return _Punctual(family._connect(self), self.deadline, self.limits)  # type: ignore[attr-defined]
+    def connect(self: Any) -> DeadlineSocket:
+        return DeadlineSocket(family._connect(self), self.deadline, self.limits)  # type: ignore[attr-defined]
 
     return type(f"Punctual{family.__name__}", (family,), {"_connect": connect})
 
@@ -219,7 +219,7 @@ class _ThreadGate:
 
 
 class Blocking:
-    """The sync colour."""
+    """The sync mode."""
 
     families = redis.connection
 
@@ -232,10 +232,10 @@ class Blocking:
     def has_ended(self, place: object) -> bool:
         return False
 
-    def gate(self, size: int) -> Gate:
+    def gate(self, size: int) -> Limiter:
         return _ThreadGate(size)
 
-    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire:
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Connection:
         return BlockingWire(family, options, limits)
 
     async def pause(self, seconds: float) -> None:
@@ -385,7 +385,7 @@ class _TaskGate:
 
 
 class Awaiting:
-    """The async colour."""
+    """The async mode."""
 
     families = redis.asyncio.connection
 
@@ -398,10 +398,10 @@ class Awaiting:
     def has_ended(self, place: Any) -> bool:
         return self.is_own(place) and place[1].is_closed()
 
-    def gate(self, size: int) -> Gate:
+    def gate(self, size: int) -> Limiter:
         return _TaskGate(size)
 
-    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Wire:
+    def wire(self, family: type, options: dict[str, Any], limits: Limits) -> Connection:
         return AwaitingWire(family, options, limits)
 
     async def pause(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from outlive.backend.protocol import CheckpointRecord, Commit
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.rows import pair_field, text
 from outlive.backends.rules.snapshot import Snapshot, Wanted, unbrought
-from outlive.backends.rules.view import Pair
+from outlive.backends.rules.view import CheckpointKey
 from outlive.errors import Corrupt, StaleBase
 
 
@@ -75,7 +75,7 @@ class Gathering:
                     raise Corrupt("the newest checkpoint is gone", thread=self._thread.id, checkpoint=pair[1])
                 found.heads[namespace] = self._record(pair, pair_field(*pair), value)
 
-    def _record(self, pair: Pair, field: bytes, value: bytes) -> CheckpointRecord:
+    def _record(self, pair: CheckpointKey, field: bytes, value: bytes) -> CheckpointRecord:
         """Return a record. A damaged one can still be removed: then only that it is there counts."""
         try:
             return rows.record_of(self._thread, field, value)

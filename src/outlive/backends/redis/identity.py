@@ -13,11 +13,11 @@ import ormsgpack
 
 from outlive.backend.protocol import checksum
 from outlive.backends.redis import rows as rows
-from outlive.backends.redis.client import Call, Link
+from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.rows import BUCKETS
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.topology import slot_of
-from outlive.backends.server.attempts import BegunAnew, Deadline, Lost
+from outlive.backends.server.attempts import AttemptFailed, Deadline, StoreReplaced
 from outlive.errors import BadArgument, Corrupt, NewerFormat
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Identity:
     def _keys_of(self, bucket: int) -> list[str]:
         return [key_of(self._prefix, bucket) for key_of in rows.BUCKET_KEYS]
 
-    async def reassure(self, link: Link, deadline: Deadline, *, is_first: bool = False) -> None:
+    async def reassure(self, link: Client, deadline: Deadline, *, is_first: bool = False) -> None:
         """Make sure, after a server was lost or when a thread begins, that the store is still the one that was opened.
 
         A server that came back empty gets its identity again from whoever still has the store open: in a Cluster here, on a
@@ -91,10 +91,10 @@ class Identity:
         call = self._registration(self.buckets) if is_sharded else Call(self._slot, ("HGET", self.key, "key"))
         try:
             held = await link.one(call, deadline)
-        except Lost:
+        except AttemptFailed:
             return  # its node may be another one than that of the thread: the next commit asks again
         if held is not None and held != self.own:
-            raise BegunAnew("this store was emptied and begun anew by another process; open it again")
+            raise StoreReplaced("this store was emptied and begun anew by another process; open it again")
         self._losses = losses
 
     async def _ask(self, name: str, *args: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outlive.backend.protocol import CheckpointRecord, Entry, EntryCursor, ThreadKey, ThreadRow
+from outlive.backend.protocol import CheckpointRecord, EntryCursor, EntryRecord, ThreadKey, ThreadRow
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
@@ -144,7 +144,7 @@ class Listing:
         after: EntryCursor | None,
         limit: int,
         deadline: Deadline,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         """Return entries by key and thread. `asked` is the statuses, or False, and whether their leases have lapsed."""
         return await self._repaired(
             lambda: self._entries(tenant, kind, asked, prefix, after, limit, deadline)
@@ -159,7 +159,7 @@ class Listing:
         after: EntryCursor | None,
         limit: int,
         deadline: Deadline,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         await self._identity.complete(deadline)
         statuses, lapsed = asked
         start = text(tenant) + b"\0" + text(kind) + b"\0"
@@ -170,7 +170,9 @@ class Listing:
         buckets = sorted(self._identity.buckets)
         ranges = [Range.of(bucket, one, text(prefix), behind) for bucket in buckets for one in starts]
         merge = self._merge(rows.entries_key, ranges, limit, (statuses, lapsed), deadline)
-        found: dict[Place, tuple[ThreadKey, Entry]] = {}  # what has two lines for a moment is shown once
+        found: dict[
+            Place, tuple[ThreadKey, EntryRecord]
+        ] = {}  # what has two lines for a moment is shown once
         while len(found) < limit and (lines := await merge.take(limit - len(found))):
             found.update(await self._values(tenant, text(kind), lines, asked, deadline))
         return list(found.values())
@@ -182,7 +184,7 @@ class Listing:
         lines: Sequence[Taken],
         asked: Sequence[Any],
         deadline: Deadline,
-    ) -> dict[Place, tuple[ThreadKey, Entry]]:
+    ) -> dict[Place, tuple[ThreadKey, EntryRecord]]:
         """Read the entries that an index names. What went meanwhile is left out."""
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
         places, buckets = [], {}
@@ -196,7 +198,7 @@ class Listing:
             _Asked(digest, buckets[digest], pack((text(tenant), *zip(*met, strict=True), *asked)))
             for digest, met in by_thread.items()
         ]
-        values: dict[Place, tuple[ThreadKey, Entry]] = {}
+        values: dict[Place, tuple[ThreadKey, EntryRecord]] = {}
         replies = await self._ask_each("found", questions, deadline)
         for (digest, met), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
@@ -261,7 +263,7 @@ class Listing:
         return Merge(ask, ranges, few)
 
 
-def _entry(thread: ThreadKey, field: bytes, value: bytes, line: bytes) -> Entry:
+def _entry(thread: ThreadKey, field: bytes, value: bytes, line: bytes) -> EntryRecord:
     """Return an entry. Of a damaged one, its line still tells the status."""
     try:
         return rows.entry_of(thread, field, value)

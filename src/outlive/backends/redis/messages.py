@@ -10,7 +10,7 @@ from outlive.backend.protocol import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Receipt,
     ThreadKey,
     WriteRecord,
@@ -21,7 +21,7 @@ from outlive.backends.redis import rows as rows
 from outlive.backends.redis.rows import pack, pair_field, text
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
-from outlive.backends.server.attempts import BegunAnew
+from outlive.backends.server.attempts import StoreReplaced
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -136,7 +136,7 @@ def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
     return text(draft.namespace), text(draft.id), draft.follows, parent, draft.created_at, len(draft.body)
 
 
-def _offered(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[Any, ...]:
+def _offered(thread: ThreadKey, entry: EntryRecord, extras: Extras) -> tuple[Any, ...]:
     field = rows.entry_field(entry.kind, entry.key)
     return (
         field,
@@ -178,7 +178,7 @@ def _stored_write(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tupl
     return field, extras.add(rows.write_value(thread, field, write))
 
 
-def _stored_entry(thread: ThreadKey, entry: Entry, extras: Extras) -> tuple[bytes, int]:
+def _stored_entry(thread: ThreadKey, entry: EntryRecord, extras: Extras) -> tuple[bytes, int]:
     field = rows.entry_field(entry.kind, entry.key)
     return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
 
@@ -222,7 +222,7 @@ def check(thread: ThreadKey, reply: list[Any]) -> None:
     if reply[0] == b"damaged":
         raise rows.damage_of(thread, reply[1])
     if reply[0] == b"elsewhere":
-        raise BegunAnew("this store was emptied and begun anew by another process; open it again")
+        raise StoreReplaced("this store was emptied and begun anew by another process; open it again")
 
 
 def receipt(commit: Commit, reply: list[Any]) -> Receipt:
@@ -313,7 +313,9 @@ def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> R
     return Receipt(int(generation), revision, placed, None, entries, tuple(writes.values()))
 
 
-def _settled(thread: ThreadKey, entry: Entry, stored: bytes | None, revision: int, now: int) -> Entry:
+def _settled(
+    thread: ThreadKey, entry: EntryRecord, stored: bytes | None, revision: int, now: int
+) -> EntryRecord:
     """Return an entry as the script stored it."""
     body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
     if body is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.backend.protocol import ThreadKey
 from outlive.backends.redis import rows as rows
-from outlive.backends.redis.client import Call, Link
+from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.rows import pack
 from outlive.backends.redis.scripts import script
@@ -40,7 +40,7 @@ class _Plan:
 class Rebuild:
     """How the indexes of a store are repaired."""
 
-    def __init__(self, backend: RedisBackend, link: Link, choices: Choices, identity: Identity) -> None:
+    def __init__(self, backend: RedisBackend, link: Client, choices: Choices, identity: Identity) -> None:
         self._identity = identity
         self._backend = backend
         self._link = link

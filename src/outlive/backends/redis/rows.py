@@ -23,7 +23,7 @@ from outlive.backend.entries import check_stored_kind
 from outlive.backend.protocol import (
     NEXT,
     CheckpointRecord,
-    Entry,
+    EntryRecord,
     Rank,
     ThreadKey,
     ThreadRow,
@@ -287,7 +287,7 @@ def entry_payload(thread: ThreadKey, field: bytes, body: bytes) -> bytes:
     return body + _seal(thread, field, body)
 
 
-def entry_rank(entry: Entry) -> bytes:
+def entry_rank(entry: EntryRecord) -> bytes:
     return rank_hex((entry.epoch, 0 if entry.fence == NEXT else entry.fence, entry.revision))
 
 
@@ -297,7 +297,7 @@ def until_hex(until: int) -> bytes:
     return b"%016x" % until
 
 
-def entry_value(thread: ThreadKey, field: bytes, entry: Entry) -> bytes:
+def entry_value(thread: ThreadKey, field: bytes, entry: EntryRecord) -> bytes:
     head = entry_rank(entry) + until_hex(entry.until)
     status, clock = text(entry.status), text(entry.clock)
     tail = struct.pack(">II", len(status), len(clock)) + status + clock
@@ -305,7 +305,7 @@ def entry_value(thread: ThreadKey, field: bytes, entry: Entry) -> bytes:
     return head + _sum(head + tail + payload[-8:]) + tail + payload
 
 
-def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> Entry:
+def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecord:
     """Return an entry, checked."""
     kind, key = _ids(thread, field)
     check_stored_kind(kind, thread.id)
@@ -321,7 +321,9 @@ def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> Entry:
             raise ValueError("checksum")
         epoch, fence, revision = _rank(value)
         status, clock = plain(value[80 : 80 + n_status]), plain(value[80 + n_status : start])
-        return Entry(kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock)
+        return EntryRecord(
+            kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock
+        )
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise DamagedEntry(thread.id, kind, key, "") from error
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
-from outlive.backends.redis.connection import Colour, Command, Gate, Limits, Reply, Wire
-from outlive.backends.server.attempts import Deadline, Lost
+from outlive.backends.redis.connection import Command, Connection, IOMode, Limiter, Limits, Reply
+from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.errors import StoreUnavailable
 
 Address = tuple[str, int]
@@ -41,34 +41,34 @@ class Dialling:
 class _Idle:
     """The connections of one process and event loop."""
 
-    gate: Gate
-    wires: list[Wire] = field(default_factory=list)
+    gate: Limiter
+    wires: list[Connection] = field(default_factory=list)
 
 
 class Pool:
     """Connections to one server. A child process and another event loop get their own."""
 
-    def __init__(self, colour: Colour, dialling: Dialling) -> None:
-        self._colour = colour
+    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
+        self._io_mode = io_mode
         self._dialling = dialling
         self._idle: dict[object, _Idle] = {}  # by place
         self.host = str(dialling.options.get("host", ""))
 
     def _here(self) -> _Idle:
-        place = self._colour.place()
+        place = self._io_mode.place()
         idle = self._idle.get(place)
         if idle is None:
             self._leave(place)
-            idle = self._idle.setdefault(place, _Idle(self._colour.gate(self._dialling.size)))
+            idle = self._idle.setdefault(place, _Idle(self._io_mode.gate(self._dialling.size)))
         return idle
 
     def _leave(self, here: object) -> None:
         """Let go of connections that nobody can use any more."""
         for place in [one for one in list(self._idle) if one != here]:
-            if self._colour.has_ended(place) and (idle := self._idle.pop(place, None)) is not None:
+            if self._io_mode.has_ended(place) and (idle := self._idle.pop(place, None)) is not None:
                 for wire in idle.wires:
                     wire.forget()
-            elif not self._colour.is_own(place) and (idle := self._idle.pop(place, None)) is not None:
+            elif not self._io_mode.is_own(place) and (idle := self._idle.pop(place, None)) is not None:
                 _left_behind.extend(idle.wires)
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
@@ -76,12 +76,12 @@ class Pool:
         idle = self._here()
         if not await idle.gate.enter(deadline):
             reason = f"all {self._dialling.size} connections were in use; give pool_size more"
-            raise Lost(reason, sent=False, busy=True)
+            raise AttemptFailed(reason, sent=False, busy=True)
         try:
             wire = self._spare(idle) or await self._open(deadline)
             try:
                 replies = await wire.call(commands, deadline)
-            except Lost:
+            except AttemptFailed:
                 await self._drop_all(idle)  # the others are most likely of the same age
                 raise
             idle.wires.append(wire)
@@ -89,14 +89,14 @@ class Pool:
         finally:
             idle.gate.leave()
 
-    def _spare(self, idle: _Idle) -> Wire | None:
+    def _spare(self, idle: _Idle) -> Connection | None:
         try:
             return idle.wires.pop()
         except IndexError:  # asked by trying: another thread may have been faster
             return None
 
-    async def _open(self, deadline: Deadline) -> Wire:
-        wire = self._colour.wire(self._dialling.family, self._dialling.options, self._dialling.limits)
+    async def _open(self, deadline: Deadline) -> Connection:
+        wire = self._io_mode.wire(self._dialling.family, self._dialling.options, self._dialling.limits)
         await wire.open(deadline)
         return wire
 
@@ -111,7 +111,7 @@ class Pool:
             await wire.drop()
 
     async def close(self) -> None:
-        here = self._colour.place()
+        here = self._io_mode.place()
         self._leave(here)
         if (idle := self._idle.pop(here, None)) is not None:
             await self._drop_all(idle)
@@ -137,8 +137,8 @@ class Single:
 
     is_sharded = False
 
-    def __init__(self, colour: Colour, dialling: Dialling) -> None:
-        self._pool = Pool(colour, dialling)
+    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
+        self._pool = Pool(io_mode, dialling)
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
         return self._pool
@@ -168,15 +168,15 @@ class _Several:
 
     is_sharded = False
 
-    def __init__(self, colour: Colour, dialling: Dialling) -> None:
-        self._colour = colour
+    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
+        self._io_mode = io_mode
         self._dialling = dialling
         self._pools: dict[Address, Pool] = {}
 
     def at(self, address: Address) -> Pool:
         found = self._pools.get(address)
         if found is None:  # of two threads that make one, both take the first
-            found = self._pools.setdefault(address, Pool(self._colour, self._dialling.to(address)))
+            found = self._pools.setdefault(address, Pool(self._io_mode, self._dialling.to(address)))
         return found
 
     async def _ask(
@@ -193,7 +193,7 @@ class _Several:
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
             try:
                 (reply,) = await pool.call([command], share)
-            except Lost as error:
+            except AttemptFailed as error:
                 reason = str(error)
                 continue
             if reply is None or isinstance(reply, ResponseError):
@@ -202,7 +202,7 @@ class _Several:
                 return pool, reply
             else:
                 reason = "nobody knows"
-        raise Lost(reason, sent=False)
+        raise AttemptFailed(reason, sent=False)
 
     async def close(self) -> None:
         for pool in list(self._pools.values()):
@@ -216,10 +216,15 @@ class Sentinels(_Several):
     """The primary that Sentinels name; asked again whenever it is lost or turns out to be none."""
 
     def __init__(
-        self, colour: Colour, dialling: Dialling, sentinels: Sequence[Address], asking: Dialling, service: str
+        self,
+        io_mode: IOMode,
+        dialling: Dialling,
+        sentinels: Sequence[Address],
+        asking: Dialling,
+        service: str,
     ) -> None:
-        super().__init__(colour, dialling)
-        self._sentinels = [Pool(colour, asking.to(address)) for address in sentinels]
+        super().__init__(io_mode, dialling)
+        self._sentinels = [Pool(io_mode, asking.to(address)) for address in sentinels]
         self._service = service
         self._primary: Pool | None = None
 
@@ -233,8 +238,8 @@ class Sentinels(_Several):
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         try:
             sentinel, (host, port) = await self._ask(self._sentinels, command, deadline)
-        except Lost as lost:
-            raise Lost(
+        except AttemptFailed as lost:
+            raise AttemptFailed(
                 f"no Sentinel names a primary for {self._service!r} ({lost.reason})", sent=False
             ) from lost
         others = [one for one in self._sentinels if one is not sentinel]
@@ -242,7 +247,7 @@ class Sentinels(_Several):
         pool = self.at((host.decode(), int(port)))
         (role,) = await pool.call([("ROLE",)], deadline)
         if isinstance(role, ResponseError) or role[0] != b"master":
-            raise Lost("the server that Sentinels name is not primary yet", sent=False)
+            raise AttemptFailed("the server that Sentinels name is not primary yet", sent=False)
         return pool
 
     def moved(self, slot: int, address: Address) -> None:
@@ -266,8 +271,8 @@ class Cluster(_Several):
 
     is_sharded = True
 
-    def __init__(self, colour: Colour, dialling: Dialling, addresses: Sequence[Address]) -> None:
-        super().__init__(colour, dialling)
+    def __init__(self, io_mode: IOMode, dialling: Dialling, addresses: Sequence[Address]) -> None:
+        super().__init__(io_mode, dialling)
         self._seeds = list(addresses)
         self._slots: dict[int, Address] = {}
         self._named: Address | None = None  # by a node that does not have a slot any more
@@ -289,9 +294,9 @@ class Cluster(_Several):
 
         try:
             pool, ranges = await self._ask(pools, ("CLUSTER", "SLOTS"), deadline, accepts=covers)
-        except Lost as lost:
+        except AttemptFailed as lost:
             reason = f"no node of the Cluster serves slot {slot} now ({lost.reason})"
-            raise Lost(reason, sent=False) from lost
+            raise AttemptFailed(reason, sent=False) from lost
         slots: dict[int, Address] = {}
         for start, end, primary, *_ in ranges:
             host = (primary[0] or b"").decode() or pool.host

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from outlive.backend.protocol import Backend
-from outlive.backends.server.urls import Options, Served, query_of
+from outlive.backends.server.urls import BackendFactory, Options, query_of
 from outlive.errors import BadArgument, BadURL, MissingExtra
 
 EXAMPLES = {
@@ -39,7 +39,7 @@ class Target:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-def serve(url: str, options: dict[str, object]) -> Served:
+def parse_url(url: str, options: dict[str, object]) -> BackendFactory:
     """Return how to reach what a URL names. Options may stand in its query or beside it."""
     scheme, _, _ = url.partition("://")
     if scheme not in EXAMPLES:
@@ -49,7 +49,7 @@ def serve(url: str, options: dict[str, object]) -> Served:
     chosen = _chosen(scheme, options, (*_KNOWN, *_TLS, *(_SENTINEL if scheme == "redis+sentinel" else ())))
     return _served(
         f"{scheme}://{_shown(target)}",
-        lambda colour, timeout_s: _from_target(colour, target, chosen.within(timeout_s)),
+        lambda io_mode, timeout_s: _from_target(io_mode, target, chosen.within(timeout_s)),
     )
 
 
@@ -178,7 +178,7 @@ def _chosen(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> Cho
 # Backends --------------------------------------------------------------------------------------------------
 
 
-def _served(shown: str, make: Callable[[Any, float | None], Backend]) -> Served:
+def _served(shown: str, make: Callable[[Any, float | None], Backend]) -> BackendFactory:
     _need_redis()
 
     def sync(timeout_s: float | None) -> Backend:
@@ -191,7 +191,7 @@ def _served(shown: str, make: Callable[[Any, float | None], Backend]) -> Served:
 
         return make(Awaiting(), timeout_s)
 
-    return Served(shown, sync, asynchronous)
+    return BackendFactory(shown, sync, asynchronous)
 
 
 def _need_redis() -> None:
@@ -201,21 +201,21 @@ def _need_redis() -> None:
         raise MissingExtra("redis://", "redis")
 
 
-def _from_target(colour: Any, target: Target, chosen: Chosen) -> Backend:
+def _from_target(io_mode: Any, target: Target, chosen: Chosen) -> Backend:
     from outlive.backends.redis.topology import Cluster, Dialling, Nodes, Sentinels, Single
 
-    family = colour.families.SSLConnection if target.is_tls else colour.families.Connection
+    family = io_mode.families.SSLConnection if target.is_tls else io_mode.families.Connection
     limits = _limits(chosen)
     dialling = Dialling(family, target.connection, chosen.size, limits)
     nodes: Nodes
     if target.scheme == "redis+cluster":
-        nodes = Cluster(colour, dialling, target.addresses)
+        nodes = Cluster(io_mode, dialling, target.addresses)
     elif target.scheme == "redis+sentinel":
         asking = Dialling(family, target.asking, 2, limits)
-        nodes = Sentinels(colour, dialling, target.addresses, asking, target.service)
+        nodes = Sentinels(io_mode, dialling, target.addresses, asking, target.service)
     else:
-        nodes = Single(colour, dialling.to(target.addresses[0]))
-    return _backend(colour, nodes, chosen, f"{target.scheme}://{_shown(target)}", target.secrets)
+        nodes = Single(io_mode, dialling.to(target.addresses[0]))
+    return _backend(io_mode, nodes, chosen, f"{target.scheme}://{_shown(target)}", target.secrets)
 
 
 def _limits(chosen: Chosen) -> Any:
@@ -224,18 +224,18 @@ def _limits(chosen: Chosen) -> Any:
     return Limits(**chosen.limits)
 
 
-def _backend(colour: Any, nodes: Any, chosen: Chosen, shown: str, secrets: tuple[str, ...]) -> Backend:
+def _backend(io_mode: Any, nodes: Any, chosen: Chosen, shown: str, secrets: tuple[str, ...]) -> Backend:
     from outlive.backends.redis.backend import RedisBackend
-    from outlive.backends.redis.client import Link
+    from outlive.backends.redis.client import Client
     from outlive.backends.redis.commits import Choices
 
-    return RedisBackend(Link(colour, nodes, secrets), Choices(**chosen.records), shown)
+    return RedisBackend(Client(io_mode, nodes, secrets), Choices(**chosen.records), shown)
 
 
 # An existing client -----------------------------------------------------------------------------------------
 
 
-def serve_client(client: object, options: dict[str, object]) -> Served:
+def serve_client(client: object, options: dict[str, object]) -> BackendFactory:
     """Return how to reach what a client of redis-py reaches: by connections of its own, made like the client's.
 
     The client itself is left alone: it may be closed before the store, and the store before it.
@@ -269,14 +269,14 @@ def serve_client(client: object, options: dict[str, object]) -> Served:
             raise BadArgument("this client blocks; use outlive.open, or give a redis.asyncio.Redis")
         return make(Awaiting(), client, chosen.within(timeout_s), shown)
 
-    return Served(shown, sync, asynchronous)
+    return BackendFactory(shown, sync, asynchronous)
 
 
 def _secrets(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(options[name]) for name in ("password",) if options.get(name))
 
 
-def _from_client(colour: Any, client: Any, chosen: Chosen, shown: str) -> Backend:
+def _from_client(io_mode: Any, client: Any, chosen: Chosen, shown: str) -> Backend:
     from outlive.backends.redis.topology import Dialling, Nodes, Sentinels, Single
 
     pool = client.connection_pool
@@ -285,30 +285,30 @@ def _from_client(colour: Any, client: Any, chosen: Chosen, shown: str) -> Backen
     manager = getattr(pool, "sentinel_manager", None)
     nodes: Nodes
     if manager is not None:
-        is_tls = issubclass(family, colour.families.SSLConnection)
-        family = colour.families.SSLConnection if is_tls else colour.families.Connection
+        is_tls = issubclass(family, io_mode.families.SSLConnection)
+        family = io_mode.families.SSLConnection if is_tls else io_mode.families.Connection
         options.pop("connection_pool", None)
         askers = [dict(one.connection_pool.connection_kwargs) for one in manager.sentinels]
         asking = Dialling(family, _plain(askers[0]), 2, limits)
         places = [(one["host"], one["port"]) for one in askers]
         dialling = Dialling(family, _plain(options), chosen.size, limits)
-        nodes = Sentinels(colour, dialling, places, asking, pool.service_name)
+        nodes = Sentinels(io_mode, dialling, places, asking, pool.service_name)
     else:
-        nodes = Single(colour, Dialling(family, _plain(options), chosen.size, limits))
-    return _backend(colour, nodes, chosen, shown, _secrets(options))
+        nodes = Single(io_mode, Dialling(family, _plain(options), chosen.size, limits))
+    return _backend(io_mode, nodes, chosen, shown, _secrets(options))
 
 
-def _from_cluster_client(colour: Any, client: Any, chosen: Chosen, shown: str) -> Backend:
+def _from_cluster_client(io_mode: Any, client: Any, chosen: Chosen, shown: str) -> Backend:
     from outlive.backends.redis.topology import Cluster, Dialling
 
     options = dict(getattr(client, "connection_kwargs", None) or client.nodes_manager.connection_kwargs)
     is_tls = bool(options.pop("ssl", False)) or "ssl_cert_reqs" in options or "ssl_ca_certs" in options
-    family = colour.families.SSLConnection if is_tls else colour.families.Connection
+    family = io_mode.families.SSLConnection if is_tls else io_mode.families.Connection
     known = {name for base in family.__mro__ for name in _names(base)}
     options = {name: value for name, value in options.items() if name in known}
     places = [(node.host, node.port) for node in client.nodes_manager.startup_nodes.values()]
-    nodes = Cluster(colour, Dialling(family, _plain(options), chosen.size, _limits(chosen)), places)
-    return _backend(colour, nodes, chosen, shown, _secrets(options))
+    nodes = Cluster(io_mode, Dialling(family, _plain(options), chosen.size, _limits(chosen)), places)
+    return _backend(io_mode, nodes, chosen, shown, _secrets(options))
 
 
 def _names(base: type) -> list[str]:

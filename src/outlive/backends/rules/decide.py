@@ -18,17 +18,17 @@ from outlive.backend.protocol import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Rank,
     Receipt,
+    ReencryptedBodies,
     Removal,
-    Reseal,
     WriteRecord,
     stamped,
     tombstone_key,
 )
 from outlive.backends.rules.expectations import check, finds_chunks
-from outlive.backends.rules.view import Clock, Effect, Pair, Row, View
+from outlive.backends.rules.view import CheckpointKey, Clock, Effect, Row, View
 from outlive.errors import BadArgument
 
 
@@ -50,7 +50,7 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     placed = _Placing(commit, view, row, clock.now)
     rewrites = _rewritten(commit, view)
     info = _info(commit, view, row)
-    resealed = _Resealed(commit.reseal, view) if commit.reseal is not None else _UNSEALED
+    resealed = _Resealed(commit.reencrypted, view) if commit.reencrypted is not None else _UNSEALED
     disturbs = finds_chunks(commit, view) or placed.disturbs
     forgets = removal.everything or removed or doomed or rewrites or disturbs
     new = Row(
@@ -141,7 +141,7 @@ class _Placing:
         self._heads: dict[str, CheckpointRecord] = {}
         self.seq = row.seq
         self.epoch = max(row.epoch, commit.epoch or 0)
-        self._behind = _behind(commit, view, row)
+        self._after_tombstones = _after_tombstones(commit, view, row)
         self.stored: list[CheckpointRecord] = []
         self.replaced: list[CheckpointRecord] = []
         for draft in commit.checkpoints:
@@ -195,7 +195,7 @@ class _Placing:
 
     def _order(self, draft: CheckpointRecord, old: CheckpointRecord | None) -> tuple[int, int]:
         if draft.seq:
-            epoch, seq = self._behind
+            epoch, seq = self._after_tombstones
             return max(draft.epoch, epoch), draft.seq + seq
         return (old.epoch, old.seq) if old is not None else (self.epoch, self.seq + 1)
 
@@ -241,7 +241,7 @@ def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
 class _Resealed:
     """What gets other bytes, because it still has those that were read."""
 
-    def __init__(self, wanted: Reseal, view: View) -> None:
+    def __init__(self, wanted: ReencryptedBodies, view: View) -> None:
         held = [(view.write(old.key), old.body, new) for old, new in wanted.writes]
         notes = [(view.entry(old.kind, old.key), old.body, new) for old, new in wanted.entries]
         self.writes = tuple([replace(row, body=new) for row, old, new in held if row and row.body == old])
@@ -249,10 +249,10 @@ class _Resealed:
         self.info = wanted.info[1] if wanted.info is not None and wanted.info[0] == view.info() else None
 
 
-_UNSEALED = _Resealed(Reseal(), cast(View, None))
+_UNSEALED = _Resealed(ReencryptedBodies(), cast(View, None))
 
 
-def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry, ...]:
+def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[EntryRecord, ...]:
     accepted = []
     is_judged = commit.merge and not commit.overrules
     grave = view.entry(TOMBSTONE, "") if is_judged else None
@@ -271,11 +271,11 @@ def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> tuple[Entry,
     return tuple(accepted)
 
 
-def _merge_rank(entry: Entry) -> tuple[Rank, str, bytes]:
+def _merge_rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:
     return entry.rank, entry.status, entry.body or b""
 
 
-def _settled_entry(entry: Entry, stored: Entry | None, row: Row, clock: Clock) -> Entry:
+def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clock: Clock) -> EntryRecord:
     body, status = entry.body, entry.status
     if body is None:
         body = stored.body if stored is not None else b""
@@ -310,16 +310,20 @@ def _kept_chunks(
 # What was removed and does not come back ----------------------------------------------------------------------
 
 
-def _tombstones(removal: Removal, removed: Iterable[Pair], row: Row, clock: Clock) -> list[Entry]:
+def _tombstones(
+    removal: Removal, removed: Iterable[CheckpointKey], row: Row, clock: Clock
+) -> list[EntryRecord]:
     """Return what says of the removed that it was: until which seq and revision, and when."""
-    if not removal.buries:
+    if not removal.leaves_tombstones:
         return []
     keys = [""] if removal.everything else [tombstone_key(*pair) for pair in removed]
     at = clock.now.to_bytes(8)
-    return [Entry(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys]
+    return [
+        EntryRecord(TOMBSTONE, key, at, epoch=row.epoch, fence=row.revision, until=row.seq) for key in keys
+    ]
 
 
-def _graves(draft: CheckpointRecord, view: View) -> list[Entry]:
+def _tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
     """Return the tombstones that say of a checkpoint that it was removed here after it was made."""
     found = (view.entry(TOMBSTONE, ""), view.entry(TOMBSTONE, tombstone_key(draft.namespace, draft.id)))
     place = (draft.epoch, draft.seq)
@@ -328,10 +332,10 @@ def _graves(draft: CheckpointRecord, view: View) -> list[Entry]:
 
 def _is_buried(draft: CheckpointRecord, view: View) -> bool:
     """Tell whether a checkpoint that a merge brings was removed here after it was made."""
-    return bool(_graves(draft, view))
+    return bool(_tombstones_for(draft, view))
 
 
-def _behind(commit: Commit, view: View, row: Row) -> tuple[int, int]:
+def _after_tombstones(commit: Commit, view: View, row: Row) -> tuple[int, int]:
     """Return the (epoch, seq) behind which the records of a fork or an import go, with places of their own, into a deleted thread.
 
     No seq is used again. And where a tombstone holds, the other store of a pair would take them for what was deleted.
@@ -339,14 +343,14 @@ def _behind(commit: Commit, view: View, row: Row) -> tuple[int, int]:
     drafts = [draft for draft in commit.checkpoints if draft.seq]
     if commit.merge or not drafts:
         return 0, 0
-    graves = [grave for draft in drafts for grave in _graves(draft, view)]
+    graves = [grave for draft in drafts for grave in _tombstones_for(draft, view)]
     places = [(grave.epoch, grave.until) for grave in graves]
     if commit.expect_empty and any(draft.seq <= row.seq for draft in drafts):
         places.append((row.epoch, row.seq))
     return max(places, default=(0, 0))
 
 
-def _count_checkpoints(pairs: Iterable[Pair], view: View) -> int:
+def _count_checkpoints(pairs: Iterable[CheckpointKey], view: View) -> int:
     """Return how many of the removed are checkpoints; the others are pending writes on ids that were never saved."""
     return sum(view.find(*pair) is not None for pair in pairs)
 

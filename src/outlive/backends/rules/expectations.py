@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outlive.backend.protocol import ABSENT, NEXT, CheckpointRecord, Commit, Entry, WriteRecord
-from outlive.backends.rules.view import Clock, Effect, Pair, Row, View
+from outlive.backend.protocol import ABSENT, NEXT, CheckpointRecord, Commit, EntryRecord, WriteRecord
+from outlive.backends.rules.view import CheckpointKey, Clock, Effect, Row, View
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -26,7 +26,7 @@ def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
     keeps_epoch = commit.epoch is not None and (commit.strict or not commit.merge)
     if keeps_epoch and row is not None and (commit.epoch or 0) < row.epoch:
         raise EpochPassed(thread, commit.epoch or 0, row.epoch)
-    if commit.merge and commit.in_turn:
+    if commit.merge and commit.requires_next_seq:
         _check_turn(commit, view, row)
     if commit.generation is not None and (row is None or row.generation != commit.generation):
         raise StaleBase(thread)
@@ -52,7 +52,7 @@ def _check_empty(commit: Commit, view: View) -> None:
         raise StaleBase(commit.thread.id)
 
 
-def brought(commit: Commit) -> set[Pair]:
+def brought(commit: Commit) -> set[CheckpointKey]:
     """Return the (namespace, id) of all checkpoints that a commit brings, and of those that its writes belong to."""
     pairs = {(draft.namespace, draft.id) for draft in commit.checkpoints}
     return pairs | {write.key[:2] for write in commit.writes}
@@ -84,7 +84,7 @@ def _check_head(commit: Commit, namespace: str, expected: str | None, view: View
         raise HeadMoved(commit.thread.id, namespace, expected, head)
 
 
-def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) -> None:
+def _check_entry(thread: str, entry: EntryRecord, stored: EntryRecord | None, clock: Clock) -> None:
     if stored is not None and _same_entry(entry, stored):
         return
     rank = stored.rank if stored is not None else ABSENT
@@ -97,7 +97,7 @@ def _check_entry(thread: str, entry: Entry, stored: Entry | None, clock: Clock) 
         raise EntryHeld(thread, entry.kind, entry.key, stored)
 
 
-def _same_entry(entry: Entry, stored: Entry) -> bool:
+def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
     """A retry after a lost reply offers what is stored."""
     return (entry.rank, entry.status, entry.body, entry.gone) == (
         stored.rank,

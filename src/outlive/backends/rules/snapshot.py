@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outlive.backend.protocol import (
-    NOTE,
+    OUTBOX,
     TOMBSTONE,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Receipt,
-    Reseal,
+    ReencryptedBodies,
     WriteRecord,
     tombstone_key,
 )
 from outlive.backends.rules.expectations import brought, named
-from outlive.backends.rules.view import Pair, Row
+from outlive.backends.rules.view import CheckpointKey, Row
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
@@ -36,7 +36,7 @@ def is_plain(commit: Commit) -> bool:
         or commit.merge
         or commit.removal is not None
         or commit.rewrites
-        or commit.reseal is not None
+        or commit.reencrypted is not None
         or commit.revision is not None
         or commit.info is not None
         or commit.info_version is not None
@@ -53,11 +53,11 @@ def is_apart(commit: Commit) -> bool:
     return not (
         commit.checkpoints
         or commit.writes
-        or any(entry.kind != NOTE or entry.gone for entry in commit.entries)
-        or commit.reseal is not None
+        or any(entry.kind != OUTBOX or entry.gone for entry in commit.entries)
+        or commit.reencrypted is not None
         or commit.revision is not None
         or commit.merge
-        or (commit.removal is not None and commit.removal.everything and commit.removal.buries)
+        or (commit.removal is not None and commit.removal.everything and commit.removal.leaves_tombstones)
         or commit.expect_empty
         or commit.expect_head is not None
         or commit.fence is not None
@@ -92,20 +92,20 @@ def unbrought(commit: Commit) -> set[bytes]:
 class Wanted:
     """What must be fetched before a commit can be judged."""
 
-    checkpoints: list[Pair]
+    checkpoints: list[CheckpointKey]
     namespaces: list[str]  # whose heads, as whole records
     writes: list[WriteKey]
-    pairs: list[Pair]  # of which to know whether they have writes
+    pairs: list[CheckpointKey]  # of which to know whether they have writes
     entries: list[tuple[str, str]]  # (kind, key)
     chunks: list[bytes]  # of which to know size and revision
 
     @classmethod
     def of(cls, commit: Commit) -> Wanted:
-        removal, reseal = commit.removal, commit.reseal or Reseal()
+        removal, reencrypted = commit.removal, commit.reencrypted or ReencryptedBodies()
         pairs = list(removal.checkpoints) if removal is not None else []
         records = (*commit.checkpoints, *commit.rewrites)
         entries = [
-            (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reseal.entries))
+            (entry.kind, entry.key) for entry in (*commit.entries, *(old for old, _ in reencrypted.entries))
         ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
@@ -123,7 +123,7 @@ class Wanted:
         return cls(
             checkpoints=_once([*pairs, *((record.namespace, record.id) for record in records)]),
             namespaces=_once(namespaces),
-            writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reseal.writes))),
+            writes=_once(write.key for write in (*commit.writes, *(old for old, _ in reencrypted.writes))),
             pairs=_once([*pairs, *(brought(commit) if commit.expect_empty else ())]),
             entries=_once(entries),
             chunks=list(chunks),
@@ -141,11 +141,11 @@ class Snapshot:
     row: Row | None
     is_listed: bool = False
     checkpoints: int = 0
-    records: dict[Pair, CheckpointRecord] = field(default_factory=dict)
+    records: dict[CheckpointKey, CheckpointRecord] = field(default_factory=dict)
     heads: dict[str, CheckpointRecord] = field(default_factory=dict)
     written: dict[WriteKey, WriteRecord] = field(default_factory=dict)
-    pairs: set[Pair] = field(default_factory=set)
-    notes: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    pairs: set[CheckpointKey] = field(default_factory=set)
+    notes: dict[tuple[str, str], EntryRecord] = field(default_factory=dict)
     chunks: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     metadata: bytes | None = None
 
@@ -163,10 +163,10 @@ class Snapshot:
     def write(self, key: WriteKey) -> WriteRecord | None:
         return self.written.get(key)
 
-    def has(self, pair: Pair) -> bool:
+    def has(self, pair: CheckpointKey) -> bool:
         return self.find(*pair) is not None or pair in self.pairs
 
-    def entry(self, kind: str, key: str) -> Entry | None:
+    def entry(self, kind: str, key: str) -> EntryRecord | None:
         return self.notes.get((kind, key))
 
     def chunk(self, name: bytes) -> tuple[int, int] | None:

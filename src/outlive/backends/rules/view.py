@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from outlive.backend.protocol import CheckpointRecord, Entry, ThreadKey, WriteRecord
+from outlive.backend.protocol import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord
 
 Records = tuple[CheckpointRecord, ...]
-Pair = tuple[str, str]  # (namespace, checkpoint)
+CheckpointKey = tuple[str, str]  # (namespace, checkpoint)
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class View(Protocol):
     def head(self, namespace: str) -> str | None: ...
     def count(self) -> int: ...
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None: ...
-    def has(self, pair: Pair) -> bool: ...  # the checkpoint, or writes on it
-    def entry(self, kind: str, key: str) -> Entry | None: ...
+    def has(self, pair: CheckpointKey) -> bool: ...  # the checkpoint, or writes on it
+    def entry(self, kind: str, key: str) -> EntryRecord | None: ...
     def chunk(self, name: bytes) -> tuple[int, int] | None: ...
     def info(self) -> bytes | None: ...
 
@@ -67,8 +67,8 @@ class Effect:
     replaced: Records = ()  # the old form of what is put again
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     writes: tuple[WriteRecord, ...] = ()
-    entries: tuple[Entry, ...] = ()
-    removed: tuple[Pair, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
+    removed: tuple[CheckpointKey, ...] = ()
     removed_chunks: tuple[bytes, ...] = ()
     everything: bool = False
     erase: bool = False

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from outlive.backend.protocol import Commit, Receipt, unknown
+from outlive.backend.protocol import Commit, Receipt, outcome_unknown
 from outlive.errors import (
     Corrupt,
     NotReplicated,
@@ -58,7 +58,7 @@ def lock_ms(deadline: Deadline) -> int:
     return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
 
 
-class GivenUp:
+class AbandonedCommits:
     """Tokens of commits whose callers did not wait for the end: they may still be on their way.
 
     They are told to the server with the thread's next commit, after which they do nothing.
@@ -94,11 +94,11 @@ class GivenUp:
             self._tokens[commit.thread.digest] = left
 
 
-class BegunAnew(StoreUnavailable):
+class StoreReplaced(StoreUnavailable):
     """The server lost everything, and somebody else has begun another store there: what was done before is gone."""
 
 
-class Lost(Exception):
+class AttemptFailed(Exception):
     """The server could not be reached or cannot do it now.
 
     `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way. `is_over`: the
@@ -129,16 +129,16 @@ class Attempts:
         while True:
             try:
                 return await attempt(Attempt(self.deadline, self.count))
-            except Lost as lost:
+            except AttemptFailed as lost:
                 await self._go_on(lost, commit)
-            except (StaleBase, Corrupt, BegunAnew, NotReplicated):
+            except (StaleBase, Corrupt, StoreReplaced, NotReplicated):
                 raise
             except StoreError as error:
                 if commit is None or not self.sent:
                     raise
-                raise unknown(commit, str(error)) from error  # an attempt before may have done it
+                raise outcome_unknown(commit, str(error)) from error  # an attempt before may have done it
 
-    async def _go_on(self, lost: Lost, commit: Commit | None) -> None:
+    async def _go_on(self, lost: AttemptFailed, commit: Commit | None) -> None:
         """Wait a little before the next attempt, or give up."""
         self.sent = self.sent or lost.sent
         longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.count)
@@ -149,9 +149,9 @@ class Attempts:
             raise self._failure(lost, commit) from lost
         await self._pause(pause_s)
 
-    def _failure(self, lost: Lost, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
+    def _failure(self, lost: AttemptFailed, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
         if commit is not None and self.sent:
-            return unknown(commit, f"no answer within {self.deadline.timeout_s} s ({lost.reason})")
+            return outcome_unknown(commit, f"no answer within {self.deadline.timeout_s} s ({lost.reason})")
         if lost.busy:
             return StoreBusy(f"{self.place} was busy for {self.deadline.timeout_s} s: {lost.reason}")
         times = "once" if self.count == 1 else f"{self.count} times within {self.deadline.timeout_s} s"

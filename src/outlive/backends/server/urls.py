@@ -13,8 +13,8 @@ from outlive.errors import BadURL
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """How to open a backend, in each colour, with the time that a call has when it does not say.
+class BackendFactory:
+    """How to open a backend, in each io_mode, with the time that a call has when it does not say.
 
     `shown` is the URL without anything secret.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 
 from outlive.backend.protocol import unescape
-from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
 from outlive.backends.sqlite.heads import THREADS, Found
 from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
@@ -30,7 +30,7 @@ class Audit:
             return []
         self._try(lambda: view.check_count(None))
         sql = "select info, info_json, info_checksum from thread where key = ?"
-        self._try(lambda: view.summary(*one(self._db, sql, (view.key,))))
+        self._try(lambda: view.summary(*fetch_one(self._db, sql, (view.key,))))
         for row in self._db.execute(f"{RECORD} where thread = ?", (view.key,)).fetchall():
             self._try(partial(view.record, row))
         heads = "select namespace from head where digest = ? union select namespace from checkpoint where thread = ?"
@@ -79,8 +79,8 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     )
     found += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
     for table in TABLES:
-        count = one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
+        count = fetch_one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
         if count:
             found.append(Corrupt(f"{count} rows of {table} belong to no thread"))
-    lost = one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
+    lost = fetch_one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
     return found + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])

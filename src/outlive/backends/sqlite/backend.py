@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 import apsw
 
 from outlive.backend.protocol import (
+    CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Inventory,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -41,7 +41,7 @@ from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting
 from outlive.backends.sqlite.audit import Audit, orphans
-from outlive.backends.sqlite.connection import Link, one
+from outlive.backends.sqlite.connection import Connection, fetch_one
 from outlive.backends.sqlite.entries import EntryQuery, prefix_range, thread_key
 from outlive.backends.sqlite.heads import THREADS, Found
 from outlive.backends.sqlite.rows import KnownKeys, Rows
@@ -66,7 +66,7 @@ class SQLiteBackend:
         self._has_freed = False  # something was deleted, and its pages may not be given back yet
         self._known = KnownKeys()
         self.lock = threading.RLock()
-        self._link = Link(
+        self._link = Connection(
             path, fsync=fsync, busy_s=self._busy_s, accepts_loss=accept_loss, on_rollback=self._known.forget
         )
         with self._link.translated():
@@ -91,9 +91,9 @@ class SQLiteBackend:
             return key
 
     def _naming_key(self, db: apsw.Connection) -> bytes | None:
-        row = one(db, "select value, checksum from meta where name = 'naming key'")
+        row = fetch_one(db, "select value, checksum from meta where name = 'naming key'")
         if row is None:
-            if one(db, "select 1 from thread limit 1") is not None:
+            if fetch_one(db, "select 1 from thread limit 1") is not None:
                 raise Corrupt("the naming key of this store is gone")
             return None
         if row[1] != checksum("naming key", row[0]):
@@ -160,7 +160,7 @@ class SQLiteBackend:
         self._has_freed = True
         erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
         with contextlib.suppress(apsw.Error):
-            if not erases and one(db, "pragma freelist_count")[0] < _WORTH_PAGES:
+            if not erases and fetch_one(db, "pragma freelist_count")[0] < _WORTH_PAGES:
                 return
             db.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
             if erases:
@@ -177,22 +177,22 @@ class SQLiteBackend:
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         with self._link.translated(), self._link.transaction("deferred") as db:
             view = Rows(db, thread, namespace)
             if view.row is None:
-                return Reading(0)
+                return ReadResult(0)
             record = view.newest(namespace, at) if id is None else view.find(namespace, id)
             if record is None:
                 view.check_absent(namespace)
-                return Reading(view.row.generation)
+                return ReadResult(view.row.generation)
             writes = view.writes_of(namespace, record.id)
             wanted = [] if known is not None and same(known, record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
-            return Reading(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
+            return ReadResult(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
 
     def history(
         self,
@@ -249,7 +249,7 @@ class SQLiteBackend:
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         query = EntryQuery(tenant, kind, prefix=prefix, statuses=statuses, after=after, limit=limit)
         with self._link.translated(), self._link.transaction("deferred") as db:
             if thread is None:

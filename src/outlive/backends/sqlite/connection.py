@@ -35,7 +35,7 @@ _CHECK_S = 0.1  # between two looks of readers whether the file is still the one
 _creating = threading.Lock()
 
 
-class Link:
+class Connection:
     """One connection, and the file beside it that says what was acknowledged."""
 
     def __init__(
@@ -188,14 +188,14 @@ class Link:
 
     def _check_log(self, db: apsw.Connection) -> None:
         """Compare what SQLite can read of its log with what was acknowledged."""
-        self._page_size = one(db, "pragma page_size")[0]
+        self._page_size = fetch_one(db, "pragma page_size")[0]
         marks = self._marks = MarkFile(self._file, boot_id(), is_synced=self._synchronous == 2)
         log = f"{self._file}-wal"
         if not os.path.exists(log):
             return
         mark = marks.read() if marks.existed else None
         frames = 0
-        if one(db, "pragma journal_mode")[0] == "wal":
+        if fetch_one(db, "pragma journal_mode")[0] == "wal":
             frames = max(0, db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0])
         lost = find_loss(log, self._page_size, frames, marks, mark)
         if lost is None:
@@ -215,16 +215,16 @@ class Link:
             db.execute("pragma auto_vacuum = incremental")
         _patiently(lambda: db.execute("pragma journal_mode = wal").fetchall(), self._busy_s)
         db.execute(f"pragma secure_delete = on; pragma synchronous = {self._synchronous}").fetchall()
-        if one(db, "pragma synchronous")[0] != self._synchronous:
+        if fetch_one(db, "pragma synchronous")[0] != self._synchronous:
             raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
 
     def _is_ours(self, db: apsw.Connection) -> bool | None:
         """Tell whether the file is a store: None when it is empty. Anything else is left as it is."""
-        if one(db, "select count(*) from sqlite_schema")[0] == 0:
+        if fetch_one(db, "select count(*) from sqlite_schema")[0] == 0:
             return None
-        if one(db, "pragma application_id")[0] != APPLICATION_ID:
+        if fetch_one(db, "pragma application_id")[0] != APPLICATION_ID:
             raise BadURL(f"{self.path!r} is a SQLite file of another program; choose another path")
-        version = one(db, "pragma user_version")[0]
+        version = fetch_one(db, "pragma user_version")[0]
         if version > SCHEMA_VERSION:
             raise NewerFormat(f"the SQLite file {os.path.basename(self.path)!r}", version, SCHEMA_VERSION)
         return True
@@ -273,7 +273,7 @@ class Link:
             raise Corrupt(f"a row cannot be read ({error})") from error
 
 
-def one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
+def fetch_one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """Return the first row or None, leaving no statement open."""
     rows = db.execute(sql, values).fetchall()
     return rows[0] if rows else None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from outlive.backend.entries import RUN, check_stored_kind
-from outlive.backend.protocol import Entry, EntryCursor, ThreadKey, checksum, escape, unescape
+from outlive.backend.protocol import EntryCursor, EntryRecord, ThreadKey, checksum, escape, unescape
 from outlive.backends.rules.view import Clock
 from outlive.errors import Corrupt, DamagedEntry
 
@@ -29,7 +29,7 @@ _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 class StoredEntry(NamedTuple):
     """An entry with the checksum of its row; `entry` is None when there is none."""
 
-    entry: Entry | None
+    entry: EntryRecord | None
     status: str = ""
 
 
@@ -45,7 +45,7 @@ def find_entry(db: apsw.Connection, thread_key: int, thread: str, kind: str, key
     return StoredEntry(entry_of(thread_key, thread, row, version), row[2])
 
 
-def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | None) -> Entry:
+def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | None) -> EntryRecord:
     """Return what a row of `entry` says; raise DamagedEntry when it is damaged or is not the newest version."""
     *fields, check = row
     if check != checksum(thread_key, *fields) or check != version:
@@ -54,10 +54,10 @@ def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | 
         raise DamagedEntry(thread, *[unescape(field) for field in fields[:3]])
     kind, key, status, epoch, fence, revision, until, clock, body = fields
     check_stored_kind(kind, thread)
-    return Entry(kind, unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
+    return EntryRecord(kind, unescape(key), body, unescape(status), epoch, fence, revision, until, clock)
 
 
-def put_entry(db: apsw.Connection, thread_key: int, entry: Entry, stored: StoredEntry) -> StoredEntry:
+def put_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord, stored: StoredEntry) -> StoredEntry:
     """Store an entry in both tables; return it as it is found from now on."""
     place = (thread_key, escape(entry.kind), escape(entry.key))
     status = escape(entry.status)
@@ -80,7 +80,7 @@ def put_entry(db: apsw.Connection, thread_key: int, entry: Entry, stored: Stored
     return StoredEntry(entry, status)
 
 
-def remove_entry(db: apsw.Connection, thread_key: int, entry: Entry) -> StoredEntry:
+def remove_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord) -> StoredEntry:
     place = (thread_key, escape(entry.kind), escape(entry.key))
     for table in ("entry", "entry_version"):
         db.execute(f"delete from {table} where thread = ? and kind = ? and key = ?", place)
@@ -114,7 +114,7 @@ class EntryQuery:
 
     def of_thread(
         self, db: apsw.Connection, key: ThreadKey, thread_key: int, lapsed: bool | None, clock: Clock
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values]
         if self._after is not None:
             sign = ">" if key.digest <= self._after[1] else ">="
@@ -136,7 +136,7 @@ class EntryQuery:
 
     def of_tenant(
         self, db: apsw.Connection, lapsed: bool | None, clock: Clock
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         where, values = self._where, [*self._values]
         if self._after is not None:
             where += " and ({0}.key, t.digest) > (?, ?)"

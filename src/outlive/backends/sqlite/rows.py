@@ -15,7 +15,7 @@ import ormsgpack
 from outlive.backend.protocol import (
     CheckpointRecord,
     Cursor,
-    Entry,
+    EntryRecord,
     ThreadKey,
     ThreadRow,
     WriteRecord,
@@ -25,7 +25,7 @@ from outlive.backend.protocol import (
 )
 from outlive.backends.local.memory import write_order
 from outlive.backends.rules.view import Row
-from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
 from outlive.backends.sqlite.heads import Found, look_up
 from outlive.backends.sqlite.thread_row import ThreadRows, guess
@@ -116,7 +116,7 @@ class Rows(ThreadRows):
     def find(self, namespace: str, id: str) -> CheckpointRecord | None:
         if self._no_draft == (namespace, id):
             return None
-        row = one(
+        row = fetch_one(
             self._db,
             f"{RECORD} where c.thread = ? and c.id = ? and c.namespace = ?",
             (self.key, escape(id), escape(namespace)),
@@ -137,7 +137,7 @@ class Rows(ThreadRows):
 
     def write(self, key: tuple[str, str, str, int]) -> WriteRecord | None:
         namespace, checkpoint, task, index = key
-        row = one(
+        row = fetch_one(
             self._db,
             f"select {WRITE} from write where thread = ? and namespace = ? and checkpoint = ? and task = ? and idx = ?",
             (self.key, escape(namespace), escape(checkpoint), escape(task), index),
@@ -146,16 +146,16 @@ class Rows(ThreadRows):
         return None if row is None else self._write(row)
 
     def has(self, pair: tuple[str, str]) -> bool:
-        is_there, is_written = one(self._db, _HAS, (self.key, escape(pair[0]), escape(pair[1])))
+        is_there, is_written = fetch_one(self._db, _HAS, (self.key, escape(pair[0]), escape(pair[1])))
         if is_written:
             self.have_writes.add(pair)
         return bool(is_there or is_written)
 
     def info(self) -> bytes | None:
-        row = one(self._db, "select info from thread where key = ?", (self.key,))
+        row = fetch_one(self._db, "select info from thread where key = ?", (self.key,))
         return None if row is None else row[0]
 
-    def entry(self, kind: str, key: str) -> Entry | None:
+    def entry(self, kind: str, key: str) -> EntryRecord | None:
         return self.stored_entry(kind, key).entry
 
     def stored_entry(self, kind: str, key: str) -> StoredEntry:
@@ -167,7 +167,7 @@ class Rows(ThreadRows):
             self._entries[kind, key] = stored
         return stored
 
-    def note_entry(self, entry: Entry, stored: StoredEntry) -> None:
+    def note_entry(self, entry: EntryRecord, stored: StoredEntry) -> None:
         """Remember what the commit under way put in the place of an entry."""
         self._entries[entry.kind, entry.key] = stored
 
@@ -179,13 +179,13 @@ class Rows(ThreadRows):
     def chunk(self, name: bytes) -> tuple[int, int] | None:
         if name not in self._chunks:
             sql = "select length(data), revision from chunk where thread = ? and name = ?"
-            row = one(self._db, sql, (self.key, name))
+            row = fetch_one(self._db, sql, (self.key, name))
             self._chunks[name] = None if row is None else (row[0], row[1])
         return self._chunks[name]
 
     def chunk_key(self, name: bytes) -> int | None:
         """Return the key under which a chunk is stored."""
-        row = one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
+        row = fetch_one(self._db, "select key from chunk where thread = ? and name = ?", (self.key, name))
         return None if row is None else row[0]
 
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
@@ -197,7 +197,9 @@ class Rows(ThreadRows):
         for key in _keys(keys):
             name = self._names.get(key)
             if name is None:
-                row = one(self._db, "select name from chunk where key = ? and thread = ?", (key, self.key))
+                row = fetch_one(
+                    self._db, "select name from chunk where key = ? and thread = ?", (key, self.key)
+                )
                 name = self._names[key] = row[0] if row is not None else GONE
             names.append(name)
         if GONE not in names and check != checksum(*names):
@@ -212,13 +214,13 @@ class Rows(ThreadRows):
         head = self.head_row(namespace)
         place = (self.key, escape(namespace))
         newest = f"{RECORD} where c.thread = ? and c.namespace = ? order by c.epoch desc, c.seq desc limit 1"
-        row = one(self._db, newest, place)
+        row = fetch_one(self._db, newest, place)
         if head is None and row is None:
             return None
         if head is None:
             raise self._corrupt(f"the head of namespace {namespace!r} is gone")
         if row is not None and row[1] != head.id:  # two of one place, or the head is not the newest
-            row = one(self._db, newest.replace("seq desc", "seq desc, c.id desc"), place)
+            row = fetch_one(self._db, newest.replace("seq desc", "seq desc, c.id desc"), place)
         if row is None or (row[4], row[5], row[1]) < head.order:
             raise self._corrupt("the newest checkpoint is gone", unescape(head.id or ""))
         if (row[4], row[5], row[1]) != head.order:
@@ -305,7 +307,7 @@ class Rows(ThreadRows):
         self.check_count(namespace)
         for _ in self._records(namespace, None):
             pass
-        count = one(
+        count = fetch_one(
             self._db, "select count(*) from checkpoint indexed by checkpoint_id where thread = ?", (self.key,)
         )[0]
         if count != self.checkpoints:
@@ -322,16 +324,18 @@ class Rows(ThreadRows):
 
     def _count_rows(self, namespace: str | None) -> int:
         if namespace is None:
-            row = one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))
+            row = fetch_one(self._db, "select count(*) from checkpoint where thread = ?", (self.key,))
         else:
             sql = "select count(*) from checkpoint where thread = ? and namespace = ?"
-            row = one(self._db, sql, (self.key, escape(namespace)))
+            row = fetch_one(self._db, sql, (self.key, escape(namespace)))
         return int(row[0])
 
     def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
         found = {}
         for name in names:
-            row = one(self._db, "select data from chunk where thread = ? and name = ?", (self.key, name))
+            row = fetch_one(
+                self._db, "select data from chunk where thread = ? and name = ?", (self.key, name)
+            )
             if row is not None:
                 found[name] = row[0]
         return found
@@ -353,7 +357,7 @@ class Rows(ThreadRows):
         """Return how many writes a checkpoint has, and the exclusive or of their checksums."""
         where = (self.key, escape(namespace), escape(checkpoint))
         sql = "select writes, sum, checksum from tally where thread = ? and namespace = ? and checkpoint = ?"
-        return self._checked_tally(where, one(self._db, sql, where), checkpoint)
+        return self._checked_tally(where, fetch_one(self._db, sql, where), checkpoint)
 
     def _checked_tally(
         self, where: tuple[int, str, str], row: Sequence[Any] | None, checkpoint: str

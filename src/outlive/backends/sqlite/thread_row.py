@@ -8,7 +8,7 @@ import apsw
 
 from outlive.backend.protocol import ThreadKey, checksum, escape
 from outlive.backends.rules.view import Row
-from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.heads import HEAD, Found, Head, checked_head
 from outlive.errors import Corrupt
 
@@ -44,7 +44,7 @@ class ThreadRows:
         row, root = self._found.row, self._found.heads[""]
         if row is None:
             listed = "select 1 from roster where tenant = ? and id = ?"
-            is_gone = root is not None or one(self._db, listed, _roster_key(self.thread)) is not None
+            is_gone = root is not None or fetch_one(self._db, listed, _roster_key(self.thread)) is not None
             return "its row is gone" if is_gone else None
         if row[15] != checksum(*row[:15]):
             return "its row is damaged"
@@ -71,8 +71,8 @@ class ThreadRows:
             tenant = escape(self.thread.tenant)
             self._db.execute("update thread set tenant = ? where key = ?", (tenant, self.key))
         around = "select max(epoch), max(seq), count(*) from checkpoint where thread = ?"
-        epoch, seq, self.checkpoints = one(self._db, around, (self.key,))
-        (revision,) = one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
+        epoch, seq, self.checkpoints = fetch_one(self._db, around, (self.key,))
+        (revision,) = fetch_one(self._db, "select max(revision) from chunk where thread = ?", (self.key,))
         if self.key:
             self.row = Row(
                 0,
@@ -93,7 +93,7 @@ class ThreadRows:
                 row = self._found.heads[namespace]
             else:
                 sql = f"select {HEAD} from head where digest = ? and namespace = ?"
-                row = one(self._db, sql, (self.thread.digest, name))
+                row = fetch_one(self._db, sql, (self.thread.digest, name))
             head = None if row is None else checked_head(self.thread.digest, name, row)
             if row is not None and (head is None or head.thread != self.key):
                 raise self._corrupt(f"the head of namespace {namespace!r} is damaged", guess(row[4]))
@@ -106,7 +106,7 @@ class ThreadRows:
         head = self.head_row(namespace)
         if namespace not in self._found.newest:
             sql = "select epoch, seq from checkpoint where thread = ? and namespace = ? order by epoch desc, seq desc limit 1"
-            self._found.newest[namespace] = one(self._db, sql, (self.key, escape(namespace)))
+            self._found.newest[namespace] = fetch_one(self._db, sql, (self.key, escape(namespace)))
         newest = self._found.newest[namespace]
         if newest != (None if head is None else (head.epoch, head.seq)):
             what = "its newest checkpoint, or is an older copy of itself"
@@ -141,7 +141,10 @@ class ThreadRows:
 
 def _greatest(*counters: Any) -> int:
     """Return the greatest of counters that may be anything."""
-    return max((one for one in counters if type(one) is int and 0 <= one < 1 << 53), default=0)
+    return max(
+        (fetch_one for fetch_one in counters if type(fetch_one) is int and 0 <= fetch_one < 1 << 53),
+        default=0,
+    )
 
 
 def guess(id: Any) -> str | None:

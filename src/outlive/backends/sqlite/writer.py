@@ -8,9 +8,9 @@ from typing import Any
 import apsw
 import ormsgpack
 
-from outlive.backend.protocol import CheckpointRecord, Entry, WriteRecord, checksum, escape
+from outlive.backend.protocol import CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
-from outlive.backends.sqlite.connection import one
+from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
 from outlive.backends.sqlite.heads import Head, put_head
 from outlive.backends.sqlite.rows import (
@@ -100,7 +100,9 @@ class Writer:
         effect, view = self._effect, self._view
         if self._count or effect.writes or effect.info is not None:
             return True
-        has_writes = one(self._db, "select 1 from tally where thread = ? limit 1", (view.key,)) is not None
+        has_writes = (
+            fetch_one(self._db, "select 1 from tally where thread = ? limit 1", (view.key,)) is not None
+        )
         return has_writes or view.info() is not None
 
     def _chunk_keys(self, names: Sequence[bytes]) -> bytes:
@@ -146,7 +148,7 @@ class Writer:
             self._stored += len(data)
             self._keys[name] = self._db.last_insert_rowid()
         else:  # it is there, with its bytes: say that it is wanted again
-            (held,) = one(self._db, "select data from chunk where thread = ? and name = ?", (key, name))
+            (held,) = fetch_one(self._db, "select data from chunk where thread = ? and name = ?", (key, name))
             self._db.execute(
                 "update chunk set revision = ?, crc = ? where thread = ? and name = ?",
                 (revision, chunk_crc(key, name, revision, held), key, name),
@@ -191,7 +193,7 @@ class Writer:
 
     def _remove_checkpoint(self, namespace: str, id: str) -> None:
         where = (self._view.key, escape(id), escape(namespace))
-        gone = one(
+        gone = fetch_one(
             self._db,
             "delete from checkpoint where thread = ? and id = ? and namespace = ? returning length(body)",
             where,
@@ -241,7 +243,7 @@ class Writer:
             record = effect.checkpoints[0]
             if record.namespace == namespace and (old is None or record.order > old.order):
                 return (*record.order, self._checksums[record.namespace, record.id])
-        newest: Sequence[Any] | None = one(
+        newest: Sequence[Any] | None = fetch_one(
             self._db,
             "select epoch, seq, id, checksum from checkpoint where thread = ? and namespace = ? "
             "order by epoch desc, seq desc, id desc limit 1",
@@ -275,7 +277,7 @@ class Writer:
             (*where, *fields, checksum(*where, *fields)),
         )
 
-    def _put_entry(self, entry: Entry) -> None:
+    def _put_entry(self, entry: EntryRecord) -> None:
         view = self._view
         stored = view.stored_entry(entry.kind, entry.key)
         self._entries += (not entry.gone) - (stored.entry is not None)

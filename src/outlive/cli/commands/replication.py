@@ -11,12 +11,12 @@ from outlive.cli.output.escape import shown
 from outlive.errors import BadArgument, StoreUnavailable
 
 if TYPE_CHECKING:
-    from outlive.cli.pair_state import Pair
-    from outlive.layers.replication.options import Switched
+    from outlive.cli.pair_state import Replicas
+    from outlive.layers.replication.options import RoleChange
     from outlive.sync.facades import Store
 
 
-def _look_at_pair(call: Call) -> Pair:
+def _look_at_pair(call: Call) -> Replicas:
     """Look at two stores whose roles are to be changed."""
     from outlive.cli.pair_state import ended_of
     from outlive.layers.replication.pair import PairEnded
@@ -27,7 +27,7 @@ def _look_at_pair(call: Call) -> Pair:
     return seen
 
 
-def _look(call: Call) -> Pair:
+def _look(call: Call) -> Replicas:
     from outlive.cli.pair_state import look
 
     if call.secondary is None:
@@ -71,7 +71,7 @@ def replication(call: Call, join: bool, pause: bool, leave: bool) -> None:
     call.answer(items, lambda: _show(seen, items), brief=brief, is_ok=is_well(seen))
 
 
-def _show(seen: Pair, items: list[dict[str, Any]]) -> None:
+def _show(seen: Replicas, items: list[dict[str, Any]]) -> None:
     from outlive.cli.output.table import Column, print_table
     from outlive.cli.output.units import size, span
     from outlive.cli.pair_state import told
@@ -95,7 +95,7 @@ def _show(seen: Pair, items: list[dict[str, Any]]) -> None:
         print(f"→ {shown(mend)}")
 
 
-def _join(call: Call, seen: Pair) -> None:
+def _join(call: Call, seen: Replicas) -> None:
     """Open the pair, which makes it one, and wait until the secondary has everything."""
     from outlive.cli.output.table import progress
     from outlive.cli.stores import opened
@@ -113,7 +113,7 @@ def _join(call: Call, seen: Pair) -> None:
         wait_until_whole(store)
 
 
-def _joining(seen: Pair) -> str | None:
+def _joining(seen: Replicas) -> str | None:
     """Say what joining changes; None when the pair is as it should be, or cannot be joined."""
     from outlive.cli.pair_state import ended_of, lost_of, state_of
     from outlive.layers.replication.pair import ROLES
@@ -138,7 +138,7 @@ def _joining(seen: Pair) -> str | None:
     return None
 
 
-def _pause(call: Call, seen: Pair) -> None:
+def _pause(call: Call, seen: Replicas) -> None:
     """Open the pair once with replication switched off."""
     from outlive.cli.pair_state import active_of, lost_of
     from outlive.cli.stores import opened
@@ -207,7 +207,7 @@ def failback(call: Call) -> None:
         _tell(call, "primary", done)
 
 
-def _tell(call: Call, active: str, done: Switched) -> None:
+def _tell(call: Call, active: str, done: RoleChange) -> None:
     from outlive.cli.output.units import counted
 
     carried = f"{counted(done.carried, 'queued commit')} carried over"

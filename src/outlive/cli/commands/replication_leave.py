@@ -7,15 +7,15 @@ from typing import Any
 
 from outlive.cli.context import Call
 from outlive.cli.output.escape import shown
-from outlive.cli.pair_state import Pair, Seen, active_of, look
+from outlive.cli.pair_state import Replicas, Seen, active_of, look
 from outlive.cli.stores import opening
 from outlive.errors import BadArgument, EntryHeld, StoreBusy, StoreUnavailable
 from outlive.layers.replication.dissolve import end_pair
-from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, Side
+from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, PairRecord
 from outlive.runtime.runtime import run_now
 
 
-def leave_pair(call: Call, seen: Pair) -> None:
+def leave_pair(call: Call, seen: Replicas) -> None:
     """Ask, carry over what only the other store has, and tell both stores."""
     active, other = _roles(seen)
     if _is_over(active, other):
@@ -34,7 +34,7 @@ def leave_pair(call: Call, seen: Pair) -> None:
     call.did(told, **_item(active, other))
 
 
-def _roles(seen: Pair) -> tuple[Seen, Seen]:
+def _roles(seen: Replicas) -> tuple[Seen, Seen]:
     """Return the store that goes on and the other one; refuse what would leave something behind."""
     which = active_of(seen)
     if which is None:
@@ -75,7 +75,7 @@ def _what(active: Seen, other: Seen) -> str:
     return said
 
 
-def _carried(call: Call, other: Seen) -> Pair:
+def _carried(call: Call, other: Seen) -> Replicas:
     """Let the active store get what only the other one has."""
     with call.open() as store:
         while (seen := look(call.url, call.options()))[other.role].queued:
@@ -94,7 +94,7 @@ def _end(call: Call, active: Seen, other: Seen) -> None:
     served = (target.served, target.secondary)
     backends: list[Any] = []
 
-    def stored(one: Seen, side: Side) -> tuple[Any, Side]:
+    def stored(one: Seen, side: PairRecord) -> tuple[Any, PairRecord]:
         backends.append(served[one.role].sync(timeout_s))
         return backends[-1], side
 

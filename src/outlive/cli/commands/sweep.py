@@ -13,7 +13,7 @@ from outlive.cli.output.escape import shown
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
-    from outlive.retention.policy import Retain, Swept, Taken
+    from outlive.retention.policy import DeletionCount, Retain, Swept
 
 
 @command(
@@ -63,7 +63,7 @@ def _retain(keep_last: int | None, max_age: str | None, ttl: str | None) -> Reta
     )
 
 
-def _reasons(swept: Swept) -> list[tuple[str, Taken]]:
+def _reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
     return [
         ("unused for --ttl", swept.ttl),
         ("older than --max-age", swept.max_age),

@@ -26,15 +26,15 @@ import ormsgpack
 from outlive.backend.entries import SEALED
 from outlive.backend.protocol import (
     Backend,
+    CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Inventory,
-    Known,
     Page,
-    Reading,
+    ReadResult,
     Receipt,
     ThreadKey,
     ThreadRow,
@@ -54,7 +54,7 @@ from outlive.errors import (
     unopened,
 )
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
-from outlive.layers.encryption.naming_key import NAMING, sealed_anew
+from outlive.layers.encryption.naming_key import NAMING, current_naming_key
 
 Sent = dict[bytes | None, bytes | None]  # sealed → plain
 NAMING_PLACE = ormsgpack.packb((NAMING,))
@@ -75,7 +75,7 @@ def place_of_write(thread: ThreadKey, write: WriteRecord) -> bytes:
     return ormsgpack.packb(("write", thread.digest, *texts, write.index, write.chunks))
 
 
-def place_of_entry(thread: ThreadKey, entry: Entry) -> bytes:
+def place_of_entry(thread: ThreadKey, entry: EntryRecord) -> bytes:
     return ormsgpack.packb(("entry", thread.digest, escape(entry.kind), escape(entry.key)))
 
 
@@ -87,7 +87,7 @@ def place_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
     return ormsgpack.packb(("chunk", escape(thread.tenant), name))
 
 
-def _is_sealed(entry: Entry) -> bool:
+def _is_sealed(entry: EntryRecord) -> bool:
     """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
     return entry.kind in SEALED
 
@@ -117,7 +117,7 @@ class Encrypted:
             raise NotEncrypted
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
-        anew = await sealed_anew(
+        anew = await current_naming_key(
             self.inner
         )  # then a ring without the newest key is refused, whatever else it has
         sealed = stored if anew is None or anew.body is None else anew.body
@@ -135,7 +135,7 @@ class Encrypted:
 
     def _seal(self, commit: Commit) -> Commit:
         thread = commit.thread
-        if commit.reseal is not None:
+        if commit.reencrypted is not None:
             raise BadArgument("what is sealed is sealed anew by store.rotate() alone")
         return replace(
             commit,
@@ -163,7 +163,7 @@ class Encrypted:
     def _seal_write(self, thread: ThreadKey, write: WriteRecord) -> WriteRecord:
         return replace(write, body=self._seal_one(place_of_write(thread, write), write.body))
 
-    def _seal_entry(self, thread: ThreadKey, entry: Entry) -> Entry:
+    def _seal_entry(self, thread: ThreadKey, entry: EntryRecord) -> EntryRecord:
         if entry.body is None or entry.gone or not _is_sealed(entry):
             return entry
         return replace(entry, body=self._seal_one(place_of_entry(thread, entry), entry.body))
@@ -184,7 +184,7 @@ class Encrypted:
     ) -> Receipt | OutliveError:
         """Open a receipt. What comes back as it was sent need not be opened."""
         thread = commit.thread
-        if isinstance(result, EntryHeld) and isinstance(result.stored, Entry):
+        if isinstance(result, EntryHeld) and isinstance(result.stored, EntryRecord):
             return EntryHeld(thread.id, result.kind, result.key, self._open_entry(thread, result.stored))
         if not isinstance(result, Receipt) or not self.has_key:
             return result
@@ -224,7 +224,7 @@ class Encrypted:
             body = self._open(place_of_write(thread, write), write.body)
         return replace(write, body=body)
 
-    def _open_entry(self, thread: ThreadKey, entry: Entry, sent: Sent | None = None) -> Entry:
+    def _open_entry(self, thread: ThreadKey, entry: EntryRecord, sent: Sent | None = None) -> EntryRecord:
         body = sent.get(entry.body) if sent else None
         if body is None:
             if entry.body is None or entry.gone or not _is_sealed(entry):
@@ -249,16 +249,16 @@ class Encrypted:
         id: str | None = None,
         *,
         at: int | None = None,
-        known: Known | None = None,
+        known: CachedHead | None = None,
         chunks: bool = True,
         timeout_s: float | None = None,
-    ) -> Reading:
+    ) -> ReadResult:
         found = await self.inner.read(
             thread, namespace, id, at=at, known=known, chunks=chunks, timeout_s=timeout_s
         )
         if found.record is None:
             return found
-        return Reading(
+        return ReadResult(
             found.generation,
             self._open_checkpoint(thread, found.record),
             self._open_chunks(thread, found.chunks),
@@ -315,7 +315,7 @@ class Encrypted:
         after: EntryCursor | None = None,
         limit: int = 100,
         timeout_s: float | None = None,
-    ) -> list[tuple[ThreadKey, Entry]]:
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
         found = await self.inner.entries(
             tenant, kind, thread=thread, statuses=statuses, lapsed=lapsed, prefix=prefix, after=after, limit=limit,
             timeout_s=timeout_s,

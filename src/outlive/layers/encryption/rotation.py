@@ -17,10 +17,10 @@ from outlive.backend.protocol import (
     RESERVED,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Inventory,
+    ReencryptedBodies,
     Removal,
-    Reseal,
     ThreadKey,
     ThreadRow,
     commit,
@@ -35,7 +35,7 @@ from outlive.layers.encryption.layer import (
     place_of_info,
     place_of_write,
 )
-from outlive.layers.encryption.naming_key import KEYS, NAMING, sealed_anew
+from outlive.layers.encryption.naming_key import KEYS, NAMING, current_naming_key
 from outlive.layers.replication.layer import Replicate
 
 T = TypeVar("T")
@@ -134,13 +134,13 @@ class Rotation:
     async def _seal_naming_key(self) -> None:
         """Keep the naming key under the newest key beside the one that the store was made with."""
         key = await self._layer.identity(b"")
-        held = await sealed_anew(self._inner)
+        held = await current_naming_key(self._inner)
         made_with = await self._inner.identity(b"")
         if self._ring.is_current(held.body or b"" if held is not None else made_with):
             return
         rank = ABSENT if held is None else held.rank
         body = self._ring.seal(NAMING_PLACE, key)
-        entry = Entry(NAMING, NAMING, body, revision=rank[2] + 1, expect=rank)
+        entry = EntryRecord(NAMING, NAMING, body, revision=rank[2] + 1, expect=rank)
         try:
             await commit(self._inner, Commit(KEYS, entries=(entry,)))
         except EntryHeld:
@@ -164,7 +164,9 @@ class Rotation:
         if row.info is not None:
             anew = self._again(place_of_info(thread), row.info, thread, "metadata")
             if anew is not None:
-                await commit(self._inner, Commit(thread, reseal=Reseal(info=(row.info, anew))))
+                await commit(
+                    self._inner, Commit(thread, reencrypted=ReencryptedBodies(info=(row.info, anew)))
+                )
                 self.done.infos += 1
 
     def _again(
@@ -236,7 +238,7 @@ class Rotation:
             ]  # fmt: skip
             pairs = tuple((write, body) for write, body in again if body is not None)
             if pairs:
-                await commit(self._inner, Commit(thread, reseal=Reseal(writes=pairs)))
+                await commit(self._inner, Commit(thread, reencrypted=ReencryptedBodies(writes=pairs)))
                 self.done.writes += len(pairs)
 
     async def _entries(self, tenant: str, kind: str) -> None:
@@ -249,13 +251,13 @@ class Rotation:
                 return
             after = (page[-1][1].key, page[-1][0].digest)
 
-    async def _entry(self, thread: ThreadKey, entry: Entry) -> None:
+    async def _entry(self, thread: ThreadKey, entry: EntryRecord) -> None:
         if entry.body is None:
             return
         what = f"{entry.kind} {entry.key!r}"
         anew = self._again(place_of_entry(thread, entry), entry.body, thread, what)
         if anew is not None:
-            await commit(self._inner, Commit(thread, reseal=Reseal(entries=((entry, anew),))))
+            await commit(self._inner, Commit(thread, reencrypted=ReencryptedBodies(entries=((entry, anew),))))
             self.done.entries += 1
 
 

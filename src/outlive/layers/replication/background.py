@@ -99,7 +99,7 @@ class Upkeep:
         elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
             if not stores.is_failed_over:
                 stores.automatic = 0  # it is stable
-            elif options.auto_failover and options.is_enabled and not stores.is_by_hand:
+            elif options.auto_failover and options.is_enabled and not stores.is_manual:
                 await self._switching.failback()
 
     def may_fail_over(self) -> bool:

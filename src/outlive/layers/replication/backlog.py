@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Sequence
 
 from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import NOTE, RESERVED, TOMBSTONE, Backend, Commit, Entry, ThreadKey
+from outlive.backend.protocol import OUTBOX, RESERVED, TOMBSTONE, Backend, Commit, EntryRecord, ThreadKey
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
 from outlive.layers.encryption.naming_key import KEYS, NAMING
-from outlive.layers.replication.note import Items, Pair, age_s, items_in
+from outlive.layers.replication.note import ChangeSet, CheckpointKey, age_s, items_in
 from outlive.layers.replication.queue import Queue
-from outlive.layers.replication.transfer import Carrier, all_entries
+from outlive.layers.replication.transfer import Replicator, all_entries
 from outlive.runtime.runtime import Runtime
 
 _PAGE = 500
 _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
-Noted = tuple[ThreadKey, Entry]
-Settle = Callable[[ThreadKey, Items], Awaitable[None]]
+Noted = tuple[ThreadKey, EntryRecord]
+Settle = Callable[[ThreadKey, ChangeSet], Awaitable[None]]
 
 
 class Backlog:
@@ -27,7 +27,7 @@ class Backlog:
     def __init__(
         self,
         source: Backend,
-        carrier: Carrier,
+        carrier: Replicator,
         tenant: str,
         runtime: Runtime,
         timeout_s: float,
@@ -39,11 +39,11 @@ class Backlog:
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
-        self.carried: dict[ThreadKey, set[Pair]] = {}  # checkpoints that the other store has got
+        self.carried: dict[ThreadKey, set[CheckpointKey]] = {}  # checkpoints that the other store has got
 
     async def notes(self) -> AsyncIterator[Noted]:
         """Iterate over what is queued, oldest first."""
-        async for page in self._pages(NOTE):
+        async for page in self._pages(OUTBOX):
             for noted in page:
                 yield noted
 
@@ -60,7 +60,7 @@ class Backlog:
                     break
                 after = (page[-1][1].key, page[-1][0].digest)
 
-    async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> Items:
+    async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> ChangeSet:
         """Return all that is queued of one thread, but for what is done."""
         return _together([entry for entry in await self._notes_of(thread) if entry.key not in done])
 
@@ -80,7 +80,7 @@ class Backlog:
         what stood in its way is raised at the end.
         """
         count, failure = 0, None
-        async for page in self._pages(NOTE):
+        async for page in self._pages(OUTBOX):
             in_flight = set(queue.in_flight) if queue is not None else set()
             due = {(key, entry.key) for key, entry in page if self._is_due(entry.key, mine, in_flight)}
             threads = {key for key, _ in due}
@@ -93,8 +93,8 @@ class Backlog:
             raise failure
         return count
 
-    async def _notes_of(self, thread: ThreadKey) -> list[Entry]:
-        return await all_entries(self._source, thread, NOTE, self._timeout_s)
+    async def _notes_of(self, thread: ThreadKey) -> list[EntryRecord]:
+        return await all_entries(self._source, thread, OUTBOX, self._timeout_s)
 
     def _is_due(self, key: str, mine: str | None, in_flight: set[str]) -> bool:
         if key in in_flight:
@@ -110,7 +110,7 @@ class Backlog:
         Whatever is carried of a thread goes with all that came before it, whoever queued that: what follows a save that is missing in the other
         store would be taken there for what comes next.
         """
-        groups: dict[tuple[ThreadKey, int | None], list[Entry]] = {}
+        groups: dict[tuple[ThreadKey, int | None], list[EntryRecord]] = {}
         for key, entry in found:  # apart by epoch: a thread may refuse those of one and take those of another
             groups.setdefault((key, items_in(entry).epoch), []).append(entry)
         rows = [
@@ -131,7 +131,7 @@ class Backlog:
                 raise failure  # it is the store's, not the thread's: the others would fail too
         return count, failure
 
-    async def _carry_batch(self, batch: Sequence[tuple[ThreadKey, Items]]) -> list[OutliveError | None]:
+    async def _carry_batch(self, batch: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
         results = await self._carrier.carry_all(batch)
         for at, (key, items) in enumerate(batch):
             if isinstance(results[at], EpochPassed) and self._settle is not None:
@@ -147,7 +147,9 @@ class Backlog:
         """Take notes off the queue. One that stays is carried once more, which changes nothing."""
         commits = [
             Commit(
-                key, entries=tuple(Entry(NOTE, name, gone=True) for name in names), timeout_s=self._timeout_s
+                key,
+                entries=tuple(EntryRecord(OUTBOX, name, gone=True) for name in names),
+                timeout_s=self._timeout_s,
             )
             for key, names in done
         ]
@@ -165,7 +167,7 @@ class Backlog:
             for row in rows:
                 key = ThreadKey.of(self._tenant, row.id)
                 listed.add(key.digest)
-                await self._carrier.carry(key, Items(everything=True))
+                await self._carrier.carry(key, ChangeSet(everything=True))
             if len(rows) < _TOGETHER:
                 break
             after = rows[-1].id
@@ -173,25 +175,25 @@ class Backlog:
         async for page in self._pages(TOMBSTONE):
             for key, grave in page:
                 if not grave.key:
-                    await self._carrier.carry(key, Items(everything=True))
+                    await self._carrier.carry(key, ChangeSet(everything=True))
         for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
-            await self._carrier.carry(key, Items(entries={(NAMING, entry.key)}))
+            await self._carrier.carry(key, ChangeSet(entries={(NAMING, entry.key)}))
 
     async def _carry_unlisted(self, listed: Container[bytes]) -> None:
         """Carry over what runs have stored that did not save yet."""
         for kind in REPLICATED:
             async for page in self._pages(kind, (self._tenant,)):
-                found: dict[ThreadKey, set[Pair]] = {}
+                found: dict[ThreadKey, set[CheckpointKey]] = {}
                 for key, entry in page:
                     if key.digest not in listed:
                         found.setdefault(key, set()).add((kind, entry.key))
                 for key, entries in found.items():
-                    await self._carrier.carry(key, Items(entries=entries))
+                    await self._carrier.carry(key, ChangeSet(entries=entries))
 
 
-def _together(notes: Sequence[Entry]) -> Items:
+def _together(notes: Sequence[EntryRecord]) -> ChangeSet:
     """Return what several notes name. They have an epoch when each of them has one: the greatest."""
-    items, told = Items(), [items_in(entry) for entry in notes]
+    items, told = ChangeSet(), [items_in(entry) for entry in notes]
     for one in told:
         items.add(one)
     epochs = [one.epoch for one in told if one.epoch is not None]

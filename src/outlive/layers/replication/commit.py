@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import NEXT, NOTE, Commit, Entry, Receipt, Removal, ThreadKey, unknown
+from outlive.backend.protocol import (
+    NEXT,
+    OUTBOX,
+    Commit,
+    EntryRecord,
+    Receipt,
+    Removal,
+    ThreadKey,
+    outcome_unknown,
+)
 from outlive.errors import Corrupt, EpochPassed, NotReplicated, OutliveError, OutOfTurn, StaleBase, StoreError
 from outlive.layers.replication.checks import has_gap
-from outlive.layers.replication.note import Items, buried, items_of, note, without_notes
+from outlive.layers.replication.note import ChangeSet, buried, items_of, note, without_notes
 from outlive.layers.replication.options import Replication
-from outlive.layers.replication.pair import PRIMARY, SECONDARY, PairEnded, read_side
+from outlive.layers.replication.pair import PRIMARY, SECONDARY, PairEnded, read_pair_record
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.stores import Stores
 from outlive.layers.replication.switch import Switching
@@ -41,7 +50,7 @@ class _Sent:
 
     given: Commit
     commit: Commit
-    items: Items
+    items: ChangeSet
     key: str = ""
     done: tuple[str, ...] = ()  # notes that it takes off the queue
 
@@ -94,7 +103,7 @@ class Committing:
                 ]
             raise
         finally:
-            self._queue.land(one.key for one in sent)
+            self._queue.finished(one.key for one in sent)
         for one, result in zip(sent, results, strict=True):
             if not isinstance(result, Receipt) and one.done:
                 self._queue.finish(one.given.thread, one.done)  # they are still on it
@@ -134,12 +143,12 @@ class Committing:
         commit.entries = (
             *(_in_epoch(entry, epoch) for entry in given.entries),
             self._note(key, items, epoch),
-            *(Entry(NOTE, name, gone=True) for name in done),
+            *(EntryRecord(OUTBOX, name, gone=True) for name in done),
         )
         commit.epoch = epoch if given.epoch is None else given.epoch
         return _Sent(given, commit, items, key, done=done)
 
-    def _note(self, key: str, items: Items, epoch: int) -> Entry:
+    def _note(self, key: str, items: ChangeSet, epoch: int) -> EntryRecord:
         return note(key, items, epoch if self._options.is_strict else None)
 
     async def _delete_damaged(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
@@ -184,7 +193,7 @@ class Committing:
                 backend, patience_s = self._stores.both[epoch % 2], self._stores.patience_s
                 line = await lineage(backend, one.given.thread, expected[0], patience_s)
                 if found.existing.id not in line:
-                    results[at] = unknown(one.given, "it is stored, in a branch: both stores went on")
+                    results[at] = outcome_unknown(one.given, "it is stored, in a branch: both stores went on")
 
     # Where it has to be before it is acknowledged
 
@@ -213,7 +222,7 @@ class Committing:
         """
         try:
             backend = self._stores.both[epoch % 2]
-            side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
+            side = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
         except StoreError as error:
             failure: OutliveError = error
         else:
@@ -259,7 +268,7 @@ class Committing:
         if not replicas:
             return []
         try:
-            await self._stores.meet(SECONDARY)
+            await self._stores.ensure_open(SECONDARY)
             return await self._stores.both[SECONDARY].commit_all(replicas)
         except OutliveError as error:
             return [error for _ in replicas]
@@ -267,7 +276,7 @@ class Committing:
     async def _carry(self, sent: _Sent, epoch: int, *, whole: bool) -> OutliveError | None:
         """Read from the primary what the secondary is to get; the whole backlog of the thread, when something is missing."""
         try:
-            await self._stores.meet(SECONDARY)
+            await self._stores.ensure_open(SECONDARY)
             if whole and epoch > 0 and self._options.is_strict:  # what it has alone was never acknowledged
                 await self._stores.settle_left(SECONDARY, sent.given.thread, epoch)
             if whole:
@@ -275,7 +284,7 @@ class Committing:
             carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
             await carrier.carry(sent.given.thread, sent.items, epoch)
             if whole and await has_gap(*self._stores.both, sent.given, self._stores.patience_s):
-                await carrier.carry(sent.given.thread, Items(everything=True), epoch)
+                await carrier.carry(sent.given.thread, ChangeSet(everything=True), epoch)
         except OutliveError as error:
             return error
         return None
@@ -292,7 +301,7 @@ class Committing:
         if not items.buried:
             return
         try:
-            await self._stores.meet(SECONDARY)
+            await self._stores.ensure_open(SECONDARY)
             await self._stores.carrier(PRIMARY, self._stores.patience_s).carry(thread, items, epoch)
         except EpochPassed:
             raise
@@ -333,7 +342,7 @@ def _after(commit: Commit, receipt: Receipt, error: OutliveError) -> OutliveErro
         return StoredElsewhere(error, receipt)
     if isinstance(error, NotReplicated):
         return error
-    failure = unknown(commit, str(error))
+    failure = outcome_unknown(commit, str(error))
     failure.__cause__ = error
     return failure
 
@@ -368,6 +377,6 @@ def _is_there(result: object) -> bool:
     return isinstance(result, Receipt) and result.existing is not None
 
 
-def _in_epoch(entry: Entry, epoch: int) -> Entry:
+def _in_epoch(entry: EntryRecord, epoch: int) -> EntryRecord:
     """A fence is given in the epoch that we are in: whatever was given before is outranked."""
     return replace(entry, epoch=max(entry.epoch, epoch)) if entry.fence == NEXT else entry

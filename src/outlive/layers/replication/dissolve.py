@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outlive.backend.protocol import Backend
-from outlive.layers.replication.pair import ALONE, OLD_COPY, Side, write_side
+from outlive.layers.replication.pair import ALONE, OLD_COPY, PairRecord, write_pair_record
 
 
 async def end_pair(
-    active: tuple[Backend, Side], other: tuple[Backend, Side] | None, tenant: str, timeout_s: float | None
+    active: tuple[Backend, PairRecord],
+    other: tuple[Backend, PairRecord] | None,
+    tenant: str,
+    timeout_s: float | None,
 ) -> None:
     """End a pair; `other` is None when that store cannot be reached, and is not told.
 
@@ -28,8 +31,8 @@ async def end_pair(
 
 
 async def _write(
-    backend: Backend, side: Side, tenant: str, epoch: int, ended: int, timeout_s: float | None
+    backend: Backend, side: PairRecord, tenant: str, epoch: int, ended: int, timeout_s: float | None
 ) -> None:
     if side.ended != ended:
-        told = replace(side, epoch=epoch, ended=ended, is_paused=False, is_by_hand=False)
-        await write_side(backend, tenant, side, told, timeout_s)
+        told = replace(side, epoch=epoch, ended=ended, is_paused=False, is_manual=False)
+        await write_pair_record(backend, tenant, side, told, timeout_s)

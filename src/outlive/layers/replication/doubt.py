@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from outlive.backend.protocol import Commit, Receipt, unknown
+from outlive.backend.protocol import Commit, Receipt, outcome_unknown
 from outlive.errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
 from outlive.layers.replication.commit import Result, StoredElsewhere
 from outlive.layers.replication.thread_epoch import REFUSALS
@@ -111,7 +111,7 @@ def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_s
     if not doubt.epochs or _is_definite(commit, result, doubt, epoch, is_strict):
         return result
     reason = CHANGING if isinstance(result, EpochPassed) else f"{result}, after an attempt without an answer"
-    answer = unknown(commit, reason)
+    answer = outcome_unknown(commit, reason)
     answer.__cause__ = result
     return answer
 

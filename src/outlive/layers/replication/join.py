@@ -13,10 +13,10 @@ from outlive.layers.replication.pair import (
     PRIMARY,
     SECONDARY,
     PairEnded,
-    Side,
+    PairRecord,
     check_match,
     new_pair,
-    read_side,
+    read_pair_record,
 )
 from outlive.layers.replication.stores import PATIENCE_S, Errors, Stores, other_key
 from outlive.layers.replication.switch import Switching
@@ -89,7 +89,7 @@ class Joining:
         """
         stores = self._stores
         try:
-            return await read_side(stores.both[role], stores.tenant, _half(deadline)) is not None
+            return await read_pair_record(stores.both[role], stores.tenant, _half(deadline)) is not None
         except OutliveError as error:  # a server without a schema, or none at all
             if isinstance(error, StoreError) and has_no_answer(error):
                 errors[role] = error
@@ -103,12 +103,14 @@ class Joining:
         stores = self._stores
         if any(absent):
             return False
-        primary, secondary = [await read_side(one, stores.tenant, stores.patience_s) for one in stores.both]
+        primary, secondary = [
+            await read_pair_record(one, stores.tenant, stores.patience_s) for one in stores.both
+        ]
         if primary is None or primary.ended != ALONE or secondary is not None:
             return False
         # Not below the epochs of its threads, and one in which the primary is active.
         epoch = primary.epoch + primary.epoch % 2
-        await stores.write(PRIMARY, primary, Side(new_pair(), PRIMARY, epoch))
+        await stores.write(PRIMARY, primary, PairRecord(new_pair(), PRIMARY, epoch))
         return True
 
     async def _join(self, absent: Errors, deadline: Deadline) -> None:
@@ -131,10 +133,10 @@ class Joining:
                 await self._switching.add_secondary(primary, is_told=is_told)
             await self._join(absent, deadline)  # now both say something
 
-    async def _join_both(self, primary: Side, secondary: Side) -> None:
+    async def _join_both(self, primary: PairRecord, secondary: PairRecord) -> None:
         is_paused = not self._options.is_enabled
         if is_paused and primary.epoch % 2 == SECONDARY and secondary.epoch < primary.epoch:
-            primary = await self._switching.forsake_secondary(primary)
+            primary = await self._switching.abandon_secondary(primary)
         epoch = max(primary.epoch, secondary.epoch)
         active, other = (primary, secondary) if epoch % 2 == PRIMARY else (secondary, primary)
         if active.is_paused != is_paused:
@@ -146,7 +148,7 @@ class Joining:
         await self._switching.adopt(primary, secondary)
 
     async def _join_without_primary(
-        self, secondary: Side | None, error: StoreError, deadline: Deadline
+        self, secondary: PairRecord | None, error: StoreError, deadline: Deadline
     ) -> None:
         """Open a pair whose primary does not answer, so that somebody can look at it, and promote the secondary."""
         stores, options = self._stores, self._options
@@ -165,13 +167,13 @@ class Joining:
             if not (stores.is_failed_over or stores.health[PRIMARY].is_healthy):
                 await self._switching.promote(automatic=True)
 
-    async def _join_without_secondary(self, primary: Side | None, error: StoreError) -> None:
+    async def _join_without_secondary(self, primary: PairRecord | None, error: StoreError) -> None:
         if primary is None or primary.epoch % 2 == SECONDARY:
             raise error
         self._stores.epoch = primary.epoch
         await self._pause_alone(primary)
 
-    async def _pause_alone(self, active: Side) -> None:
+    async def _pause_alone(self, active: PairRecord) -> None:
         """The other store cannot be told now that it is left behind: whoever switches replication on again tells it."""
         if not self._options.is_enabled and not active.is_paused:
             await self._stores.write(active.role, active, replace(active, is_paused=True))

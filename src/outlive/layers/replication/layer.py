@@ -50,7 +50,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from outlive.backend.protocol import Backend, Commit, Page, Reading, Receipt, ThreadKey
+from outlive.backend.protocol import Backend, Commit, Page, ReadResult, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -60,15 +60,15 @@ from outlive.errors import (
     StoreError,
     StoreUnavailable,
 )
-from outlive.events import Watched
+from outlive.events import EventSink
 from outlive.layers.encryption.naming_key import KEYS, NAMING
 from outlive.layers.replication.background import Upkeep
 from outlive.layers.replication.commit import Committing, Result
 from outlive.layers.replication.doubt import CHANGING, Doubt, Doubts
 from outlive.layers.replication.health import is_unreachable
 from outlive.layers.replication.join import Joining
-from outlive.layers.replication.options import Replication, ReplicationStatus, Switched
-from outlive.layers.replication.pair import PRIMARY, ROLES, SECONDARY, Gone, read_side
+from outlive.layers.replication.options import Replication, ReplicationStatus, RoleChange
+from outlive.layers.replication.pair import PRIMARY, ROLES, SECONDARY, ActiveStoreLost, read_pair_record
 from outlive.layers.replication.ping import ping
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.stores import Stores
@@ -101,7 +101,7 @@ class Replicate:
         naming: Callable[[bytes], IsNamed],
         tenant: str = "",
         timeout_s: float | None = 30.0,
-        watched: Watched | None = None,
+        watched: EventSink | None = None,
     ) -> None:
         self.name = f"{primary.name}+{secondary.name}"
         self.stores = Stores(
@@ -109,7 +109,7 @@ class Replicate:
             secondary,
             tenant=tenant,
             runtime=runtime,
-            watched=watched or Watched(),
+            watched=watched or EventSink(),
             timeout_s=timeout_s,
         )
         self._options = options
@@ -238,7 +238,7 @@ class Replicate:
     async def _check_absence(self, epoch: int, deadline: Deadline) -> None:
         """That something is not there counts only in a store that has not lost all it had."""
         backend = self.stores.both[epoch % 2]
-        side = await read_side(backend, self.stores.tenant, deadline.remaining_s())
+        side = await read_pair_record(backend, self.stores.tenant, deadline.remaining_s())
         if side is None or side.epoch != epoch:
             raise EpochPassed("", epoch, epoch if side is None else side.epoch)
 
@@ -303,7 +303,7 @@ class Replicate:
                 break
             try:
                 has_switched = await self._has_switched(results[waiting[0]], epoch, deadline)
-            except Gone as error:
+            except ActiveStoreLost as error:
                 for at in waiting:
                     results[at] = error
                 break
@@ -342,7 +342,7 @@ class Replicate:
             if await self._switching.refresh(deadline.left_s() * _QUESTION):
                 return True
             if isinstance(error, EpochPassed) and not stores.is_announced:
-                return await self._switching.rise(error.current)
+                return await self._switching.raise_epoch(error.current)
             if stores.health[PRIMARY].is_healthy or not self._upkeep.may_fail_over():
                 return False
             if isinstance(error, EpochPassed):
@@ -352,7 +352,7 @@ class Replicate:
                 if stores.health[PRIMARY].is_healthy:
                     return False
             await self._switching.promote(automatic=True)
-        except Gone:
+        except ActiveStoreLost:
             raise
         except OutliveError as failure:
             stores.last_error = str(failure)
@@ -370,13 +370,13 @@ class Replicate:
     def is_failed_over(self) -> bool:
         return self.stores.is_failed_over
 
-    async def promote(self) -> Switched:
+    async def promote(self) -> RoleChange:
         """Make the secondary active."""
         self._check_enabled()
         await self._upkeep.flush()
         return await self._switching.promote()
 
-    async def failback(self) -> Switched:
+    async def failback(self) -> RoleChange:
         """Make the primary active again, after it got everything."""
         self._check_enabled()
         await self._upkeep.flush()
@@ -399,7 +399,7 @@ class Replicate:
 
 def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
     """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: the pair notes in it what it did."""
-    if isinstance(found, Reading):
+    if isinstance(found, ReadResult):
         return found.record is None
     if isinstance(found, Page):
         return not found.records and kwargs.get("before") is None

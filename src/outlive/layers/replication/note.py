@@ -17,10 +17,10 @@ import ormsgpack
 
 from outlive.backend.entries import REPLICATED
 from outlive.backend.protocol import (
-    NOTE,
+    OUTBOX,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Receipt,
     WriteRecord,
     escape,
@@ -28,17 +28,17 @@ from outlive.backend.protocol import (
 )
 from outlive.errors import Corrupt
 
-Pair = tuple[str, str]
+CheckpointKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Items:
+class ChangeSet:
     """What is to be carried over, of one thread."""
 
-    pairs: set[Pair] = field(default_factory=set)  # (namespace, id) of checkpoints
-    written: set[Pair] = field(default_factory=set)  # (namespace, checkpoint) of writes
-    entries: set[Pair] = field(default_factory=set)  # (kind, key)
-    rewritten: set[Pair] = field(default_factory=set)
+    pairs: set[CheckpointKey] = field(default_factory=set)  # (namespace, id) of checkpoints
+    written: set[CheckpointKey] = field(default_factory=set)  # (namespace, checkpoint) of writes
+    entries: set[CheckpointKey] = field(default_factory=set)  # (kind, key)
+    rewritten: set[CheckpointKey] = field(default_factory=set)
     info: bool = False
     buried: bool = False  # something was deleted
     erased: bool = False  # and no byte of it may stay
@@ -47,7 +47,7 @@ class Items:
     size: int = 0  # bytes, about
     epoch: int | None = None  # of a note in strict mode: its commit is acknowledged when both stores have it
 
-    def add(self, other: Items) -> None:
+    def add(self, other: ChangeSet) -> None:
         self.pairs |= other.pairs
         self.written |= other.written
         self.entries |= other.entries
@@ -64,7 +64,7 @@ class Items:
         return any(sets) or self.info or self.buried or self.everything
 
 
-def items_of(commit: Commit) -> Items:
+def items_of(commit: Commit) -> ChangeSet:
     """Return what a commit is about to change. Renewed leases and chunks that nobody names yet are not carried."""
     removal = commit.removal
     renews = commit.fence is not None and not commit.checkpoints
@@ -75,7 +75,7 @@ def items_of(commit: Commit) -> Items:
     }
     rows: Iterable[CheckpointRecord | WriteRecord] = (*commit.checkpoints, *commit.writes)
     size = sum(len(data) for _, data in commit.chunks) + sum(len(row.body) for row in rows)
-    return Items(
+    return ChangeSet(
         pairs={(draft.namespace, draft.id) for draft in commit.checkpoints},
         written={(write.namespace, write.checkpoint) for write in commit.writes},
         entries=entries,
@@ -87,15 +87,15 @@ def items_of(commit: Commit) -> Items:
     )
 
 
-def note(key: str, items: Items, epoch: int | None) -> Entry:
+def note(key: str, items: ChangeSet, epoch: int | None) -> EntryRecord:
     """Return the entry that tells of items; with an epoch in strict mode."""
     flags = (items.info, items.buried, items.erased, items.everything, items.moved)
     sets = (items.pairs, items.written, items.entries, items.rewritten)
     said = [[[escape(one), escape(two)] for one, two in sorted(pairs)] for pairs in sets]
-    return Entry(NOTE, key, ormsgpack.packb([items.size, list(flags), said, epoch]))
+    return EntryRecord(OUTBOX, key, ormsgpack.packb([items.size, list(flags), said, epoch]))
 
 
-def items_in(entry: Entry) -> Items:
+def items_in(entry: EntryRecord) -> ChangeSet:
     """Return the items that an entry tells of: all of its thread, when it cannot be read (another version wrote it)."""
     try:
         size, flags, said, epoch = ormsgpack.unpackb(entry.body or b"")
@@ -104,13 +104,17 @@ def items_in(entry: Entry) -> Items:
             {(unescape(one), unescape(two)) for one, two in part} for part in said
         )
     except (ValueError, TypeError, Corrupt):
-        return Items(buried=True, everything=True)
-    return Items(pairs, written, entries, rewritten, info, buried, erased, everything, moved, size, epoch)
+        return ChangeSet(buried=True, everything=True)
+    return ChangeSet(pairs, written, entries, rewritten, info, buried, erased, everything, moved, size, epoch)
 
 
 def buried(commit: Commit) -> Commit:
     """Return a commit that leaves tombstones of what it removes, so that it does not come back from the other store."""
-    return commit if commit.removal is None else replace(commit, removal=replace(commit.removal, buries=True))
+    return (
+        commit
+        if commit.removal is None
+        else replace(commit, removal=replace(commit.removal, leaves_tombstones=True))
+    )
 
 
 def without_notes(commit: Commit, receipt: Receipt) -> Receipt:

@@ -74,7 +74,7 @@ class ReplicationStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class RoleChange:
     """What a promotion or a failback did."""
 
     epoch: int

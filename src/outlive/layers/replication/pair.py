@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import ormsgpack
 
 from outlive.backend.entries import PAIR
-from outlive.backend.protocol import ABSENT, Backend, Commit, Entry, Rank, ThreadKey, commit
+from outlive.backend.protocol import ABSENT, Backend, Commit, EntryRecord, Rank, ThreadKey, commit
 from outlive.errors import BadURL, Corrupt, StoreUnavailable
 
 PRIMARY, SECONDARY = 0, 1
@@ -26,7 +26,7 @@ ROLES = ("primary", "secondary")
 JOINED, ALONE, OLD_COPY = 0, 1, 2  # what a store is: one of two, or what it became when the pair ended
 
 
-class Gone(StoreUnavailable):
+class ActiveStoreLost(StoreUnavailable):
     """The store that was active has lost what it had. Going on without it would lose what was acknowledged, in silence."""
 
     def __init__(self, role: int) -> None:
@@ -37,10 +37,10 @@ class Gone(StoreUnavailable):
         )
 
 
-class PairEnded(Gone):
+class PairEnded(ActiveStoreLost):
     """Somebody has ended the pair. One of its stores goes on alone, and a process that still uses both must not change their roles."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: PairRecord) -> None:
         alone = ROLES[side.role if side.ended == ALONE else 1 - side.role]
         StoreUnavailable.__init__(
             self,
@@ -51,7 +51,7 @@ class PairEnded(Gone):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PairRecord:
     """What one store of a pair says."""
 
     pair: bytes  # a random name
@@ -59,7 +59,7 @@ class Side:
     epoch: int = 0
     is_whole: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the active one: replication is switched off
-    is_by_hand: bool = False  # of the secondary: it was promoted by somebody, who will also end that
+    is_manual: bool = False  # of the secondary: it was promoted by somebody, who will also end that
     failed_over_at: int = 0  # of the secondary, while it is active: since when, in microseconds
     ended: int = JOINED
     revision: int = 0
@@ -79,7 +79,7 @@ def place(tenant: str) -> ThreadKey:
     return ThreadKey.of(tenant, "")
 
 
-async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> Side | None:
+async def read_pair_record(backend: Backend, tenant: str, timeout_s: float | None) -> PairRecord | None:
     """Return what a store says of its pair, or None."""
     found = await backend.entries(tenant, PAIR, thread=place(tenant), limit=1, timeout_s=timeout_s)
     if not found:
@@ -87,30 +87,30 @@ async def read_side(backend: Backend, tenant: str, timeout_s: float | None) -> S
     entry = found[0][1]
     try:
         name, role, *said = ormsgpack.unpackb(entry.body or b"")
-        is_whole, is_paused, is_by_hand, failed_over_at, ended = said
+        is_whole, is_paused, is_manual, failed_over_at, ended = said
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    flags = is_whole, is_paused, is_by_hand, failed_over_at, ended
-    return Side(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
+    flags = is_whole, is_paused, is_manual, failed_over_at, ended
+    return PairRecord(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
 
 
-async def write_side(
-    backend: Backend, tenant: str, old: Side | None, new: Side, timeout_s: float | None
-) -> Side:
+async def write_pair_record(
+    backend: Backend, tenant: str, old: PairRecord | None, new: PairRecord, timeout_s: float | None
+) -> PairRecord:
     """Replace what a store says; raise EntryHeld when it says something else by now.
 
     The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
-    flags = new.is_whole, new.is_paused, new.is_by_hand, new.failed_over_at, new.ended
+    flags = new.is_whole, new.is_paused, new.is_manual, new.failed_over_at, new.ended
     body = ormsgpack.packb([new.pair, new.role, *flags])
     expect = old.rank if old is not None else ABSENT
-    entry = Entry(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
+    entry = EntryRecord(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
     await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))
     return replace(new, revision=revision, is_stored=True)
 
 
-def check_match(primary: Side, secondary: Side) -> None:
+def check_match(primary: PairRecord, secondary: PairRecord) -> None:
     """Refuse two stores that do not belong together."""
     if primary.role != PRIMARY or secondary.role != SECONDARY:
         wrong = ROLES[PRIMARY] if primary.role != PRIMARY else ROLES[SECONDARY]

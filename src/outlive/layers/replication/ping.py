@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from outlive.backend.protocol import Backend
 from outlive.errors import StoreError, StoreUnavailable
-from outlive.layers.replication.pair import read_side
+from outlive.layers.replication.pair import read_pair_record
 from outlive.runtime.runtime import Deadline
 
 
@@ -21,7 +21,7 @@ async def ping(stores: Mapping[str, Backend], tenant: str, timeout_s: float | No
         left_s = deadline.remaining_s()
         start = time.perf_counter()
         try:
-            await read_side(backend, tenant, None if left_s is None else left_s / (len(stores) - at))
+            await read_pair_record(backend, tenant, None if left_s is None else left_s / (len(stores) - at))
         except StoreError as error:
             if len(stores) == 1:
                 raise

@@ -43,7 +43,7 @@ class Queue:
             self.in_flight.add(key)
         return key
 
-    def land(self, keys: Iterable[str]) -> None:
+    def finished(self, keys: Iterable[str]) -> None:
         """Their commits are over, in whichever way."""
         with self._lock:
             self.in_flight.difference_update(keys)

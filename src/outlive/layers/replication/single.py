@@ -13,9 +13,16 @@ from dataclasses import replace
 from typing import Any, cast
 
 from outlive.backend.protocol import Backend, Commit, Receipt, ThreadKey
-from outlive.errors import Corrupt, EntryHeld, OpenedAlone, OutliveError, StoreBusy
+from outlive.errors import Corrupt, EntryHeld, OutliveError, ReplicaOpenedAlone, StoreBusy
 from outlive.layers.replication.note import buried
-from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, Side, read_side, write_side
+from outlive.layers.replication.pair import (
+    ALONE,
+    OLD_COPY,
+    ROLES,
+    PairRecord,
+    read_pair_record,
+    write_pair_record,
+)
 
 _RACES = 10
 
@@ -24,31 +31,31 @@ async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, goe
     """Return a store that was opened by itself as it may be used; `goes_on` says that the other one is left behind."""
     for _ in range(_RACES):
         try:
-            side = await read_side(backend, tenant, timeout_s)
+            side = await read_pair_record(backend, tenant, timeout_s)
         except Corrupt:
             return backend  # it is damaged, which `verify` tells; who opens it as a pair is refused
         if side is None or side.ended == ALONE:
             return backend
         if side.ended or not (goes_on and _is_active(side)):
-            return cast(Backend, Alone(backend, side))
+            return cast(Backend, SingleReplica(backend, side))
         try:
             if not side.is_paused:
-                await write_side(backend, tenant, side, replace(side, is_paused=True), timeout_s)
+                await write_pair_record(backend, tenant, side, replace(side, is_paused=True), timeout_s)
         except EntryHeld:
             continue  # somebody else changes it at the same moment
-        return cast(Backend, Alone(backend, None))
+        return cast(Backend, SingleReplica(backend, None))
     raise StoreBusy("other processes keep changing the roles of this pair; try again")
 
 
-def _is_active(side: Side) -> bool:
+def _is_active(side: PairRecord) -> bool:
     """Tell whether a store is the active one, as far as it knows."""
     return side.epoch % 2 == side.role
 
 
-class Alone:
+class SingleReplica:
     """A backend that is one of two. Without `side` it goes on, and leaves tombstones for the other one."""
 
-    def __init__(self, inner: Backend, side: Side | None) -> None:
+    def __init__(self, inner: Backend, side: PairRecord | None) -> None:
         self.inner = inner
         self.name = inner.name
         self._side = side
@@ -68,8 +75,8 @@ class Alone:
             raise self._refusal(self._side)
         return await self.inner.share(source, target, names)
 
-    def _refusal(self, side: Side) -> OpenedAlone:
+    def _refusal(self, side: PairRecord) -> ReplicaOpenedAlone:
         if side.ended == OLD_COPY:
-            return OpenedAlone(ROLES[side.role], ROLES[1 - side.role], is_old_copy=True)
+            return ReplicaOpenedAlone(ROLES[side.role], ROLES[1 - side.role], is_old_copy=True)
         active = side.role if _is_active(side) else 1 - side.role
-        return OpenedAlone(ROLES[side.role], ROLES[active])
+        return ReplicaOpenedAlone(ROLES[side.role], ROLES[active])

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from outlive.backend.protocol import Backend, ThreadKey
 from outlive.errors import BadURL, StoreError
-from outlive.events import FAILBACK, FAILOVER, Event, Watched
+from outlive.events import FAILBACK, FAILOVER, Event, EventSink
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.health import Health, has_no_answer, is_unreachable
-from outlive.layers.replication.note import Items, Pair
+from outlive.layers.replication.note import ChangeSet, CheckpointKey
 from outlive.layers.replication.pair import (
     PRIMARY,
     ROLES,
     SECONDARY,
-    Gone,
+    ActiveStoreLost,
     PairEnded,
-    Side,
+    PairRecord,
     check_match,
-    read_side,
-    write_side,
+    read_pair_record,
+    write_pair_record,
 )
 from outlive.layers.replication.queue import Queue
-from outlive.layers.replication.transfer import Carrier, IsNamed, lineage
+from outlive.layers.replication.transfer import IsNamed, Replicator, lineage
 from outlive.layers.replication.withdrawal import Withdrawal
 from outlive.runtime.runtime import Deadline, Runtime
 
@@ -43,7 +43,7 @@ class Stores:
         *,
         tenant: str,
         runtime: Runtime,
-        watched: Watched,
+        watched: EventSink,
         timeout_s: float | None,
     ) -> None:
         self.both = (primary, secondary)
@@ -54,7 +54,7 @@ class Stores:
         self.is_whole = True  # the store that is not active
         self.failovers = 0
         self.failed_over_at = 0  # microseconds; as the secondary says
-        self.is_by_hand = False  # the secondary was promoted by somebody
+        self.is_manual = False  # the secondary was promoted by somebody
         self.is_announced = False  # a failback has begun, and the primary is gone again
         self.automatic = 0  # failovers since the primary was last stable
         self.health = (Health(), Health())
@@ -81,8 +81,10 @@ class Stores:
     def is_failed_over(self) -> bool:
         return self.epoch % 2 == SECONDARY
 
-    def carrier(self, source: int, timeout_s: float) -> Carrier:
-        return Carrier(self.both[source], self.both[1 - source], self.is_named, self.runtime.now, timeout_s)
+    def carrier(self, source: int, timeout_s: float) -> Replicator:
+        return Replicator(
+            self.both[source], self.both[1 - source], self.is_named, self.runtime.now, timeout_s
+        )
 
     def note_health(self, role: int, error: BaseException | None) -> None:
         """Remember whether a store answered: also that it is locked, full or damaged is an answer."""
@@ -93,12 +95,12 @@ class Stores:
         if error is not None:
             self.last_error = f"{ROLES[role]}: {error}"
 
-    async def meet(self, role: int, timeout_s: float = PATIENCE_S) -> None:
+    async def ensure_open(self, role: int, timeout_s: float = PATIENCE_S) -> None:
         """Make sure that a store is open and has the naming key of the pair."""
         if self.met[role]:
             return
         try:  # `identity` has no deadline of its own, so it is not asked of a store that does not answer
-            await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
+            await read_pair_record(self.both[role], self.tenant, min(timeout_s, self.patience_s))
         except StoreError as error:
             if has_no_answer(error):
                 raise
@@ -107,11 +109,11 @@ class Stores:
             raise other_key()
         self.met[role] = True
 
-    async def side(self, role: int, timeout_s: float = PATIENCE_S) -> Side | None:
+    async def side(self, role: int, timeout_s: float = PATIENCE_S) -> PairRecord | None:
         """Ask a store what it says of the pair; raise when it cannot be reached."""
         try:
-            await self.meet(role, timeout_s)
-            found = await read_side(self.both[role], self.tenant, min(timeout_s, self.patience_s))
+            await self.ensure_open(role, timeout_s)
+            found = await read_pair_record(self.both[role], self.tenant, min(timeout_s, self.patience_s))
         except StoreError as error:
             self.note_health(role, error)
             raise
@@ -122,9 +124,9 @@ class Stores:
 
     async def sides(
         self, timeout_s: float = PATIENCE_S, absent: Errors = (None, None)
-    ) -> tuple[list[Side | None], Errors]:
+    ) -> tuple[list[PairRecord | None], Errors]:
         """Ask both stores, but for one that is known not to answer. Both together have so much time, the first two thirds of it."""
-        sides: list[Side | None] = [None, None]
+        sides: list[PairRecord | None] = [None, None]
         errors, deadline = list(absent), Deadline(timeout_s)
         for role, share in ((PRIMARY, 2 / 3), (SECONDARY, 1)):
             if absent[role] is None:
@@ -136,9 +138,9 @@ class Stores:
                     errors[role] = error
         return sides, errors
 
-    async def write(self, role: int, old: Side | None, new: Side) -> Side:
+    async def write(self, role: int, old: PairRecord | None, new: PairRecord) -> PairRecord:
         """Let a store say something else of the pair; raise EntryHeld when it does by now."""
-        return await write_side(self.both[role], self.tenant, old, new, self.patience_s)
+        return await write_pair_record(self.both[role], self.tenant, old, new, self.patience_s)
 
     def enter(self, epoch: int, *, is_whole: bool) -> None:
         """Take note of an epoch; a later one is an event."""
@@ -152,7 +154,7 @@ class Stores:
 
     async def drain(self, source: int, queue: Queue | None, *, mine: str | None = None) -> int:
         """Carry over what a store has queued; return how many commits. See `Backlog.drain`."""
-        await self.meet(1 - source)
+        await self.ensure_open(1 - source)
         backlog = self.backlog(source)
         try:
             return await backlog.drain(queue, mine)
@@ -164,7 +166,7 @@ class Stores:
             if source != self.epoch % 2:  # news of a store that was left
                 await self._note_branches(backlog.carried)
 
-    async def _note_branches(self, carried: dict[ThreadKey, set[Pair]]) -> None:
+    async def _note_branches(self, carried: dict[ThreadKey, set[CheckpointKey]]) -> None:
         """Remember the threads that both stores had gone on with."""
         for key, pairs in carried.items():
             for namespace in {namespace for namespace, _ in pairs}:
@@ -179,7 +181,7 @@ class Stores:
         if old is None:
             mine = await self.side(source)
             assert mine is not None
-            old = await self.write(target, None, Side(mine.pair, target, mine.epoch, is_whole=False))
+            old = await self.write(target, None, PairRecord(mine.pair, target, mine.epoch, is_whole=False))
         await self.backlog(source).carry_everything()
         # Refused when it says something else by now: it may have lost on the way what it had got.
         await self.write(target, old, replace(old, is_whole=True))
@@ -188,7 +190,7 @@ class Stores:
     def backlog(self, role: int) -> Backlog:
         """Return what a store has queued for the other one."""
 
-        async def settle(key: ThreadKey, items: Items) -> None:
+        async def settle(key: ThreadKey, items: ChangeSet) -> None:
             await self.settle(role, key, items)
 
         carrier = self.carrier(role, self.carry_s)
@@ -203,14 +205,14 @@ class Stores:
         """
         primary, secondary = await self.side(PRIMARY), await self.side(SECONDARY)
         if primary is None or secondary is None:
-            raise Gone(PRIMARY if primary is None else SECONDARY)
+            raise ActiveStoreLost(PRIMARY if primary is None else SECONDARY)
         check_match(primary, secondary)
         epoch = max(primary.epoch, secondary.epoch)
         if epoch % 2 == SECONDARY and secondary.epoch < epoch:
-            raise Gone(SECONDARY)
+            raise ActiveStoreLost(SECONDARY)
         return (PRIMARY if epoch % 2 == PRIMARY and primary.epoch == epoch else SECONDARY), epoch
 
-    async def settle(self, source: int, key: ThreadKey, items: Items) -> None:
+    async def settle(self, source: int, key: ThreadKey, items: ChangeSet) -> None:
         """Decide what becomes of what a store has queued of a thread that is in a later epoch in the other store."""
         line, epoch = await self.line()
         carrier = self.carrier(source, self.carry_s)
@@ -219,7 +221,7 @@ class Stores:
             return
         back = self.carrier(line, self.carry_s)
         await Withdrawal(self.both[source], self.both[line], back, epoch, self.carry_s).withdraw(key, items)
-        await carrier.carry(key, Items(written=items.written, buried=items.buried, erased=items.erased))
+        await carrier.carry(key, ChangeSet(written=items.written, buried=items.buried, erased=items.erased))
 
     async def settle_left(self, source: int, key: ThreadKey, epoch: int) -> None:
         """Withdraw what a store that was left has queued of a thread, after that was moved to this epoch in the other one."""

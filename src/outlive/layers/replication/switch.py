@@ -15,8 +15,8 @@ from dataclasses import replace
 from outlive.backend.protocol import ThreadKey
 from outlive.errors import EntryHeld, StoreBusy, StoreError, StoreUnavailable
 from outlive.layers.replication.checks import has_lost
-from outlive.layers.replication.options import Switched
-from outlive.layers.replication.pair import PRIMARY, SECONDARY, Gone, Side, new_pair
+from outlive.layers.replication.options import RoleChange
+from outlive.layers.replication.pair import PRIMARY, SECONDARY, ActiveStoreLost, PairRecord, new_pair
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.stores import PATIENCE_S, Stores
 
@@ -63,17 +63,17 @@ class Switching:
         elif primary is not None and primary.epoch % 2 == PRIMARY and primary.epoch > stores.epoch:
             stores.enter(primary.epoch, is_whole=stores.is_whole)
 
-    async def adopt(self, primary: Side, secondary: Side) -> None:
+    async def adopt(self, primary: PairRecord, secondary: PairRecord) -> None:
         """Enter the epoch that two stores say, when both can be asked."""
         stores, epoch = self._stores, max(primary.epoch, secondary.epoch)
         if epoch % 2 == PRIMARY and primary.epoch < epoch:
             await self._finish_failback(primary, epoch)
         elif epoch % 2 == SECONDARY and secondary.epoch < epoch:
-            raise Gone(SECONDARY)
-        stores.is_by_hand, stores.failed_over_at = secondary.is_by_hand, secondary.failed_over_at
+            raise ActiveStoreLost(SECONDARY)
+        stores.is_manual, stores.failed_over_at = secondary.is_manual, secondary.failed_over_at
         stores.enter(epoch, is_whole=(secondary if epoch % 2 == PRIMARY else primary).is_whole)
 
-    async def rise(self, least: int) -> bool:
+    async def raise_epoch(self, least: int) -> bool:
         """Go to an epoch of the same store that is not below that of a thread which came from elsewhere; tell whether we did."""
         stores = self._stores
         async with self._one_at_a_time:
@@ -114,39 +114,41 @@ class Switching:
         await stores.write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=False))
         stores.enter(epoch, is_whole=False)
 
-    async def add_secondary(self, primary: Side | None, *, is_told: bool = False) -> None:
+    async def add_secondary(self, primary: PairRecord | None, *, is_told: bool = False) -> None:
         """The secondary is new, or has lost what it had: it gets all that the primary has."""
         stores = self._stores
         if primary is None:
-            primary = await stores.write(PRIMARY, None, Side(new_pair(), PRIMARY))
+            primary = await stores.write(PRIMARY, None, PairRecord(new_pair(), PRIMARY))
         if primary.epoch % 2 == SECONDARY:
             if not is_told:
-                raise Gone(SECONDARY)
-            primary = await self.forsake_secondary(primary)
+                raise ActiveStoreLost(SECONDARY)
+            primary = await self.abandon_secondary(primary)
         is_empty = not await stores.both[PRIMARY].threads(stores.tenant, limit=1, heads=False)
-        await stores.write(SECONDARY, None, Side(primary.pair, SECONDARY, primary.epoch, is_whole=is_empty))
+        await stores.write(
+            SECONDARY, None, PairRecord(primary.pair, SECONDARY, primary.epoch, is_whole=is_empty)
+        )
         stores.enter(primary.epoch, is_whole=is_empty)
 
-    async def forsake_secondary(self, primary: Side) -> Side:
+    async def abandon_secondary(self, primary: PairRecord) -> PairRecord:
         """Go on with what the primary has, although the secondary was active."""
         return await self._stores.write(
             PRIMARY, primary, replace(primary, epoch=primary.epoch + 1, is_whole=True)
         )
 
-    async def replace_primary(self, secondary: Side, *, is_told: bool = False) -> None:
+    async def replace_primary(self, secondary: PairRecord, *, is_told: bool = False) -> None:
         """An empty primary does not serve: the secondary has everything."""
         stores = self._stores
         epoch = secondary.epoch + 1 - secondary.epoch % 2
         if epoch != secondary.epoch:  # the primary was active
             if not (secondary.is_whole or is_told):
-                raise Gone(PRIMARY)
+                raise ActiveStoreLost(PRIMARY)
             await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch))
-        await stores.write(PRIMARY, None, Side(secondary.pair, PRIMARY, epoch, is_whole=False))
+        await stores.write(PRIMARY, None, PairRecord(secondary.pair, PRIMARY, epoch, is_whole=False))
         stores.enter(epoch, is_whole=False)
 
     # Changing places
 
-    async def _insist(self, switch: Callable[[], Awaitable[Switched]]) -> Switched:
+    async def _insist(self, switch: Callable[[], Awaitable[RoleChange]]) -> RoleChange:
         """Change places, one at a time in this process; when another process is faster, look again."""
         async with self._one_at_a_time:
             for _ in range(_RACES):
@@ -157,16 +159,16 @@ class Switching:
             "other processes keep changing the roles of this pair; look at store.replication_status()"
         )
 
-    async def promote(self, *, automatic: bool = False) -> Switched:
+    async def promote(self, *, automatic: bool = False) -> RoleChange:
         """Make the secondary the active store. What the primary has queued is carried over first when it can be reached."""
         return await self._insist(lambda: self._promote(automatic))
 
-    async def _promote(self, automatic: bool) -> Switched:
+    async def _promote(self, automatic: bool) -> RoleChange:
         stores = self._stores
         if not automatic:  # else we have just looked
             await self.refresh()
         if stores.is_failed_over and not stores.is_announced:
-            return Switched(stores.epoch, 0)
+            return RoleChange(stores.epoch, 0)
         carried = 0 if automatic else await self._carry_if_it_can_be()
         secondary = await stores.side(SECONDARY)
         if secondary is None or not secondary.is_whole:
@@ -175,12 +177,12 @@ class Switching:
             )
         epoch = max(stores.epoch, secondary.epoch) + 1
         epoch += epoch % 2 == PRIMARY
-        await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch, is_by_hand=not automatic))
+        await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch, is_manual=not automatic))
         stores.automatic += automatic
-        stores.is_by_hand, stores.is_announced = not automatic, False
+        stores.is_manual, stores.is_announced = not automatic, False
         stores.enter(epoch, is_whole=True)
         await self._tell_primary(epoch)
-        return Switched(epoch, carried)
+        return RoleChange(epoch, carried)
 
     async def _carry_if_it_can_be(self) -> int:
         """Carry over what the primary has queued. Whatever is wrong with it may be why somebody wants to leave it."""
@@ -197,18 +199,18 @@ class Switching:
             if stores.health[PRIMARY].is_healthy and (primary := await stores.side(PRIMARY)) is not None:
                 await stores.write(PRIMARY, primary, replace(primary, epoch=epoch))
 
-    async def failback(self) -> Switched:
+    async def failback(self) -> RoleChange:
         """Make the primary the active store again, after it got everything; raise when it cannot."""
         return await self._insist(self._failback)
 
-    async def _failback(self) -> Switched:
+    async def _failback(self) -> RoleChange:
         stores = self._stores
         await self.refresh()
         if not stores.is_failed_over:
-            return Switched(stores.epoch, 0)
+            return RoleChange(stores.epoch, 0)
         primary, secondary = await stores.side(PRIMARY), await stores.side(SECONDARY)
         if secondary is None:
-            raise Gone(SECONDARY)
+            raise ActiveStoreLost(SECONDARY)
         if primary is None or not primary.is_whole:
             await stores.copy_all(SECONDARY)
             primary = await stores.side(PRIMARY)
@@ -216,16 +218,16 @@ class Switching:
             await stores.backlog(PRIMARY).carry_everything()
         carried = await stores.drain(SECONDARY, self._queue) + await stores.drain(PRIMARY, self._queue)
         epoch = secondary.epoch + 1
-        announced = replace(secondary, epoch=epoch, is_whole=True, is_by_hand=False, failed_over_at=0)
+        announced = replace(secondary, epoch=epoch, is_whole=True, is_manual=False, failed_over_at=0)
         await stores.write(SECONDARY, secondary, announced)
         # From here on nobody's commit to the secondary is acknowledged. A crash leaves an announced failback.
         assert primary is not None
         carried += await self._finish_failback(primary, epoch)
         stores.enter(epoch, is_whole=True)
         branched, stores.branched = stores.branched, set()
-        return Switched(epoch, carried, tuple(sorted(branched)))
+        return RoleChange(epoch, carried, tuple(sorted(branched)))
 
-    async def _finish_failback(self, primary: Side, epoch: int) -> int:
+    async def _finish_failback(self, primary: PairRecord, epoch: int) -> int:
         carried = await self._stores.drain(SECONDARY, None)
         # A process that missed the promotion may have stored something in the primary until just now. Threads that went on in the
         # secondary have come over, so they refuse it from here on; what is there is withdrawn or merged before anybody reads it.
@@ -234,7 +236,7 @@ class Switching:
             await self._stores.write(PRIMARY, primary, replace(primary, epoch=epoch, is_whole=True))
         return carried
 
-    def _promoted(self, secondary: Side, epoch: int, *, is_by_hand: bool = False) -> Side:
+    def _promoted(self, secondary: PairRecord, epoch: int, *, is_manual: bool = False) -> PairRecord:
         """Return what the secondary says when it becomes active. A second promotion of it keeps the moment of the first."""
         stores = self._stores
         stores.failed_over_at = secondary.failed_over_at or stores.runtime.now()
@@ -242,6 +244,6 @@ class Switching:
             secondary,
             epoch=epoch,
             is_whole=True,
-            is_by_hand=is_by_hand,
+            is_manual=is_manual,
             failed_over_at=stores.failed_over_at,
         )

@@ -19,8 +19,8 @@ from outlive.errors import (
     StoreError,
     ThreadNotEmpty,
 )
-from outlive.layers.replication.note import Items, note
-from outlive.layers.replication.pair import SECONDARY, read_side
+from outlive.layers.replication.note import ChangeSet, note
+from outlive.layers.replication.pair import SECONDARY, read_pair_record
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.stores import Stores
 from outlive.runtime.runtime import Deadline
@@ -66,13 +66,13 @@ class Sealing:
         key, role = self._queue.new_key(), epoch % 2
         backend = self._stores.both[role]
         try:
-            entry = note(key, Items(moved=True), epoch)
+            entry = note(key, ChangeSet(moved=True), epoch)
             moved = Commit(thread, entries=(entry,), epoch=epoch, timeout_s=deadline.remaining_s())
             receipt = await commit(backend, moved)
         finally:
-            self._queue.land((key,))
+            self._queue.finished((key,))
         self._queue.leave(role, (key,))
         if receipt.revision == 1:  # a store that begins a thread may have lost all it had
-            side = await read_side(backend, self._stores.tenant, deadline.remaining_s())
+            side = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
             if side is None or side.epoch != epoch:
                 raise EpochPassed(thread.id, epoch, side.epoch if side is not None else epoch + 1)

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from outlive.backend.entries import REPLICATED
 from outlive.backend.protocol import (
-    NOTE,
+    OUTBOX,
     TOMBSTONE,
     Backend,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Receipt,
     Removal,
     ThreadKey,
@@ -26,7 +26,7 @@ from outlive.backend.protocol import (
     tombstone_key,
 )
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
-from outlive.layers.replication.note import Items, Pair, items_in
+from outlive.layers.replication.note import ChangeSet, CheckpointKey, items_in
 from outlive.runtime.runtime import Deadline
 
 _PAGE = 1000
@@ -60,12 +60,12 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
         info_version=version,
         merge=True,
         strict=True,
-        in_turn=not done.merge,
+        requires_next_seq=not done.merge,
         epoch=epoch,
     )
 
 
-class Carrier:
+class Replicator:
     """Brings what one store has into another, thread by thread."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Carrier:
         self._now = now
         self._timeout_s = timeout_s
 
-    async def carry(self, key: ThreadKey, items: Items, epoch: int | None = None) -> None:
+    async def carry(self, key: ThreadKey, items: ChangeSet, epoch: int | None = None) -> None:
         """Bring items of a thread over. With an epoch, a thread that is in a later one refuses them."""
         for _ in range(_TRIES):
             try:
@@ -88,7 +88,7 @@ class Carrier:
                 continue  # something was deleted or stored in between, in either store
         raise Corrupt("chunks that its records refer to are missing", thread=key.id)
 
-    async def carry_all(self, threads: Sequence[tuple[ThreadKey, Items]]) -> list[OutliveError | None]:
+    async def carry_all(self, threads: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
         """Bring items of many threads over, by one call to the target; say for each what was in the way.
 
         Items with an epoch are refused by a thread that is in a later one.
@@ -109,14 +109,14 @@ class Carrier:
                 results[at] = await self._again(*threads[at]) if isinstance(answer, StaleBase) else answer
         return results
 
-    async def _again(self, key: ThreadKey, items: Items) -> OutliveError | None:
+    async def _again(self, key: ThreadKey, items: ChangeSet) -> OutliveError | None:
         try:
             await self.carry(key, items, items.epoch)
         except OutliveError as error:
             return error
         return None
 
-    async def _prepare(self, key: ThreadKey, items: Items, epoch: int | None) -> Commit | None:
+    async def _prepare(self, key: ThreadKey, items: ChangeSet, epoch: int | None) -> Commit | None:
         """Send deletions and chunks; return the commit of all that refers to these, if there is any."""
         if items.buried or items.everything:
             await self._bury(key, items.erased, epoch)
@@ -142,16 +142,16 @@ class Carrier:
         merging.chunks = await self.send_chunks(key, records, writes)
         return merging
 
-    async def _finish(self, key: ThreadKey, items: Items) -> None:
+    async def _finish(self, key: ThreadKey, items: ChangeSet) -> None:
         if items.rewritten:
-            wanted = Items(pairs=items.rewritten)
+            wanted = ChangeSet(pairs=items.rewritten)
             await self._rewrite(key, await self._records(key, wanted))
         if items.buried:
             await self._sweep(key, items.erased)
 
     # Reading the source
 
-    async def _records(self, key: ThreadKey, items: Items) -> list[CheckpointRecord]:
+    async def _records(self, key: ThreadKey, items: ChangeSet) -> list[CheckpointRecord]:
         wanted = items.pairs | items.rewritten
         if items.everything:
             return await _all_records(self._source, key, self._timeout_s)
@@ -163,17 +163,17 @@ class Carrier:
         ]
         return [reading.record for reading in found if reading.record is not None]
 
-    async def _writes(self, key: ThreadKey, items: Items) -> list[WriteRecord]:
+    async def _writes(self, key: ThreadKey, items: ChangeSet) -> list[WriteRecord]:
         if items.everything:
             return await self._source.writes(key, None, timeout_s=self._timeout_s)
         if not items.written:
             return []
         return await self._source.writes(key, list(items.written), timeout_s=self._timeout_s)
 
-    async def _entries(self, key: ThreadKey, items: Items) -> list[Entry]:
+    async def _entries(self, key: ThreadKey, items: ChangeSet) -> list[EntryRecord]:
         if items.everything:
             return [leased(one) for kind in REPLICATED for one in await self._held(key, kind)]
-        found: list[Entry] = []
+        found: list[EntryRecord] = []
         for kind in sorted({kind for kind, _ in items.entries}):
             names = {name for other, name in items.entries if other == kind}
             prefix = next(iter(names)) if len(names) == 1 else ""
@@ -181,7 +181,7 @@ class Carrier:
             found += [leased(one) for one in held if one.key in names]
         return found
 
-    async def _held(self, key: ThreadKey, kind: str, prefix: str = "") -> list[Entry]:
+    async def _held(self, key: ThreadKey, kind: str, prefix: str = "") -> list[EntryRecord]:
         return await all_entries(self._source, key, kind, self._timeout_s, prefix)
 
     # Chunks
@@ -233,7 +233,7 @@ class Carrier:
         by_key = {one.key: one for one in new}
         dead = [record for record in records if _is_dead(record, whole, by_key)]
         pairs = {(one.namespace, one.id) for one in dead}
-        entries: tuple[Entry, ...] = tuple(new)
+        entries: tuple[EntryRecord, ...] = tuple(new)
         removal = Removal(checkpoints=tuple(pairs), erase=erase)
         if whole is not None:
             orphans, lives = await self._orphans(key, pairs)
@@ -253,7 +253,9 @@ class Carrier:
             await commit(self._target, burying)
         await self._forget_graves(key, graves)
 
-    async def _orphans(self, key: ThreadKey, dead: set[Pair]) -> tuple[set[Pair], set[Pair]]:
+    async def _orphans(
+        self, key: ThreadKey, dead: set[CheckpointKey]
+    ) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
         """Tell writes without a checkpoint apart: those that were deleted at the source, and those that are news to it.
 
         A write does not say when it was made. What the source has is alive, and so is what the target has queued for it.
@@ -261,20 +263,20 @@ class Carrier:
         there = await self._target.writes(key, None, timeout_s=self._timeout_s)
         here = await self._source.writes(key, None, timeout_s=self._timeout_s)
         alive = {(one.namespace, one.checkpoint) for one in here}
-        for entry in await self._there(key, NOTE):
+        for entry in await self._there(key, OUTBOX):
             alive |= items_in(entry).written
         pairs = {(one.namespace, one.checkpoint) for one in there} - dead
         return pairs - alive, pairs & alive
 
-    async def _there(self, key: ThreadKey, kind: str) -> list[Entry]:
+    async def _there(self, key: ThreadKey, kind: str) -> list[EntryRecord]:
         return await all_entries(self._target, key, kind, self._timeout_s)
 
-    async def _forget_graves(self, key: ThreadKey, graves: Sequence[Entry]) -> None:
+    async def _forget_graves(self, key: ThreadKey, graves: Sequence[EntryRecord]) -> None:
         """Drop the tombstones of single checkpoints that both have had for long."""
         now = self._now()
         old = [one for one in graves if one.key and now - int.from_bytes(one.body or b"") > _GRAVE_S * 1e6]
         if old:
-            entries = tuple(Entry(TOMBSTONE, one.key, gone=True) for one in old)
+            entries = tuple(EntryRecord(TOMBSTONE, one.key, gone=True) for one in old)
             for store in (self._target, self._source):
                 await commit(store, Commit(key, entries=entries, timeout_s=self._timeout_s))
 
@@ -322,19 +324,19 @@ class Carrier:
                 await commit(self._target, again)
 
 
-def leased(entry: Entry) -> Entry:
+def leased(entry: EntryRecord) -> EntryRecord:
     """A lease is timed by the clock of its store: elsewhere it begins anew."""
     lease_s = _LEASE_S if entry.until and entry.status == "running" else None
     return replace(entry, until=0, clock="", lease_s=lease_s)
 
 
-def _is_dead(record: CheckpointRecord, whole: Entry | None, graves: dict[str, Entry]) -> bool:
+def _is_dead(record: CheckpointRecord, whole: EntryRecord | None, graves: dict[str, EntryRecord]) -> bool:
     found = (whole, graves.get(tombstone_key(record.namespace, record.id)))
     return any(one is not None and (record.epoch, record.seq) <= (one.epoch, one.until) for one in found)
 
 
 async def _all_records(
-    backend: Backend, key: ThreadKey, timeout_s: float, wanted: set[Pair] | None = None
+    backend: Backend, key: ThreadKey, timeout_s: float, wanted: set[CheckpointKey] | None = None
 ) -> list[CheckpointRecord]:
     """Return the records of a thread, of one generation; those that are wanted are mostly the newest."""
     limit = _PAGE if wanted is None else min(_PAGE, 2 * len(wanted) + 16)
@@ -368,9 +370,9 @@ async def lineage(backend: Backend, key: ThreadKey, namespace: str, timeout_s: f
 
 async def all_entries(
     backend: Backend, key: ThreadKey, kind: str, timeout_s: float, prefix: str = ""
-) -> list[Entry]:
+) -> list[EntryRecord]:
     """Return the entries of one kind that a thread has."""
-    found: list[Entry] = []
+    found: list[EntryRecord] = []
     after: tuple[str, bytes] | None = None
     while True:
         page = await backend.entries(

@@ -26,15 +26,15 @@ from outlive.backend.protocol import (
     Backend,
     CheckpointRecord,
     Commit,
-    Entry,
+    EntryRecord,
     Removal,
     ThreadKey,
     ThreadRow,
     commit,
 )
 from outlive.errors import StaleBase, StoreBusy
-from outlive.layers.replication.note import Items, Pair
-from outlive.layers.replication.transfer import Carrier, all_entries, leased
+from outlive.layers.replication.note import ChangeSet, CheckpointKey
+from outlive.layers.replication.transfer import Replicator, all_entries, leased
 
 _TRIES = 8
 
@@ -45,11 +45,11 @@ class Withdrawal:
 
     left: Backend
     line: Backend
-    carrier: Carrier  # from the line to the store that was left
+    carrier: Replicator  # from the line to the store that was left
     epoch: int  # of the pair
     timeout_s: float
 
-    async def withdraw(self, key: ThreadKey, items: Items) -> None:
+    async def withdraw(self, key: ThreadKey, items: ChangeSet) -> None:
         """Let the store that was left have what the line has, of the items that a note names."""
         for _ in range(_TRIES):
             if (withdrawing := await self._prepare(key, items)) is None:
@@ -61,7 +61,7 @@ class Withdrawal:
             return
         raise StoreBusy(f"thread {key.id!r} changed whenever it was to be brought back to the line")
 
-    async def _prepare(self, key: ThreadKey, items: Items) -> Commit | None:
+    async def _prepare(self, key: ThreadKey, items: ChangeSet) -> Commit | None:
         """Return the commit that withdraws; None when the line has everything."""
         seen = await self.left.inventory(key, timeout_s=self.timeout_s)
         orphans, records = await self._checkpoints(key, items)
@@ -84,9 +84,11 @@ class Withdrawal:
         withdrawing.chunks = await self.carrier.send_chunks(key, records, ())
         return withdrawing
 
-    async def _checkpoints(self, key: ThreadKey, items: Items) -> tuple[list[Pair], list[CheckpointRecord]]:
+    async def _checkpoints(
+        self, key: ThreadKey, items: ChangeSet
+    ) -> tuple[list[CheckpointKey], list[CheckpointRecord]]:
         """Return what the line does not have, and the line's form of what it has in another one."""
-        orphans: list[Pair] = []
+        orphans: list[CheckpointKey] = []
         records: list[CheckpointRecord] = []
         for namespace, id in sorted(items.pairs):
             here, there = [
@@ -99,8 +101,8 @@ class Withdrawal:
                 records.append(there)
         return orphans, records
 
-    async def _entries(self, key: ThreadKey, items: Items) -> list[Entry]:
-        found: list[Entry] = []
+    async def _entries(self, key: ThreadKey, items: ChangeSet) -> list[EntryRecord]:
+        found: list[EntryRecord] = []
         for kind, name in sorted(items.entries):
             here, there = [
                 next((one for one in held if one.key == name), None)
@@ -110,7 +112,7 @@ class Withdrawal:
                 ]
             ]
             if here is not None and there is None:
-                found.append(Entry(kind, name, gone=True))
+                found.append(EntryRecord(kind, name, gone=True))
             elif here is not None and there is not None and here.rank > there.rank:
                 found.append(leased(there))
         return found

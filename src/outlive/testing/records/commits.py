@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import Entry, Removal
+from outlive.backend.protocol import EntryRecord, Removal
 from outlive.errors import StoreClosed
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
@@ -25,7 +25,7 @@ STALE: dict[str, dict[str, Any]] = {
     "generation": {"generation": 12345},
     "expectation of an empty thread": {"expect_empty": True},
     "version of the metadata": {"info": b"info", "info_version": 17},
-    "expectation of an entry": {"entries": (Entry("run", "run", fence=9, expect=(0, 1, 0)),)},
+    "expectation of an entry": {"entries": (EntryRecord("run", "run", fence=9, expect=(0, 1, 0)),)},
     "removal": {"removal": Removal(everything=True)},
 }
 
@@ -88,7 +88,7 @@ class CommitContract(Contract):
             draft("a", ONE[0]),
             chunks=(ONE, TWO),
             writes=(write("a", "task"),),
-            entries=(Entry("step", "n", b"body", status="open"),),
+            entries=(EntryRecord("step", "n", b"body", status="open"),),
             info=b"info",
         )
         dump = await waist.dump()
@@ -97,7 +97,9 @@ class CommitContract(Contract):
         assert dump["inventory"] == {name: (len(data), receipt.revision) for name, data in (ONE, TWO)}
         assert dump["writes"] == [write("a", "task")]
         assert (
-            dump["entries"]["step"] == list(receipt.entries) == [Entry("step", "n", b"body", status="open")]
+            dump["entries"]["step"]
+            == list(receipt.entries)
+            == [EntryRecord("step", "n", b"body", status="open")]
         )
         assert (dump["row"].info, dump["row"].info_version, dump["row"].checkpoints) == (b"info", 1, 1)
         assert dump["row"].head == receipt.checkpoints[0]
@@ -152,7 +154,7 @@ class CommitContract(Contract):
 
     async def test_a_retry_is_answered_whatever_else_no_longer_holds(self, waist: Waist) -> None:
         """The reply to a save may be lost: its repetition must not fail its own compare-and-set."""
-        running = Entry("run", "run", status="running", fence=2)
+        running = EntryRecord("run", "run", status="running", fence=2)
         for what, stale in STALE.items():
             one = waist.of(what)
             stored = await one.save("a", ONE)
@@ -195,7 +197,7 @@ class CommitContract(Contract):
         waist = await trial.waist()
         await waist.commit(
             draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), info=b"info",
-            entries=(Entry("step", "n", b"body"),),
+            entries=(EntryRecord("step", "n", b"body"),),
         )  # fmt: skip
         await waist.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))
         before = await waist.dump()

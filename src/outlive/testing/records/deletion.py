@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import NEXT, CheckpointRecord, Entry, Reading, Removal, Reseal, WriteRecord
+from outlive.backend.protocol import (
+    NEXT,
+    CheckpointRecord,
+    EntryRecord,
+    ReadResult,
+    ReencryptedBodies,
+    Removal,
+    WriteRecord,
+)
 from outlive.errors import StaleBase
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, copied, draft, live, write
@@ -60,7 +68,7 @@ async def _saver(waist: Waist, how: str) -> AsyncIterator[None]:
     yield
 
 
-_NAMING: dict[str, Callable[[Reading], dict[str, Any]]] = {
+_NAMING: dict[str, Callable[[ReadResult], dict[str, Any]]] = {
     "names it as it saw it": lambda reading: {"generation": reading.generation},
     "names it and trusts": lambda reading: {},
     "names it in place of another": lambda reading: {"replace": True, "generation": reading.generation},
@@ -139,7 +147,7 @@ class DeletionContract(Contract):
     async def test_removing_a_thread_leaves_nothing_of_it(self, waist: Waist) -> None:
         await waist.commit(
             draft("a", ONE[0]), draft("b", namespace="sub"), chunks=(ONE, TWO), info=b"info",
-            writes=(write("a", "task"), write("none", "task")), entries=(Entry("run", "r"), Entry("step", "n")),
+            writes=(write("a", "task"), write("none", "task")), entries=(EntryRecord("run", "r"), EntryRecord("step", "n")),
         )  # fmt: skip
         await waist.of("another").save("a", ONE)
         neighbour = await waist.of("another").dump()
@@ -155,10 +163,10 @@ class DeletionContract(Contract):
 
     async def test_a_thread_made_again_has_nothing_of_the_old_one(self, waist: Waist) -> None:
         await waist.commit(
-            draft("a", ONE[0]), chunks=(ONE,), info=b"info", entries=(Entry("step", "n", fence=9),)
+            draft("a", ONE[0]), chunks=(ONE,), info=b"info", entries=(EntryRecord("step", "n", fence=9),)
         )
         await waist.commit(removal=Removal(everything=True))
-        await waist.commit(draft("a", TWO[0]), chunks=(TWO,), entries=(Entry("step", "n", fence=1),))
+        await waist.commit(draft("a", TWO[0]), chunks=(TWO,), entries=(EntryRecord("step", "n", fence=1),))
         dump = await waist.dump()
         assert (dump["data"], dump["row"].info, dump["row"].checkpoints) == (dict((TWO,)), None, 1)
         assert [entry.fence for entry in dump["entries"]["step"]] == [1]
@@ -196,8 +204,8 @@ class DeletionContract(Contract):
         assert not await changed(draft("c"))
         assert not await changed(draft("d", ONE[0]), generation=await waist.generation())
         assert not await changed(chunks=(ONE, THREE), writes=(write("a", "task"),))
-        assert not await changed(entries=(Entry("step", "n"),), info=b"info")
-        assert not await changed(entries=(Entry("step", "n", gone=True),))
+        assert not await changed(entries=(EntryRecord("step", "n"),), info=b"info")
+        assert not await changed(entries=(EntryRecord("step", "n", gone=True),))
         assert await changed(removal=Removal(checkpoints=(("", "a"),)))
         assert await changed(removal=Removal(chunks=(TWO[0],), chunks_until=1 << 40))
         assert await changed(rewrites=(draft("b", THREE[0]),))
@@ -305,7 +313,7 @@ class DeletionContract(Contract):
         assert (await waist.data())[ONE[0]] == ONE[1]
 
     async def test_what_is_sealed_anew_changes_its_bytes_and_nothing_else(self, waist: Waist) -> None:
-        lease = Entry("run", "r", b"old", "running", fence=NEXT, lease_s=100)
+        lease = EntryRecord("run", "r", b"old", "running", fence=NEXT, lease_s=100)
         await waist.commit(
             draft("a"),
             writes=(write("a", "task", 0, b"old"), write("a", "task", -1, b"old")),
@@ -316,7 +324,9 @@ class DeletionContract(Contract):
         writes = await waist.backend.writes(waist.thread, None)
         assert row is not None
         await waist.commit(
-            reseal=Reseal(tuple((one, b"new") for one in writes), ((note, b"new"),), (b"old", b"new"))
+            reencrypted=ReencryptedBodies(
+                tuple((one, b"new") for one in writes), ((note, b"new"),), (b"old", b"new")
+            )
         )
         assert await waist.backend.writes(waist.thread, None) == [replace(one, body=b"new") for one in writes]
         assert await waist.entries("run") == [replace(note, body=b"new")]
@@ -329,13 +339,13 @@ class DeletionContract(Contract):
         await waist.commit(
             draft("a"),
             writes=(write("a", "task", -1, b"second"),),
-            entries=(Entry("run", "r", b"second"),),
+            entries=(EntryRecord("run", "r", b"second"),),
             info=b"second",
         )
-        first = Entry("run", "r", b"first")
+        first = EntryRecord("run", "r", b"first")
         gone = write("a", "other", 0, b"first")
         await waist.commit(
-            reseal=Reseal(
+            reencrypted=ReencryptedBodies(
                 ((write("a", "task", -1, b"first"), b"x"), (gone, b"x")), ((first, b"x"),), (b"first", b"x")
             )
         )
@@ -349,7 +359,7 @@ class DeletionContract(Contract):
         await waist.commit(draft("a"))
         row = await waist.row()
         assert row is not None
-        await waist.commit(entries=(Entry("run", "r"),))
+        await waist.commit(entries=(EntryRecord("run", "r"),))
         everything = Removal(everything=True)
         with pytest.raises(StaleBase):
             await waist.commit(removal=everything, revision=row.revision)

@@ -11,10 +11,10 @@ from outlive.backend.entries import KINDS
 from outlive.backend.protocol import (
     ABSENT,
     NEXT,
-    NOTE,
+    OUTBOX,
     Commit,
-    Entry,
     EntryCursor,
+    EntryRecord,
     Receipt,
     Removal,
     ThreadKey,
@@ -34,15 +34,15 @@ class EntryContract(Contract):
     async def test_an_entry_of_an_unknown_kind_is_refused_and_nothing_of_its_commit_is_stored(
         self, waist: Waist
     ) -> None:
-        await waist.commit(draft("a"), entries=(Entry("run", "r", status="running", fence=1),))
+        await waist.commit(draft("a"), entries=(EntryRecord("run", "r", status="running", fence=1),))
         before = await waist.dump()
         for kind in ("note", "", "Run", "run\0", "\ud800", "kind " * 200):
-            stray = Entry(kind, "k", b"body")
+            stray = EntryRecord(kind, "k", b"body")
             for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": ("run", "r", 0, 1)}):
                 with expected(BadArgument, f"{kind[:20]!r} with {fields}"):
-                    await waist.commit(draft("b"), entries=(Entry("step", "s"), stray), **fields)
+                    await waist.commit(draft("b"), entries=(EntryRecord("step", "s"), stray), **fields)
         renewal = Commit(
-            waist.thread, entries=(Entry("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
+            waist.thread, entries=(EntryRecord("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
         )
         other = waist.of("other")
         results = await waist.backend.commit_all([renewal, Commit(other.thread, (draft("x"),)), renewal])
@@ -51,13 +51,13 @@ class EntryContract(Contract):
         assert await waist.dump() == before
 
     async def test_every_kind_of_entry_is_kept(self, waist: Waist) -> None:
-        kinds = [kind for kind in KINDS if kind != NOTE]  # a pair of stores reads these itself
-        await waist.commit(entries=tuple(Entry(kind, "k", kind.encode()) for kind in kinds))
+        kinds = [kind for kind in KINDS if kind != OUTBOX]  # a pair of stores reads these itself
+        await waist.commit(entries=tuple(EntryRecord(kind, "k", kind.encode()) for kind in kinds))
         for kind in kinds:
-            assert await waist.entries(kind) == [Entry(kind, "k", kind.encode())]
+            assert await waist.entries(kind) == [EntryRecord(kind, "k", kind.encode())]
 
     async def test_an_entry_comes_back_as_it_was_sent(self, waist: Waist) -> None:
-        sent = Entry(
+        sent = EntryRecord(
             "run", "r", bytes(range(256)), "running", epoch=1, fence=2, revision=3, until=4, clock="c"
         )
         receipt = await waist.commit(entries=(sent,))
@@ -75,7 +75,7 @@ class EntryContract(Contract):
             (b"g", (1, 6, 0), True),
             (b"h", (2, 0, 0), True),
         ):
-            entry = Entry("step", "n", body, epoch=epoch, fence=fence, revision=revision)
+            entry = EntryRecord("step", "n", body, epoch=epoch, fence=fence, revision=revision)
             if wins:
                 assert (await waist.commit(entries=(entry,))).entries == (entry,)
             else:
@@ -84,49 +84,54 @@ class EntryContract(Contract):
             assert (entry in await waist.entries("step")) == wins
 
     async def test_an_entry_is_removed(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("step", "n", fence=2), Entry("step", "m")))
+        await waist.commit(entries=(EntryRecord("step", "n", fence=2), EntryRecord("step", "m")))
         await waist.commit(
-            entries=(Entry("step", "n", fence=2, gone=True), Entry("step", "never there", gone=True))
+            entries=(
+                EntryRecord("step", "n", fence=2, gone=True),
+                EntryRecord("step", "never there", gone=True),
+            )
         )
         assert await _keys(waist, "step") == ["m"]
-        await waist.commit(entries=(Entry("step", "n", fence=0, expect=ABSENT),))
+        await waist.commit(entries=(EntryRecord("step", "n", fence=0, expect=ABSENT),))
         assert await _keys(waist, "step") == ["m", "n"]
 
     async def test_an_entry_is_removed_only_as_expected(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("lock", "l", b"theirs", fence=2),))
+        await waist.commit(entries=(EntryRecord("lock", "l", b"theirs", fence=2),))
         with pytest.raises(EntryHeld):
-            await waist.commit(entries=(Entry("lock", "l", fence=1, expect=(0, 1, 0), gone=True),))
+            await waist.commit(entries=(EntryRecord("lock", "l", fence=1, expect=(0, 1, 0), gone=True),))
         assert len(await waist.entries("lock")) == 1
-        await waist.commit(entries=(Entry("lock", "l", fence=2, expect=(0, 2, 0), gone=True),))
+        await waist.commit(entries=(EntryRecord("lock", "l", fence=2, expect=(0, 2, 0), gone=True),))
         assert await waist.entries("lock") == []
 
     async def test_offering_what_is_stored_is_done_already_whatever_it_expects(self, waist: Waist) -> None:
         """The reply may have been lost: its repetition must not fail its own condition."""
-        taken = Entry("lock", "l", b"mine", "held", fence=1, expect=ABSENT, expect_lapsed=True, lease_s=3600)
+        taken = EntryRecord(
+            "lock", "l", b"mine", "held", fence=1, expect=ABSENT, expect_lapsed=True, lease_s=3600
+        )
         for _ in range(2):
             await waist.commit(entries=(taken,))
         assert [entry.body for entry in await waist.entries("lock")] == [b"mine"]
         with pytest.raises(EntryHeld):
-            await waist.commit(entries=(Entry("lock", "l", b"theirs", "held", fence=1, expect=ABSENT),))
+            await waist.commit(entries=(EntryRecord("lock", "l", b"theirs", "held", fence=1, expect=ABSENT),))
 
     async def test_the_next_fence_was_never_given_before(self, waist: Waist) -> None:
         fences = []
         for number in range(4):
             body = b"%d" % number
-            receipt = await waist.commit(entries=(Entry("lock", f"{number % 2}", body, fence=NEXT),))
+            receipt = await waist.commit(entries=(EntryRecord("lock", f"{number % 2}", body, fence=NEXT),))
             fences.append(receipt.entries[0].fence)
-            await waist.commit(entries=(Entry("lock", f"{number % 2}", gone=True),))
+            await waist.commit(entries=(EntryRecord("lock", f"{number % 2}", gone=True),))
         await waist.commit(removal=Removal(everything=True))
-        fences.append((await waist.commit(entries=(Entry("lock", "0", fence=NEXT),))).entries[0].fence)
+        fences.append((await waist.commit(entries=(EntryRecord("lock", "0", fence=NEXT),))).entries[0].fence)
         assert fences == sorted(set(fences))
         assert fences[0] > 0
 
     async def test_a_missing_body_keeps_the_stored_one_and_the_status(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("run", "r", b"body", "running", fence=1),))
-        await waist.commit(entries=(Entry("run", "r", None, fence=1, revision=1, lease_s=3600),))
+        await waist.commit(entries=(EntryRecord("run", "r", b"body", "running", fence=1),))
+        await waist.commit(entries=(EntryRecord("run", "r", None, fence=1, revision=1, lease_s=3600),))
         (renewed,) = await waist.entries("run")
         assert (renewed.body, renewed.status, renewed.revision) == (b"body", "running", 1)
-        await waist.commit(entries=(Entry("run", "r", None, "completed", fence=1, revision=2),))
+        await waist.commit(entries=(EntryRecord("run", "r", None, "completed", fence=1, revision=2),))
         (ended,) = await waist.entries("run")
         assert (ended.body, ended.status) == (b"body", "completed")
 
@@ -134,9 +139,11 @@ class EntryContract(Contract):
 
     async def test_a_lease_runs_by_the_clock_of_the_store(self, trial: Trial) -> None:
         waist = await trial.waist()
-        taken = (await waist.commit(entries=(Entry("lock", "l", b"a", fence=1, lease_s=3600),))).entries[0]
+        taken = (
+            await waist.commit(entries=(EntryRecord("lock", "l", b"a", fence=1, lease_s=3600),))
+        ).entries[0]
         assert (taken.lease_s, taken.until > 0, taken.clock != "") == (None, True, True)
-        take = Entry("lock", "l", b"b", fence=2, expect=(0, 1, 0), expect_lapsed=True, lease_s=3600)
+        take = EntryRecord("lock", "l", b"b", fence=2, expect=(0, 1, 0), expect_lapsed=True, lease_s=3600)
         with pytest.raises(EntryHeld) as held:
             await waist.commit(entries=(take,))
         assert held.value.stored == taken
@@ -153,25 +160,27 @@ class EntryContract(Contract):
     async def test_a_lease_by_another_clock_has_lapsed(self, waist: Waist) -> None:
         """A lease of a former boot of the machine counts by a clock that is no more."""
         await waist.commit(
-            entries=(Entry("lock", "l", b"old", fence=1, until=1 << 62, clock="a former boot"),)
+            entries=(EntryRecord("lock", "l", b"old", fence=1, until=1 << 62, clock="a former boot"),)
         )
         assert await _keys(waist, "lock", lapsed=True) == ["l"]
-        await waist.commit(entries=(Entry("lock", "l", b"new", fence=2, expect_lapsed=True),))
+        await waist.commit(entries=(EntryRecord("lock", "l", b"new", fence=2, expect_lapsed=True),))
         assert [entry.body for entry in await waist.entries("lock")] == [b"new"]
 
     async def test_conditions_and_lease_are_not_stored(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("lock", "l", fence=1, until=5, expect=ABSENT, expect_lapsed=True),))
-        assert await waist.entries("lock") == [Entry("lock", "l", fence=1, until=5)]
+        await waist.commit(
+            entries=(EntryRecord("lock", "l", fence=1, until=5, expect=ABSENT, expect_lapsed=True),)
+        )
+        assert await waist.entries("lock") == [EntryRecord("lock", "l", fence=1, until=5)]
 
     async def test_a_run_that_ended_or_was_taken_over_saves_nothing_more(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("run", "r", status="running", fence=1),))
+        await waist.commit(entries=(EntryRecord("run", "r", status="running", fence=1),))
         await waist.commit(draft("a"), fence=("run", "r", 0, 1))
-        await waist.commit(entries=(Entry("run", "r", status="running", fence=2),))
+        await waist.commit(entries=(EntryRecord("run", "r", status="running", fence=2),))
         with pytest.raises(LeaseLost):
             await waist.commit(draft("b"), fence=("run", "r", 0, 1))
         await waist.commit(draft("b"), fence=("run", "r", 0, 2))
         await waist.commit(
-            entries=(Entry("run", "r", status="completed", fence=2),), fence=("run", "r", 0, 2)
+            entries=(EntryRecord("run", "r", status="completed", fence=2),), fence=("run", "r", 0, 2)
         )
         with pytest.raises(LeaseLost):
             await waist.commit(draft("c"), fence=("run", "r", 0, 2))
@@ -181,8 +190,8 @@ class EntryContract(Contract):
 
     async def test_entries_are_found_by_kind_status_and_prefix(self, waist: Waist) -> None:
         statuses = ("running", "completed", "failed")
-        entries = [Entry("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
-        await waist.commit(entries=(*reversed(entries), Entry("step", "0"), Entry("run", "x%")))
+        entries = [EntryRecord("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
+        await waist.commit(entries=(*reversed(entries), EntryRecord("step", "0"), EntryRecord("run", "x%")))
         found = await waist.backend.entries("", "run", thread=waist.thread)
         assert [entry for _, entry in found[:-1]] == entries
         assert await _keys(waist, "run", statuses=["running"]) == ["0", "3", "6"]
@@ -196,7 +205,7 @@ class EntryContract(Contract):
         """One key may stand in many threads: a page may end between two of them."""
         keys = ["", "a", "A", "a\0", "\\", "é", "\ud800", "\U0001f600"]
         for id in ("one", "two", "three"):
-            await waist.of(id).commit(entries=tuple(Entry("lock", key) for key in keys))
+            await waist.of(id).commit(entries=tuple(EntryRecord("lock", key) for key in keys))
         seen: list[tuple[ThreadKey, str]] = []
         cursor: EntryCursor | None = None
         while page := await waist.backend.entries("", "lock", after=cursor, limit=2):
@@ -208,8 +217,8 @@ class EntryContract(Contract):
     async def test_entries_name_their_thread_and_keep_to_their_tenant(self, waist: Waist) -> None:
         threads = [waist.of("b"), waist.of("a"), waist.of("\0\ud800")]
         for number, other in enumerate(threads):
-            await other.commit(entries=(Entry("run", f"{number}"),))
-        await waist.of("a", "tenant").commit(entries=(Entry("run", "elsewhere"),))
+            await other.commit(entries=(EntryRecord("run", f"{number}"),))
+        await waist.of("a", "tenant").commit(entries=(EntryRecord("run", "elsewhere"),))
         found = await waist.backend.entries("", "run")
         assert [(key, entry.key) for key, entry in found] == [
             (other.thread, f"{number}") for number, other in enumerate(threads)
@@ -219,10 +228,10 @@ class EntryContract(Contract):
         assert await waist.backend.entries("", "run", thread=waist.thread) == []
 
     async def test_entries_go_with_their_thread(self, waist: Waist) -> None:
-        await waist.commit(draft("a"), entries=(Entry("run", "r"), Entry("lock", "l")))
+        await waist.commit(draft("a"), entries=(EntryRecord("run", "r"), EntryRecord("lock", "l")))
         await waist.commit(removal=Removal(everything=True))
         assert await _keys(waist, "run") == await _keys(waist, "lock") == []
 
     async def test_a_thread_of_entries_alone_is_not_listed(self, waist: Waist) -> None:
-        await waist.commit(entries=(Entry("lock", "l"),))
+        await waist.commit(entries=(EntryRecord("lock", "l"),))
         assert await waist.backend.threads("") == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import ABSENT, Commit, Entry, Inventory, Removal
+from outlive.backend.protocol import ABSENT, Commit, EntryRecord, Inventory, Removal
 from outlive.errors import (
     BadArgument,
     EntryHeld,
@@ -30,7 +30,7 @@ Fields = Callable[[Inventory], dict[str, Any]]
 
 def _entry(key: str, **fields: Any) -> dict[str, Any]:
     rank = {"epoch": EPOCH, "fence": 100}
-    return {"entries": (Entry("lock", key, b"mine", **{**rank, **fields}),)}
+    return {"entries": (EntryRecord("lock", key, b"mine", **{**rank, **fields}),)}
 
 
 FAILING: dict[str, tuple[Fields, type[OutliveError]]] = {
@@ -90,10 +90,10 @@ async def _furnish(waist: Waist) -> None:
         chunks=(ONE, TWO),
         writes=(write("b", "task", body=b"first"), write("b", "task", -1, body=b"control")),
         entries=(
-            Entry("run", "run", status="running", epoch=1, fence=3),
-            Entry("run", "finished", status="completed", fence=1),
-            Entry("lock", "held", b"theirs", fence=5, lease_s=3600),
-            Entry("lock", "lapsed", b"theirs", fence=5, lease_s=0),
+            EntryRecord("run", "run", status="running", epoch=1, fence=3),
+            EntryRecord("run", "finished", status="completed", fence=1),
+            EntryRecord("lock", "held", b"theirs", fence=5, lease_s=3600),
+            EntryRecord("lock", "lapsed", b"theirs", fence=5, lease_s=0),
         ),
         info=b"info",
     )
@@ -111,7 +111,7 @@ def _everything(**expectation: Any) -> dict[str, Any]:
         **plain,
         **expectation,
         "writes": (*writes, *expectation.get("writes", ())),
-        "entries": (Entry("step", "n", b"step"), *expectation.get("entries", ())),
+        "entries": (EntryRecord("step", "n", b"step"), *expectation.get("entries", ())),
     }
 
 
@@ -140,7 +140,7 @@ class ExpectationContract(Contract):
             assert [record.id for record in dump["records"]] == ["c", "b"], what
             assert dump["data"] == dict((ONE, NEW))
             assert [held.body for held in dump["writes"]] == [b"value", b"overwritten", b"first"]
-            assert dump["entries"]["step"] == [Entry("step", "n", b"step")]
+            assert dump["entries"]["step"] == [EntryRecord("step", "n", b"step")]
             assert (dump["row"].info, dump["row"].info_version) == (b"other", 2)
 
     async def test_a_refused_commit_does_not_make_a_thread(self, waist: Waist) -> None:
@@ -153,7 +153,9 @@ class ExpectationContract(Contract):
             assert (await one.save("a")).seq == 1
 
     async def test_a_thread_without_a_checkpoint_is_empty(self, waist: Waist) -> None:
-        await waist.commit(writes=(write("later", "task"),), entries=(Entry("step", "n"),), info=b"info")
+        await waist.commit(
+            writes=(write("later", "task"),), entries=(EntryRecord("step", "n"),), info=b"info"
+        )
         await waist.commit(draft("a"), expect_empty=True)
         await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
         await waist.commit(draft("b"), expect_empty=True)
@@ -261,7 +263,7 @@ class ExpectationContract(Contract):
         handles = [await trial.waist() for _ in range(5)]
 
         def work(number: int) -> Any:
-            taken = Entry("lock", "l", b"%d" % number, fence=1, expect=ABSENT)
+            taken = EntryRecord("lock", "l", b"%d" % number, fence=1, expect=ABSENT)
             return lambda: handles[number].commit(entries=(taken,))
 
         results = await trial.together(*(work(number) for number in range(5)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from outlive.backend.protocol import Entry, Removal, Reseal
+from outlive.backend.protocol import EntryRecord, ReencryptedBodies, Removal
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, copied, draft, write
 from outlive.testing.trial import Trial
@@ -19,24 +19,28 @@ FIRST_CALLS: dict[str, FirstCall] = {
     "delete": lambda waist: waist.commit(removal=Removal(everything=True)),
     "nothing": lambda waist: waist.commit(),
     "delete and erase": lambda waist: waist.commit(removal=Removal(everything=True, erase=True)),
-    "delete and bury": lambda waist: waist.commit(removal=Removal(everything=True, buries=True)),
+    "delete and bury": lambda waist: waist.commit(removal=Removal(everything=True, leaves_tombstones=True)),
     "remove": lambda waist: waist.commit(removal=Removal(checkpoints=(("", "a"),))),
-    "remove and bury": lambda waist: waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True)),
+    "remove and bury": lambda waist: waist.commit(
+        removal=Removal(checkpoints=(("", "a"),), leaves_tombstones=True)
+    ),
     "sweep": lambda waist: waist.commit(removal=Removal(chunks=(ONE[0],), chunks_until=9)),
-    "reseal": lambda waist: waist.commit(reseal=Reseal()),
+    "reseal": lambda waist: waist.commit(reencrypted=ReencryptedBodies()),
     "checkpoint": lambda waist: waist.commit(draft("a", ONE[0]), chunks=(ONE,)),
     "replace": lambda waist: waist.commit(draft("a"), replace=True),
     "write": lambda waist: waist.commit(writes=(write("a", "task"),)),
     "control write": lambda waist: waist.commit(writes=(write("a", "task", -1),)),
     "metadata": lambda waist: waist.commit(info=b"info"),
-    "entry": lambda waist: waist.commit(entries=(Entry("run", "r", b"body", "running", lease_s=60),)),
-    "entry without status": lambda waist: waist.commit(entries=(Entry("lock", "l", b"body"),)),
-    "entry that goes": lambda waist: waist.commit(entries=(Entry("run", "r", gone=True),)),
+    "entry": lambda waist: waist.commit(entries=(EntryRecord("run", "r", b"body", "running", lease_s=60),)),
+    "entry without status": lambda waist: waist.commit(entries=(EntryRecord("lock", "l", b"body"),)),
+    "entry that goes": lambda waist: waist.commit(entries=(EntryRecord("run", "r", gone=True),)),
     "chunks": lambda waist: waist.commit(chunks=(ONE,)),
     "shared chunks": lambda waist: waist.backend.share(waist.of("elsewhere").thread, waist.thread, [ONE[0]]),
     "copied checkpoint": lambda waist: waist.commit(draft("a", seq=5), expect_empty=True),
     "merge": lambda waist: waist.commit(copied(draft("a"), seq=7), merge=True),
-    "merged entry": lambda waist: waist.commit(entries=(Entry("run", "r", b"b", "completed"),), merge=True),
+    "merged entry": lambda waist: waist.commit(
+        entries=(EntryRecord("run", "r", b"b", "completed"),), merge=True
+    ),
     "merged metadata": lambda waist: waist.commit(info=b"info", info_version=3, merge=True),
     "read": lambda waist: waist.dump(),
     "list": lambda waist: waist.backend.threads(waist.thread.tenant),
@@ -45,9 +49,9 @@ FIRST_CALLS: dict[str, FirstCall] = {
 # What may come next. The last of them takes everything away again.
 NEXT_CALLS: dict[str, FirstCall] = {
     "checkpoint": lambda waist: waist.commit(draft("b")),
-    "entry": lambda waist: waist.commit(entries=(Entry("run", "q", b"body", "running"),)),
+    "entry": lambda waist: waist.commit(entries=(EntryRecord("run", "q", b"body", "running"),)),
     "other status": lambda waist: waist.commit(
-        entries=(Entry("run", "q", b"body", "completed", revision=1),)
+        entries=(EntryRecord("run", "q", b"body", "completed", revision=1),)
     ),
     "metadata": lambda waist: waist.commit(info=b"other"),
     "remove": lambda waist: waist.commit(removal=Removal(checkpoints=(("", "b"), ("", "a")))),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import NEXT, TOMBSTONE, Commit, Entry, Removal
+from outlive.backend.protocol import NEXT, TOMBSTONE, Commit, EntryRecord, Removal
 from outlive.backend.protocol import commit as commit_one
 from outlive.errors import EpochPassed, OutOfTurn, StaleBase
 from outlive.testing.contract import Contract
@@ -93,9 +93,24 @@ class MergeContract(Contract):
         merged = await _agrees(
             waist,
             [
-                {"entries": (Entry("run", "r", b"low", "running", fence=1), Entry("step", "n", b"a"))},
-                {"entries": (Entry("run", "r", b"high", "running", fence=2), Entry("step", "n", b"c"))},
-                {"entries": (Entry("run", "r", b"high", "completed", fence=2), Entry("step", "n", b"b"))},
+                {
+                    "entries": (
+                        EntryRecord("run", "r", b"low", "running", fence=1),
+                        EntryRecord("step", "n", b"a"),
+                    )
+                },
+                {
+                    "entries": (
+                        EntryRecord("run", "r", b"high", "running", fence=2),
+                        EntryRecord("step", "n", b"c"),
+                    )
+                },
+                {
+                    "entries": (
+                        EntryRecord("run", "r", b"high", "completed", fence=2),
+                        EntryRecord("step", "n", b"b"),
+                    )
+                },
             ],
         )
         assert [(held.body, held.status) for held in merged["entries"]["run"]] == [(b"high", "running")]
@@ -108,12 +123,12 @@ class MergeContract(Contract):
 
     async def test_a_merge_expects_nothing_and_keeps_what_is_here(self, waist: Waist) -> None:
         await waist.commit(
-            draft("a"), entries=(Entry("run", "r", b"here", fence=9),), info=b"here", epoch=4,
+            draft("a"), entries=(EntryRecord("run", "r", b"here", fence=9),), info=b"here", epoch=4,
             writes=(write("a", "task", -1, b"here", rank=(4, 1, 1)),),
         )  # fmt: skip
         await waist.commit(
             _foreign("old", 1), merge=True, epoch=1, info=b"there", info_version=0,
-            entries=(Entry("run", "r", b"there", fence=2, expect=(0, 1, 0), expect_lapsed=True),),
+            entries=(EntryRecord("run", "r", b"there", fence=2, expect=(0, 1, 0), expect_lapsed=True),),
             writes=(write("a", "task", -1, b"there", rank=(1, 1, 1)),),
         )  # fmt: skip
         dump = await waist.dump()
@@ -153,14 +168,17 @@ class MergeContract(Contract):
             await waist.commit(draft("a", body=b"%d" % n), replace=True, info=b"%d" % n)
         await waist.commit(
             draft("orphan", ONE[0]), chunks=(ONE,), writes=(write("orphan", "task"),),
-            entries=(Entry("run", "r", b"here", "running", fence=9), Entry("run", "alone", b"x", fence=1)),
+            entries=(EntryRecord("run", "r", b"here", "running", fence=9), EntryRecord("run", "alone", b"x", fence=1)),
         )  # fmt: skip
         seen = await waist.backend.inventory(waist.thread)
         line = Commit(
             waist.thread,
             checkpoints=(_foreign("a", 1, body=b"line", chunks=(TWO[0],)),),
             chunks=(TWO,),
-            entries=(Entry("run", "r", b"line", "running", fence=2), Entry("run", "alone", gone=True)),
+            entries=(
+                EntryRecord("run", "r", b"line", "running", fence=2),
+                EntryRecord("run", "alone", gone=True),
+            ),
             info=b"line",
             info_version=1,
             removal=Removal(checkpoints=(("", "orphan"),)),
@@ -184,7 +202,7 @@ class MergeContract(Contract):
         await waist.save("a")
         await waist.save("b")
         _, a = await waist.records()
-        await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),), leaves_tombstones=True))
         await waist.commit(a, merge=True)
         assert await waist.ids() == ["b"]
         await waist.save("a")  # the same id in a new save is another checkpoint
@@ -197,24 +215,24 @@ class MergeContract(Contract):
         (a,) = await waist.records()
         await waist.commit(
             removal=Removal(
-                checkpoints=(("", "a"),), chunks=(ONE[0],), chunks_until=1, erase=True, buries=True
+                checkpoints=(("", "a"),), chunks=(ONE[0],), chunks_until=1, erase=True, leaves_tombstones=True
             )
         )
         await waist.commit(a, _foreign("b", 9, chunks=(TWO[0],)), merge=True, chunks=(ONE, TWO))
         assert (await waist.dump())["data"] == dict((TWO,))
 
     async def test_a_thread_that_was_deleted_and_buried_stays_deleted(self, waist: Waist) -> None:
-        await waist.commit(draft("a"), entries=(Entry("run", "r", b"x", "running", fence=NEXT),))
+        await waist.commit(draft("a"), entries=(EntryRecord("run", "r", b"x", "running", fence=NEXT),))
         (a,) = await waist.records()
         (run,) = (await waist.dump())["entries"]["run"]
-        await waist.commit(removal=Removal(everything=True, buries=True))
+        await waist.commit(removal=Removal(everything=True, leaves_tombstones=True))
         await waist.commit(a, _foreign("later", 9), merge=True, entries=(run,))
         dump = await waist.dump()
         assert [record.id for record in dump["records"]] == ["later"]
         assert not dump["entries"].get("run")
         found = await waist.backend.entries(waist.thread.tenant, TOMBSTONE, thread=waist.thread)
         assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
-        await waist.commit(draft("a"), entries=(Entry("run", "r", b"y", "running", fence=NEXT),))
+        await waist.commit(draft("a"), entries=(EntryRecord("run", "r", b"y", "running", fence=NEXT),))
         assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]
 
     async def test_records_with_places_of_their_own_go_behind_the_tombstone_that_would_hold_them(
@@ -223,11 +241,11 @@ class MergeContract(Contract):
         for id in ("a", "b"):
             await waist.save(id)
         rows = (await waist.records())[::-1]
-        await waist.commit(removal=Removal(everything=True, buries=True))
+        await waist.commit(removal=Removal(everything=True, leaves_tombstones=True))
         await waist.commit(*rows, expect_empty=True)  # as a fork or an import does
         back = await waist.records()
         assert [(record.id, record.seq) for record in back] == [("b", 4), ("a", 3)]
-        await waist.commit(removal=Removal(checkpoints=(("", "a"),), buries=True))
+        await waist.commit(removal=Removal(checkpoints=(("", "a"),), leaves_tombstones=True))
         await waist.commit(back[1])
         await waist.commit(
             *await waist.records(), merge=True
@@ -237,10 +255,10 @@ class MergeContract(Contract):
     async def test_a_fence_that_is_given_after_a_merge_is_greater_than_all_that_came(
         self, waist: Waist
     ) -> None:
-        run, step = (Entry(kind, "r", b"x", "running", fence=40) for kind in ("run", "step"))
+        run, step = (EntryRecord(kind, "r", b"x", "running", fence=40) for kind in ("run", "step"))
         await waist.commit(merge=True, entries=(run, step))
         await waist.commit(merge=True, writes=(write("a", "t", index=-1, rank=(0, 0, 60)),))
-        taken = Entry("run", "r", b"y", "running", fence=NEXT, expect=run.rank)
+        taken = EntryRecord("run", "r", b"y", "running", fence=NEXT, expect=run.rank)
         await waist.commit(entries=(taken,), writes=(write("a", "t", index=-1, body=b"newer"),))
         await waist.commit(merge=True, entries=(run,), writes=(write("a", "t", index=-1, rank=(0, 0, 60)),))
         dump = await waist.dump()
@@ -249,17 +267,21 @@ class MergeContract(Contract):
         assert [one.body for one in dump["writes"]] == [b"newer"]
 
     async def test_a_merge_that_is_to_be_in_turn_is_refused_when_it_is_not(self, waist: Waist) -> None:
-        run = Entry("run", "r", b"x", fence=4)
-        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
+        run = EntryRecord("run", "r", b"x", fence=4)
+        await waist.commit(_foreign("a", 1), merge=True, requires_next_seq=True, entries=(run,))
         for other in (
             {"checkpoints": (_foreign("late", 1),)},
             {"checkpoints": (_foreign("early", 3),)},
-            {"entries": (Entry("run", "r", b"y", fence=3),)},
+            {"entries": (EntryRecord("run", "r", b"y", fence=3),)},
         ):
             with pytest.raises(OutOfTurn):
-                await commit_one(waist.backend, Commit(waist.thread, merge=True, in_turn=True, **other))
-        await waist.commit(_foreign("a", 1), merge=True, in_turn=True, entries=(run,))
-        await waist.commit(_foreign("b", 2), merge=True, in_turn=True, entries=(replace(run, fence=5),))
+                await commit_one(
+                    waist.backend, Commit(waist.thread, merge=True, requires_next_seq=True, **other)
+                )
+        await waist.commit(_foreign("a", 1), merge=True, requires_next_seq=True, entries=(run,))
+        await waist.commit(
+            _foreign("b", 2), merge=True, requires_next_seq=True, entries=(replace(run, fence=5),)
+        )
         assert await waist.ids() == ["b", "a"]
         with pytest.raises(OutOfTurn):
-            await waist.of("another").commit(_foreign("a", 2), merge=True, in_turn=True)
+            await waist.of("another").commit(_foreign("a", 2), merge=True, requires_next_seq=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outlive.backend.protocol import Entry, Removal, escape
+from outlive.backend.protocol import EntryRecord, Removal, escape
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 
@@ -64,7 +64,9 @@ class IdContract(Contract):
         assert sorted(found, key=lambda held: int(held.body)) == tasks
 
     async def test_any_text_names_an_entry(self, waist: Waist) -> None:
-        await waist.commit(entries=tuple(Entry("step", id, b"%d" % number) for number, id in _numbered()))
+        await waist.commit(
+            entries=tuple(EntryRecord("step", id, b"%d" % number) for number, id in _numbered())
+        )
         for number, id in _numbered():
             found = await waist.backend.entries("", "step", thread=waist.thread, prefix=id, limit=len(IDS))
             assert [entry.body for _, entry in found if entry.key == id] == [b"%d" % number], repr(id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlive.backend.protocol import Cursor, Known, Removal
+from outlive.backend.protocol import CachedHead, Cursor, Removal
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 from outlive.testing.trial import Trial
@@ -91,7 +91,7 @@ class ReadingContract(Contract):
     async def test_what_the_reader_knows_is_not_sent_again(self, waist: Waist) -> None:
         sent = write("a", "t", chunks=(THREE[0],))
         await waist.commit(draft("a", ONE[0], TWO[0]), chunks=(ONE, TWO, THREE), writes=(sent,))
-        known = Known("a", (ONE[0], TWO[0]))
+        known = CachedHead("a", (ONE[0], TWO[0]))
         for id in (None, "a"):
             reading = await waist.backend.read(waist.thread, "", id, known=known)
             assert (reading.record is not None, reading.chunks) == (True, dict((THREE,)))
@@ -99,7 +99,11 @@ class ReadingContract(Contract):
 
     async def test_what_the_reader_knows_of_another_time_does_not_count(self, waist: Waist) -> None:
         await waist.save("a", ONE, TWO)
-        stale = (Known("b", (ONE[0], TWO[0])), Known("a", (ONE[0],)), Known("a", (TWO[0], ONE[0])))
+        stale = (
+            CachedHead("b", (ONE[0], TWO[0])),
+            CachedHead("a", (ONE[0],)),
+            CachedHead("a", (TWO[0], ONE[0])),
+        )
         for known in stale:
             assert (await waist.backend.read(waist.thread, "", known=known)).chunks == dict((ONE, TWO))
 

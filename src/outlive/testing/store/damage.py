@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import Reading, Removal
+from outlive.backend.protocol import ReadResult, Removal
 from outlive.errors import Corrupt
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
@@ -52,7 +52,7 @@ class DamageContract(Contract):
         saved = await store.thread("t").save(_state(1))
         for place in (0, 1, 3, 9, 100, -1):
 
-            async def flip(reading: Reading, place: int = place) -> Reading:
+            async def flip(reading: ReadResult, place: int = place) -> ReadResult:
                 (name, data), *rest = reading.chunks.items()
                 damaged = bytearray(data)
                 damaged[place] ^= 4
@@ -68,7 +68,7 @@ class DamageContract(Contract):
         backend, store = await trial.interposed(cache_bytes=0)
         await store.thread("t").save({"a": noise(1, 100_000), "b": noise(2, 100_000)})
 
-        async def exchange(reading: Reading) -> Reading:
+        async def exchange(reading: ReadResult) -> ReadResult:
             names = list(reading.chunks)
             return replace(
                 reading, chunks=dict(zip(names, reversed(list(reading.chunks.values())), strict=True))

@@ -1,6 +1,6 @@
 """Any operation, and any other in the middle of it: before each single call that the first makes at the waist.
 
-There are some 2,000 such meetings. The short mode takes a fixed sample of them, another one for each colour
+There are some 2,000 such meetings. The short mode takes a fixed sample of them, another one for each mode
 and half, the long mode all. What must hold after each: nobody cries damage, every checkpoint that is listed
 has the content of its id, what was acknowledged is there unless somebody deleted, and verify finds nothing.
 """

@@ -14,11 +14,11 @@ from langgraph.checkpoint.base import Checkpoint
 
 from outlive.adapters.langgraph.importer.decoder import Found
 from outlive.adapters.langgraph.importer.source import WriteRow
-from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.state import describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.backend.entries import MOVED
-from outlive.backend.protocol import NEXT, CheckpointRecord, Commit, Entry, ThreadKey, WriteRecord
+from outlive.backend.protocol import NEXT, CheckpointRecord, Commit, EntryRecord, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft
@@ -34,7 +34,7 @@ class Cargo:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: CheckpointOperations,
         key: ThreadKey,
         generation: int | None,
         namespaces: set[str],
@@ -125,7 +125,7 @@ class Cargo:
                 checkpoints=tuple(self._records),
                 writes=tuple(self._writes),
                 chunks=tuple(self._chunks.items()),
-                entries=(Entry(MOVED, SYSTEM, fence=NEXT),),
+                entries=(EntryRecord(MOVED, SYSTEM, fence=NEXT),),
                 generation=self._generation,
                 replace=replace,
             )

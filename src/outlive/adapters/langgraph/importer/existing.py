@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from outlive.adapters.langgraph.importer.batch import SYSTEM
-from outlive.adapters.langgraph.importer.source import Pair, WriteKey
+from outlive.adapters.langgraph.importer.source import CheckpointKey, WriteKey
 from outlive.backend.entries import MOVED
 from outlive.backend.protocol import CheckpointRecord, ThreadKey, WriteRecord
 from outlive.threads.engine import Engine
@@ -20,7 +20,7 @@ class Held:
         generation: int | None,
         records: Sequence[CheckpointRecord],
         writes: Sequence[WriteRecord],
-        pairs: Sequence[Pair],
+        pairs: Sequence[CheckpointKey],
         write_keys: set[WriteKey],
         moved: int,
     ) -> None:
@@ -34,7 +34,7 @@ class Held:
 
     @classmethod
     async def read(
-        cls, engine: Engine, key: ThreadKey, pairs: Sequence[Pair], write_keys: set[WriteKey]
+        cls, engine: Engine, key: ThreadKey, pairs: Sequence[CheckpointKey], write_keys: set[WriteKey]
     ) -> Self:
         generation = (await engine.backend.read(key, "", chunks=False)).generation
         records = await engine.records(key)
@@ -53,7 +53,7 @@ class Held:
         return len(self._shared) < len(self.pairs) or not self._source_writes <= self.writes
 
     @property
-    def lacking(self) -> list[Pair]:
+    def lacking(self) -> list[CheckpointKey]:
         """The checkpoints of the source that are not here, or not with all of their writes."""
         written = {(key[0], key[1]) for key in self._source_writes - self.writes}
         return [pair for pair in self.pairs if pair not in self.records or pair in written]
@@ -72,12 +72,12 @@ class Held:
             return True
         return any((key[0], key[1]) in shared for key in self.writes - self._source_writes)
 
-    def places(self) -> dict[Pair, tuple[int, int]]:
+    def places(self) -> dict[CheckpointKey, tuple[int, int]]:
         """Return the (epoch, seq) of checkpoints that are missing here before others that are not.
 
         They get the seq of the one before them; ids decide between equal ones.
         """
-        found: dict[Pair, tuple[int, int]] = {}
+        found: dict[CheckpointKey, tuple[int, int]] = {}
         if not self._shared:
             return found
         before = self.records[self._shared[0]]

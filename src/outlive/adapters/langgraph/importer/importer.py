@@ -27,7 +27,7 @@ from outlive.adapters.langgraph.importer.decoder import Decoder, RowSerializer
 from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
 from outlive.adapters.langgraph.importer.source import Source, open_source
 from outlive.adapters.langgraph.importer.thread import Done, Problem, ThreadMove, Unmovable
-from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import Name, listed
 from outlive.errors import BadArgument, CallerError, Corrupt, OutliveError, StoreError
@@ -119,7 +119,7 @@ def import_langgraph(
     if isinstance(target, str):
         check_apart(source_url, target)
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
-        keeper = Keeper(store._store, serde or StrictSerializer(types))
+        keeper = CheckpointOperations(store._store, serde or StrictSerializer(types))
         reader = RowSerializer(types) if serde is None else maybe_add_typed_methods(serde)
         mover = _Mover(source, keeper, reader, progress, verify=verify, dry_run=dry_run)
         return mover.run(threads, stops=on_problem == "stop" and not dry_run)
@@ -131,7 +131,7 @@ class _Mover:
     def __init__(
         self,
         source: Source,
-        keeper: Keeper,
+        keeper: CheckpointOperations,
         serde: SerializerProtocol,
         progress: Progress | None,
         *,

@@ -45,7 +45,7 @@ async def aimport_langgraph(
             progress(done, total)
 
     def work() -> Moved:
-        given = _twin(target) if isinstance(target, AsyncStore) else target
+        given = _sync_sibling(target) if isinstance(target, AsyncStore) else target
         try:
             return import_langgraph(
                 source_url, given, types=types, serde=serde, threads=threads,
@@ -66,8 +66,8 @@ async def aimport_langgraph(
         raise
 
 
-def _twin(store: AsyncStore) -> Store:
+def _sync_sibling(store: AsyncStore) -> Store:
     """Open the same store for a thread."""
-    if store._twin is None:
+    if store._sync_sibling is None:
         raise BadArgument("the target was not opened by outlive.open_async; give its URL")
-    return Store(store._twin())
+    return Store(store._sync_sibling())

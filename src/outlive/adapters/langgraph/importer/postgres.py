@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
 
-from outlive.adapters.langgraph.importer.source import Pair, Row, Typed, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, Typed, WriteKey, WriteRow
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import BadArgument, BadURL, Corrupt, MissingExtra, StoreUnavailable
 
@@ -130,7 +130,7 @@ class _View:
     def _ask(self, sql: str, **values: Any) -> list[Any]:
         return self._link.execute(sql, {"thread": self._id, **values}).fetchall()
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CheckpointKey]:
         id = self._shape.id
         return [
             tuple(row)
@@ -144,11 +144,11 @@ class _View:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from checkpoint_writes where thread_id = %(thread)s"
         return {tuple(row) for row in self._ask(sql)}
 
-    def rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:
+    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
         for at in range(0, len(pairs), _PAGE):
             yield from self._page(pairs[at : at + _PAGE])
 
-    def _page(self, pairs: Sequence[Pair]) -> list[Row]:
+    def _page(self, pairs: Sequence[CheckpointKey]) -> list[Row]:
         found = {(row[0], row[1]): row[2:] for row in self._rows(pairs)}
         writes = self._writes_of(pairs)
         wanted = {pair: _versions(found[pair][3], pair[0], self._shape) for pair in pairs if pair in found}
@@ -167,7 +167,7 @@ class _View:
             rows.append(row)
         return rows
 
-    def _rows(self, pairs: Sequence[Pair]) -> list[Any]:
+    def _rows(self, pairs: Sequence[CheckpointKey]) -> list[Any]:
         return self._ask(
             f"""select c.checkpoint_ns, {self._shape.id}, {self._shape.parent},
             jsonb_typeof(c.checkpoint->'v') = 'number' and c.checkpoint->'v' < '{_SENDS_ELSEWHERE}'::jsonb, c.checkpoint::text,
@@ -210,8 +210,8 @@ class _View:
                 found.setdefault(id, []).append((kind, data))
         return found
 
-    def _writes_of(self, pairs: Sequence[Pair]) -> dict[Pair, list[WriteRow]]:
-        found: dict[Pair, list[WriteRow]] = {}
+    def _writes_of(self, pairs: Sequence[CheckpointKey]) -> dict[CheckpointKey, list[WriteRow]]:
+        found: dict[CheckpointKey, list[WriteRow]] = {}
         for write in self._writes(
             "join unnest(%(namespaces)s::text[], %(ids)s::text[]) as asked(namespace, id) "
             "on w.checkpoint_ns = asked.namespace and w.checkpoint_id = asked.id where true",
@@ -236,7 +236,7 @@ class _View:
         ]
 
 
-def _columns(pairs: Sequence[Pair]) -> dict[str, list[str]]:
+def _columns(pairs: Sequence[CheckpointKey]) -> dict[str, list[str]]:
     return {"namespaces": [pair[0] for pair in pairs], "ids": [pair[1] for pair in pairs]}
 
 

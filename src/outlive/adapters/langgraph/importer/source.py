@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import BadURL
 
-Pair = tuple[str, str]  # (namespace, checkpoint id)
+CheckpointKey = tuple[str, str]  # (namespace, checkpoint id)
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint id, task, index)
 Typed = tuple[str | None, bytes | None]  # as a serializer gave them
 
@@ -53,14 +53,14 @@ class Row:
     writes: list[WriteRow] = field(default_factory=list)
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> CheckpointKey:
         return (self.namespace, self.id)
 
 
 class ThreadView(Protocol):
     """One thread of a source, at one moment."""
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CheckpointKey]:
         """Return its checkpoints in their order: by id, whatever their namespace."""
         ...
 
@@ -68,7 +68,7 @@ class ThreadView(Protocol):
         """Return what identifies its writes, also of those whose checkpoint is not there."""
         ...
 
-    def rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:
+    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
         """Read checkpoints with their writes; they are given in the order in which they were asked for."""
         ...
 

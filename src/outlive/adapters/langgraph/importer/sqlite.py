@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from outlive.adapters.langgraph.importer.source import Pair, Row, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, WriteKey, WriteRow
 from outlive.backends.sqlite.connection import APPLICATION_ID
 from outlive.errors import BadArgument, BadURL, Corrupt, StoreBusy, StoreUnavailable
 
@@ -121,7 +121,7 @@ class _View:
             f"checkpoint_ns, checkpoint_id, task_id, {path_column}, idx, channel, type, value"
         )
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CheckpointKey]:
         sql = "select checkpoint_ns, checkpoint_id from checkpoints where thread_id = ? order by checkpoint_id, checkpoint_ns"
         found = self._db.execute(sql, (self._id,)).fetchall()
         return [(_text("checkpoint_ns", namespace), _text("checkpoint_id", id)) for namespace, id in found]
@@ -130,7 +130,7 @@ class _View:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from writes where thread_id = ?"
         return {tuple(row) for row in self._db.execute(sql, (self._id,))}
 
-    def rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:
+    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
         sql = (
             "select parent_checkpoint_id, metadata, type, checkpoint from checkpoints "
             "where thread_id = ? and checkpoint_ns = ? and checkpoint_id = ?"

@@ -14,8 +14,15 @@ from typing import Any
 from outlive.adapters.langgraph.importer.batch import Cargo
 from outlive.adapters.langgraph.importer.decoder import Decoder, Found
 from outlive.adapters.langgraph.importer.existing import Held
-from outlive.adapters.langgraph.importer.source import PAGE, Pair, Row, ThreadView, WriteKey, WriteRow
-from outlive.adapters.langgraph.operations import Keeper
+from outlive.adapters.langgraph.importer.source import (
+    PAGE,
+    CheckpointKey,
+    Row,
+    ThreadView,
+    WriteKey,
+    WriteRow,
+)
+from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.values.digest import digest
 from outlive.backend.protocol import CheckpointRecord, ThreadKey
@@ -74,7 +81,7 @@ class ThreadMove:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: CheckpointOperations,
         decoder: Decoder,
         view: ThreadView,
         thread: str,
@@ -123,7 +130,9 @@ class ThreadMove:
 
     # Reading the source
 
-    async def _load(self, held: Held, pairs: Sequence[Pair], cargo: Cargo, expected: Expected) -> None:
+    async def _load(
+        self, held: Held, pairs: Sequence[CheckpointKey], cargo: Cargo, expected: Expected
+    ) -> None:
         places = held.places()
         for number, row in enumerate(self._rows(pairs), 1):
             found = self._read(row)
@@ -138,7 +147,7 @@ class ThreadMove:
             self._tell(number)
         await self._load_writes(self._view.lone_writes(), held, cargo, expected)
 
-    def _rows(self, pairs: Sequence[Pair]) -> Iterator[Row]:
+    def _rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
         with self._about(None):
             for at in range(0, len(pairs), PAGE):
                 yield from self._view.rows(pairs[at : at + PAGE])
@@ -197,7 +206,7 @@ class ThreadMove:
             if expected.differing(again) or expected.differing_writes(again):
                 raise Unmovable(Problem(self._thread, None, _UNFAITHFUL))
 
-    async def _renew(self, key: ThreadKey, pairs: list[Pair], keys: set[WriteKey]) -> None:
+    async def _renew(self, key: ThreadKey, pairs: list[CheckpointKey], keys: set[WriteKey]) -> None:
         """Replace checkpoints and control writes by what the source has now; they keep their places."""
         generation = (await self._keeper.engine.backend.read(key, "", chunks=False)).generation
         cargo = Cargo(self._keeper, key, generation, set())
@@ -249,7 +258,7 @@ class Expected:
     """Digests of checkpoints and writes."""
 
     def __init__(self) -> None:
-        self.checkpoints: dict[Pair, bytes] = {}
+        self.checkpoints: dict[CheckpointKey, bytes] = {}
         self.writes: dict[WriteKey, bytes] = {}
 
     def add(self, found: Found) -> None:
@@ -268,14 +277,14 @@ class Expected:
         key = (record.namespace, record.id, write.task, write.index)
         self.writes[key] = _write_digest(write.channel, write.path, write.value)
 
-    def differing(self, actual: Expected) -> list[Pair]:
+    def differing(self, actual: Expected) -> list[CheckpointKey]:
         return [pair for pair, one in self.checkpoints.items() if actual.checkpoints.get(pair) != one]
 
     def differing_writes(self, actual: Expected) -> list[WriteKey]:
         return [key for key, one in self.writes.items() if actual.writes.get(key) != one]
 
 
-def found_pair(found: Found) -> Pair:
+def found_pair(found: Found) -> CheckpointKey:
     return (found.namespace, found.id)
 
 

@@ -30,7 +30,7 @@ from outlive.adapters.langgraph.values.user_types import PREFIX, Named
 from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
 from outlive.format.codec import Codec, Hook
 from outlive.format.extensions import Composite, Raw, Scalar
-from outlive.format.registry import Entry, Registry
+from outlive.format.registry import RegisteredType, Registry
 
 FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
 TYPED = FIRST + 8  # [type, bytes] as a serializer gave them
@@ -179,10 +179,10 @@ class _Known(Registry):
         self._user = registry
         self._named = named
 
-    def of(self, cls: type) -> Entry | None:
+    def of(self, cls: type) -> RegisteredType | None:
         return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _frameworks.of(cls)
 
-    def tagged(self, tag: str, version: int) -> Entry:
+    def tagged(self, tag: str, version: int) -> RegisteredType:
         if tag in _TAGS:
             return _containers.tagged(tag, version)
         if tag in frameworks.TAGS:

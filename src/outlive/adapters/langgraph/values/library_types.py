@@ -11,7 +11,7 @@ from typing import Any
 
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.errors import TypeChanged
-from outlive.format.registry import Entry, Registry
+from outlive.format.registry import RegisteredType, Registry
 
 _LANGGRAPH, _LANGCHAIN = "langgraph.types", "langchain_core.documents.base"
 _DOCUMENT, _TAG = "langchain.Document", "langgraph."
@@ -28,13 +28,13 @@ TAGS = frozenset((_DOCUMENT, *(f"{_TAG}{name}" for name in _PARTS)))
 class Frameworks(Registry):
     """Knows the classes above, and LangChain's documents."""
 
-    def of(self, cls: type) -> Entry | None:
+    def of(self, cls: type) -> RegisteredType | None:
         """Return how a class is taken apart."""
         if cls not in self._by_type and cls.__module__ in (_LANGGRAPH, _LANGCHAIN):
             self._learn(cls.__module__)
         return super().of(cls)
 
-    def tagged(self, tag: str, version: int) -> Entry:
+    def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return how what is stored under a tag is put together."""
         if tag not in self._by_tag:
             with contextlib.suppress(ImportError):

@@ -16,7 +16,7 @@ from typing import Any
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_TYPES
 
 from outlive.errors import BadArgument, UnknownTag
-from outlive.format.registry import Decode, Encode, Entry, Registry, Upgrade
+from outlive.format.registry import Decode, Encode, RegisteredType, Registry, Upgrade
 
 Name = tuple[str, ...]  # (module, name)
 PREFIX = "langgraph:"  # of their tags
@@ -60,12 +60,12 @@ class Named(Registry):
                 raise
             return  # an annotation names it; perhaps nobody stores it
         made = self._by_type[cls]
-        entry = Entry(
+        entry = RegisteredType(
             cls, tag, made.version, made.encode, _lenient(cls, _quick(cls, made.decode)), made.upgrade
         )
         self._by_type[cls] = self._by_tag[tag] = entry
 
-    def tagged(self, tag: str, version: int) -> Entry:
+    def tagged(self, tag: str, version: int) -> RegisteredType:
         """Return the class of a tag, or raise UnknownTag."""
         entry = self._by_tag.get(tag)
         if entry is None:
