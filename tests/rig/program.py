@@ -32,13 +32,13 @@ from rig.crash import ram_folder
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 _LAZY = (
-    "cli.examining",
-    "cli.recovering",
-    "cli.running",
-    "cli.showing",
-    "cli.comparing",
-    "cli.deleting",
-    "cli.place",
+    "cli.commands.doctor_checks",
+    "cli.commands.recover",
+    "cli.run_view",
+    "cli.commands.showing",
+    "cli.commands.comparing",
+    "cli.commands.deleting",
+    "cli.stores",
 )
 
 
@@ -206,7 +206,7 @@ def serve(path):
     """Fork for each call, until the socket's other side, our standard input, is closed."""
     import importlib
 
-    for name in ("public", "backends.postgres", "backends.sqlite", "cli.program", *_LAZY):
+    for name in ("factory", "backends.postgres.backend", "backends.sqlite.backend", "cli.program", *_LAZY):
         importlib.import_module(f"outlive.{name}")
     importlib.import_module("rich.table")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -494,7 +494,7 @@ def test_what_errata_could_not_read_back_is_refused_when_it_is_written():
     for prompt, response, what in (
         ({"text": "p"}, {}, "prompt"),
         ("p", {"proposed_writes": [("a", b"\xff")]}, "not text"),
-        ("p", {"cost_usd": float("inf")}, "JSON"),
+        ("p", {"cost_usd": float("inf")}, "finite"),
     ):
         with pytest.raises(BadArgument, match=what):
             FanOut((ModelResponse("m", **response),), prompt).to_json()

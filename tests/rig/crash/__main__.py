@@ -1,4 +1,4 @@
-"""The warm process itself: `python -m crash FD`, where FD is its end of a socket pair."""
+"""The warm process itself: `python -m rig.crash FD`, where FD is its end of a socket pair."""
 
 import faulthandler
 import importlib
@@ -9,8 +9,10 @@ import sys
 from rig.crash import BACKENDS
 from rig.crash.server import serve
 
-for backend in (*BACKENDS, "postgres", "redis", "redis_wires"):  # here, so that no worker has to
-    importlib.import_module(f"outlive.backends.{backend}")
+MODULES = ("local.memory", *(f"{name}.backend" for name in (*BACKENDS, "postgres", "redis")), "redis.connection")
+
+for module in MODULES:  # here, so that no worker has to
+    importlib.import_module(f"outlive.backends.{module}")
 faulthandler.register(signal.SIGUSR1)
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; when they end, so does this
 serve(socket.socket(fileno=int(sys.argv[1])))

@@ -70,7 +70,7 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
             problems = Audit(db, view).run()
         except Corrupt as error:
             problems = [error]
-        found += [Corrupt(f"a thread without content: {error.what}") for error in problems]
+        found += problems
         if row[24] is not None or row[26] is not None:
             found.append(Corrupt("a thread without content has metadata"))
     sql = (

@@ -193,7 +193,10 @@ class Connection:
         log = f"{self._file}-wal"
         if not os.path.exists(log):
             return
+        # The mark is read first: a live process only ever adds frames to those it acknowledged. The read that follows makes
+        # SQLite look at the file again, which another process may have put into WAL mode since this one opened it.
         mark = marks.read() if marks.existed else None
+        self._is_ours(db)
         frames = 0
         if fetch_one(db, "pragma journal_mode")[0] == "wal":
             frames = max(0, db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0])
