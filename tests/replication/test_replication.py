@@ -251,7 +251,7 @@ def disturb(store, times):
         if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
             left[0] -= 1
             await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
-            await stores.carrier(0, 10).carry(commits[0].thread, ChangeSet(pairs={("", "two")}))
+            await stores.carrier(0, 10).transfer(commits[0].thread, ChangeSet(pairs={("", "two")}))
         return await real(commits)
 
     secondary.commit_all = commit_all

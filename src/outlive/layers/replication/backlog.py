@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Cont
 
 from outlive.backend.entries import REPLICATED
 from outlive.backend.protocol import OUTBOX, RESERVED, TOMBSTONE, Backend, Commit, EntryRecord, ThreadKey
+from outlive.backend.transfer import PAGE, CheckpointKey, all_entries, entry_pages
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
 from outlive.layers.encryption.naming_key import KEYS, NAMING
-from outlive.layers.replication.note import ChangeSet, CheckpointKey, age_s, items_in
+from outlive.layers.replication.note import ChangeSet, age_s, items_in
 from outlive.layers.replication.queue import Queue
-from outlive.layers.replication.transfer import Replicator, all_entries
+from outlive.layers.replication.transfer import Replicator
 from outlive.runtime.runtime import Runtime
 
-_PAGE = 500
 _TOGETHER = 64  # threads whose items go to the other store by one call
 _OTHERS_S = 5.0  # after which the notes of another process are taken to be left behind
 
@@ -50,15 +50,8 @@ class Backlog:
     async def _pages(self, kind: str, tenants: Sequence[str] = ()) -> AsyncIterator[list[Noted]]:
         """Iterate over entries of the tenant, and unless told otherwise over those of the store itself."""
         for tenant in tenants or (self._tenant, RESERVED):
-            after: tuple[str, bytes] | None = None
-            while True:
-                page = await self._source.entries(
-                    tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
-                )
+            async for page in entry_pages(self._source, tenant, kind, timeout_s=self._timeout_s):
                 yield page
-                if len(page) < _PAGE:
-                    break
-                after = (page[-1][1].key, page[-1][0].digest)
 
     async def items_of(self, thread: ThreadKey, done: Collection[str] = ()) -> ChangeSet:
         """Return all that is queued of one thread, but for what is done."""
@@ -85,7 +78,7 @@ class Backlog:
             due = {(key, entry.key) for key, entry in page if self._is_due(entry.key, mine, in_flight)}
             threads = {key for key, _ in due}
             notes = [one for one in page if one[0] in threads]
-            if len(page) == _PAGE and len(due) < len(notes):
+            if len(page) == PAGE and len(due) < len(notes):
                 notes = [(key, one) for key in threads for one in await self._notes_of(key)]
             done, error = await self._carry(notes, due)
             count, failure = count + done, failure or error
@@ -132,7 +125,7 @@ class Backlog:
         return count, failure
 
     async def _carry_batch(self, batch: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
-        results = await self._carrier.carry_all(batch)
+        results = await self._carrier.transfer_all(batch)
         for at, (key, items) in enumerate(batch):
             if isinstance(results[at], EpochPassed) and self._settle is not None:
                 try:
@@ -167,7 +160,7 @@ class Backlog:
             for row in rows:
                 key = ThreadKey.of(self._tenant, row.id)
                 listed.add(key.digest)
-                await self._carrier.carry(key, ChangeSet(everything=True))
+                await self._carrier.transfer(key, ChangeSet(everything=True))
             if len(rows) < _TOGETHER:
                 break
             after = rows[-1].id
@@ -175,9 +168,9 @@ class Backlog:
         async for page in self._pages(TOMBSTONE):
             for key, grave in page:
                 if not grave.key:
-                    await self._carrier.carry(key, ChangeSet(everything=True))
+                    await self._carrier.transfer(key, ChangeSet(everything=True))
         for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
-            await self._carrier.carry(key, ChangeSet(entries={(NAMING, entry.key)}))
+            await self._carrier.transfer(key, ChangeSet(entries={(NAMING, entry.key)}))
 
     async def _carry_unlisted(self, listed: Container[bytes]) -> None:
         """Carry over what runs have stored that did not save yet."""
@@ -188,7 +181,7 @@ class Backlog:
                     if key.digest not in listed:
                         found.setdefault(key, set()).add((kind, entry.key))
                 for key, entries in found.items():
-                    await self._carrier.carry(key, ChangeSet(entries=entries))
+                    await self._carrier.transfer(key, ChangeSet(entries=entries))
 
 
 def _together(notes: Sequence[EntryRecord]) -> ChangeSet:

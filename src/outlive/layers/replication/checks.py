@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlive.backend.protocol import TOMBSTONE, Backend, CheckpointRecord, Commit, ThreadKey, tombstone_key
+from outlive.backend.protocol import TOMBSTONE, Backend, CheckpointRecord, Commit, ThreadKey
+from outlive.backend.transfer import Tombstones, all_entries
 from outlive.layers.replication.pair import PRIMARY
 
 _PAGE = 1000
@@ -19,7 +20,7 @@ async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout
     _, found = await secondary.history(key, None, limit=_PAGE, timeout_s=timeout_s)
     for record in _evidence(found):
         there = await primary.read(key, record.namespace, record.id, chunks=False, timeout_s=timeout_s)
-        if there.record is None and not await _is_buried(primary, key, record, timeout_s):
+        if there.record is None and not await _was_deleted(primary, key, record, timeout_s):
             return True
     return False
 
@@ -40,15 +41,9 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
     return False
 
 
-async def _is_buried(primary: Backend, key: ThreadKey, record: CheckpointRecord, timeout_s: float) -> bool:
-    for name in ("", tombstone_key(record.namespace, record.id)):
-        graves = await primary.entries(
-            key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1, timeout_s=timeout_s
-        )
-        for _, grave in graves:
-            if grave.key == name and (record.epoch, record.seq) <= (grave.epoch, grave.until):
-                return True
-    return False
+async def _was_deleted(primary: Backend, key: ThreadKey, record: CheckpointRecord, timeout_s: float) -> bool:
+    tombstones = await all_entries(primary, key, TOMBSTONE, timeout_s)
+    return Tombstones(tombstones).cover(record)
 
 
 def _evidence(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:

@@ -282,9 +282,9 @@ class Committing:
             if whole:
                 sent.items.add(await self._stores.backlog(PRIMARY).items_of(sent.given.thread))
             carrier = self._stores.carrier(PRIMARY, self._stores.patience_s)
-            await carrier.carry(sent.given.thread, sent.items, epoch)
+            await carrier.transfer(sent.given.thread, sent.items, epoch)
             if whole and await has_gap(*self._stores.both, sent.given, self._stores.patience_s):
-                await carrier.carry(sent.given.thread, ChangeSet(everything=True), epoch)
+                await carrier.transfer(sent.given.thread, ChangeSet(everything=True), epoch)
         except OutliveError as error:
             return error
         return None
@@ -302,7 +302,7 @@ class Committing:
             return
         try:
             await self._stores.ensure_open(SECONDARY)
-            await self._stores.carrier(PRIMARY, self._stores.patience_s).carry(thread, items, epoch)
+            await self._stores.carrier(PRIMARY, self._stores.patience_s).transfer(thread, items, epoch)
         except EpochPassed:
             raise
         except OutliveError as error:

@@ -26,9 +26,8 @@ from outlive.backend.protocol import (
     escape,
     unescape,
 )
+from outlive.backend.transfer import CheckpointKey
 from outlive.errors import Corrupt
-
-CheckpointKey = tuple[str, str]
 
 
 @dataclass(slots=True)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outlive.backend.protocol import Backend, ThreadKey
+from outlive.backend.transfer import CheckpointKey
 from outlive.errors import BadURL, StoreError
 from outlive.events import FAILBACK, FAILOVER, Event, EventSink
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.health import Health, has_no_answer, is_unreachable
-from outlive.layers.replication.note import ChangeSet, CheckpointKey
+from outlive.layers.replication.note import ChangeSet
 from outlive.layers.replication.pair import (
     PRIMARY,
     ROLES,
@@ -217,11 +218,13 @@ class Stores:
         line, epoch = await self.line()
         carrier = self.carrier(source, self.carry_s)
         if line == source or items.everything:
-            await carrier.carry(key, items)
+            await carrier.transfer(key, items)
             return
         back = self.carrier(line, self.carry_s)
         await Withdrawal(self.both[source], self.both[line], back, epoch, self.carry_s).withdraw(key, items)
-        await carrier.carry(key, ChangeSet(written=items.written, buried=items.buried, erased=items.erased))
+        await carrier.transfer(
+            key, ChangeSet(written=items.written, buried=items.buried, erased=items.erased)
+        )
 
     async def settle_left(self, source: int, key: ThreadKey, epoch: int) -> None:
         """Withdraw what a store that was left has queued of a thread, after that was moved to this epoch in the other one."""

@@ -32,9 +32,10 @@ from outlive.backend.protocol import (
     ThreadRow,
     commit,
 )
+from outlive.backend.transfer import CheckpointKey, all_entries
 from outlive.errors import StaleBase, StoreBusy
-from outlive.layers.replication.note import ChangeSet, CheckpointKey
-from outlive.layers.replication.transfer import Replicator, all_entries, leased
+from outlive.layers.replication.note import ChangeSet
+from outlive.layers.replication.transfer import Replicator, renewed
 
 _TRIES = 8
 
@@ -81,8 +82,7 @@ class Withdrawal:
             await self._bring_info(key, withdrawing)
         if not (orphans or records or withdrawing.entries or withdrawing.info is not None):
             return None
-        withdrawing.chunks = await self.carrier.send_chunks(key, records, ())
-        return withdrawing
+        return await self.carrier.with_chunks(withdrawing)
 
     async def _checkpoints(
         self, key: ThreadKey, items: ChangeSet
@@ -114,7 +114,7 @@ class Withdrawal:
             if here is not None and there is None:
                 found.append(EntryRecord(kind, name, gone=True))
             elif here is not None and there is not None and here.rank > there.rank:
-                found.append(leased(there))
+                found.append(renewed(there))
         return found
 
     async def _bring_info(self, key: ThreadKey, withdrawing: Commit) -> None:
