@@ -226,7 +226,7 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
 
 async def _newest(backend: Backend) -> bytes | None:
     """Return the naming key as it is sealed now, when the keys were rotated."""
-    from outlive.layers.encryption.naming_key import current_naming_key
+    from outlive.layers.encryption.layer import current_naming_key
 
     found = await current_naming_key(backend)
     return None if found is None else found.body

@@ -438,7 +438,8 @@ class AsyncStore(AsyncContext):
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
         await self.flush()
-        return await rotate(backend, self._settings.tenant, progress)
+        sides = (backend.inner,) if self._pair is None else self._pair.stores.both
+        return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""

@@ -652,10 +652,9 @@ def test_a_rotation_that_dies_at_any_call_leaves_all_readable_and_goes_on_when_r
         fill(store)
         expected = read(store)
         layer = memory_store(BOTH, inner)[0]._store._engine.backend
-        layer.inner = Dying(layer.inner, calls)
         is_over = True
         try:
-            run_now(outlive.layers.encryption.rotation.rotate(layer, "", None))
+            run_now(outlive.layers.encryption.rotation.rotate((Dying(layer.inner, calls),), layer.ring, ""))
         except Died:
             is_over = False
         fresh = memory_store(BOTH, inner)[0]

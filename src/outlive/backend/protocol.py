@@ -125,6 +125,9 @@ def reserved(name: str) -> ThreadKey:
     return ThreadKey.of(RESERVED, name)
 
 
+NAMING_THREAD = reserved("keys")  # has the naming key of an encrypted store after its keys were rotated
+
+
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
 class CheckpointRecord:
     """A checkpoint as a backend keeps it. In a commit, a seq of 0 means: give it the next one."""

@@ -23,8 +23,9 @@ from dataclasses import replace
 
 import ormsgpack
 
-from outlive.backend.entries import SEALED
+from outlive.backend.entries import NAMING, SEALED
 from outlive.backend.protocol import (
+    NAMING_THREAD,
     Backend,
     CachedHead,
     CheckpointRecord,
@@ -54,7 +55,6 @@ from outlive.errors import (
     unopened,
 )
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
-from outlive.layers.encryption.naming_key import NAMING, current_naming_key
 
 Sent = dict[bytes | None, bytes | None]  # sealed → plain
 NAMING_PLACE = ormsgpack.packb((NAMING,))
@@ -87,6 +87,12 @@ def place_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
     return ormsgpack.packb(("chunk", escape(thread.tenant), name))
 
 
+async def current_naming_key(backend: Backend) -> EntryRecord | None:
+    """Return the naming key as the last rotation sealed it; None when there was none."""
+    entries = await backend.entries(NAMING_THREAD.tenant, NAMING, thread=NAMING_THREAD)
+    return entries[0][1] if entries else None
+
+
 def _is_sealed(entry: EntryRecord) -> bool:
     """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
     return entry.kind in SEALED
@@ -117,10 +123,9 @@ class Encrypted:
             raise NotEncrypted
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
-        anew = await current_naming_key(
-            self.inner
-        )  # then a ring without the newest key is refused, whatever else it has
-        sealed = stored if anew is None or anew.body is None else anew.body
+        # After a rotation a ring without the newest key is refused, whatever else it has.
+        rotated = await current_naming_key(self.inner)
+        sealed = stored if rotated is None or rotated.body is None else rotated.body
         try:
             return self.ring.open(NAMING_PLACE, sealed)
         except SealBroken:

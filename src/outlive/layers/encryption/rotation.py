@@ -7,14 +7,16 @@ Others may save meanwhile; what they put is under the newest key of their own ri
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from outlive.backend.entries import SEALED
+from outlive.backend.entries import NAMING, SEALED
 from outlive.backend.protocol import (
     ABSENT,
+    NAMING_THREAD,
     RESERVED,
+    Backend,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -26,17 +28,17 @@ from outlive.backend.protocol import (
     commit,
 )
 from outlive.errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
+from outlive.layers.encryption.keyring import KeyRing
 from outlive.layers.encryption.layer import (
     NAMING_PLACE,
     Encrypted,
+    current_naming_key,
     place_of_checkpoint,
     place_of_chunk,
     place_of_entry,
     place_of_info,
     place_of_write,
 )
-from outlive.layers.encryption.naming_key import KEYS, NAMING, current_naming_key
-from outlive.layers.replication.layer import Replicate
 
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]  # (threads done, how many there are if known)
@@ -66,14 +68,15 @@ class Rotated:
         return self.checkpoints + self.chunks + self.writes + self.entries + self.infos
 
 
-async def rotate(layer: Encrypted, tenant: str, progress: Progress | None) -> Rotated:
+async def rotate(
+    sides: Sequence[Backend], ring: KeyRing, tenant: str, progress: Progress | None = None
+) -> Rotated:
     """Seal everything of a tenant anew; return what was done.
 
     Of a pair each store by itself: sealing gives the same bytes in both. Until neither has anything left to do, for what is
     queued between them may bring back what one of them had before.
     """
-    sides = layer.inner.stores.both if isinstance(layer.inner, Replicate) else (layer.inner,)
-    rotations = [Rotation(Encrypted(side, layer.ring), tenant) for side in sides]
+    rotations = [Rotation(Encrypted(side, ring), tenant) for side in sides]
     before = -1
     while (total := sum(rotation.done.total for rotation in rotations)) > before:
         before = total
@@ -142,7 +145,7 @@ class Rotation:
         body = self._ring.seal(NAMING_PLACE, key)
         entry = EntryRecord(NAMING, NAMING, body, revision=rank[2] + 1, expect=rank)
         try:
-            await commit(self._inner, Commit(KEYS, entries=(entry,)))
+            await commit(self._inner, Commit(NAMING_THREAD, entries=(entry,)))
         except EntryHeld:
             return  # another rotation did it
         self.done.entries += 1

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Sequence
 
-from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import OUTBOX, RESERVED, TOMBSTONE, Backend, Commit, EntryRecord, ThreadKey
+from outlive.backend.entries import NAMING, REPLICATED
+from outlive.backend.protocol import (
+    NAMING_THREAD,
+    OUTBOX,
+    RESERVED,
+    TOMBSTONE,
+    Backend,
+    Commit,
+    EntryRecord,
+    ThreadKey,
+)
 from outlive.backend.transfer import PAGE, CheckpointKey, all_entries, entry_pages
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
-from outlive.layers.encryption.naming_key import KEYS, NAMING
 from outlive.layers.replication.note import ChangeSet, age_s, items_in
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.transfer import Replicator
@@ -169,7 +177,7 @@ class Backlog:
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.transfer(key, ChangeSet(everything=True))
-        for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
+        for key, entry in await self._source.entries(NAMING_THREAD.tenant, NAMING, timeout_s=self._timeout_s):
             await self._carrier.transfer(key, ChangeSet(entries={(NAMING, entry.key)}))
 
     async def _carry_unlisted(self, listed: Container[bytes]) -> None:

@@ -50,7 +50,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from outlive.backend.protocol import Backend, Commit, Page, ReadResult, Receipt, ThreadKey
+from outlive.backend.entries import NAMING
+from outlive.backend.protocol import NAMING_THREAD, Backend, Commit, Page, ReadResult, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -61,7 +62,6 @@ from outlive.errors import (
     StoreUnavailable,
 )
 from outlive.events import EventSink
-from outlive.layers.encryption.naming_key import KEYS, NAMING
 from outlive.layers.replication.background import Upkeep
 from outlive.layers.replication.commit import Committing, Result
 from outlive.layers.replication.doubt import CHANGING, Doubt, Doubts
@@ -231,7 +231,7 @@ class Replicate:
 
     def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
         """Return the store to ask: the active one. But a pair can be opened with its keys while that does not answer: both have these."""
-        is_naming = args[:2] == (KEYS.tenant, NAMING)
+        is_naming = args[:2] == (NAMING_THREAD.tenant, NAMING)
         is_left_out = is_naming and not self.stores.health[epoch % 2].is_healthy
         return self.stores.both[1 - epoch % 2 if is_left_out else epoch % 2]
 
