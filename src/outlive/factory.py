@@ -158,11 +158,11 @@ async def _made(
     """Return the backends. One of a pair may be out of reach: then the other one tells what to do."""
     if target.secondary is None:
         return await opener(target.served)(), None
-    from outlive.layers.replication.lazy_store import made
+    from outlive.layers.replication.lazy_store import open_lazily
 
-    primary = await made(target.served.shown, opener(target.served), runtime)
+    primary = await open_lazily(target.served.shown, opener(target.served), runtime)
     try:
-        return primary, await made(target.secondary.shown, opener(target.secondary), runtime)
+        return primary, await open_lazily(target.secondary.shown, opener(target.secondary), runtime)
     except BaseException:
         await primary.close()
         raise

@@ -564,7 +564,7 @@ class AsyncStore(AsyncContext):
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
             return await self._pair.ping(timeout_s)
-        from outlive.layers.replication.ping import ping
+        from outlive.layers.replication.pair import ping
 
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 

@@ -127,11 +127,11 @@ def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primar
         time.sleep(0.2)  # some beats
         assert store.replication_status().failovers == 0
         stores = store._store._pair.stores
-        stores.patience_s = stores.carry_s = 0.3
+        stores.patience_s = stores.transfer_s = 0.3
         store.promote()
         store.thread("t").save(3)
         other.execute("rollback")
-        stores.patience_s = stores.carry_s = PATIENCE_S
+        stores.patience_s = stores.transfer_s = PATIENCE_S
         store.failback()
         assert store.thread("t").load() == 3
 
@@ -141,7 +141,7 @@ def test_a_damaged_primary_is_left_when_somebody_says_so(url_of):
     with outlive.open(url, secondary=url_of("sqlite"), replication="async", cache_bytes=0, **QUICK) as store:
         store.thread("t").save({"text": "x" * 5000})
         eventually(lambda: store.replication_status().queued == 0)
-        store._store._pair._upkeep.is_over = True  # what comes now stays queued
+        store._store._pair._upkeep.is_closed = True  # what comes now stays queued
         store.thread("u").save({"text": "y" * 5000})
         damage(url)
         store.promote()  # it cannot be carried over
@@ -242,9 +242,9 @@ def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of)
     with outlive.open(first, secondary=valkey_server.url, **QUICK) as store:
         store.thread("t").save("precious")
         valkey_server.call("FLUSHALL")
-        assert not store.replication_status().is_whole
+        assert not store.replication_status().is_caught_up
         store.thread("u").save("new")
-        eventually(lambda: store.replication_status().is_whole)
+        eventually(lambda: store.replication_status().is_caught_up)
     with outlive.open(valkey_server.url) as alone:
         assert {info.id: alone.thread(info.id).load() for info in alone.threads()} == {
             "t": "precious",

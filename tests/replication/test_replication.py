@@ -4,7 +4,7 @@ import pytest
 
 import outlive
 from outlive.backend.protocol import OUTBOX, Commit, Removal
-from outlive.layers.replication.note import ChangeSet
+from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
 
@@ -251,7 +251,7 @@ def disturb(store, times):
         if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
             left[0] -= 1
             await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
-            await stores.carrier(0, 10).transfer(commits[0].thread, ChangeSet(pairs={("", "two")}))
+            await stores.replicator(0, 10).transfer(commits[0].thread, ChangeSet(checkpoints={("", "two")}))
         return await real(commits)
 
     secondary.commit_all = commit_all
@@ -439,7 +439,7 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         store = await rig.open(health_check_interval_s=100)
         await store.promote()
         await store.thread("t").save(1, id="one")
-        pair = store._pair._switching
+        pair = store._pair._switch
 
         async def die(*args):
             raise outlive.errors.StoreUnavailable("killed here")

@@ -36,7 +36,7 @@ from outlive.backend.transfer import (
     names_of,
 )
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
-from outlive.layers.replication.note import ChangeSet, items_in
+from outlive.layers.replication.outbox_entry import ChangeSet, changes_in
 from outlive.runtime.runtime import Deadline
 
 _TRIES = 8
@@ -91,10 +91,12 @@ class Replicator:
             try:
                 if (merge := await self._prepare(key, changes, epoch)) is not None:
                     await commit(self.target, merge)
-                # A crash from here on leaves the note of these changes, so they are transferred again.
+                # A crash from here on leaves the outbox entry of these changes, so they are transferred again.
                 if changes.rewritten:
-                    await self._rewrite(key, await self._records(key, ChangeSet(pairs=changes.rewritten)))
-                if changes.buried:
+                    await self._rewrite(
+                        key, await self._records(key, ChangeSet(checkpoints=changes.rewritten))
+                    )
+                if changes.deleted:
                     await self._sweep(key, changes.erased)
                 return
             except StaleBase:
@@ -110,7 +112,7 @@ class Replicator:
         ready: dict[int, Commit] = {}
         for at, (key, changes) in enumerate(threads):
             try:
-                if changes.buried or changes.rewritten or changes.everything:
+                if changes.deleted or changes.rewritten or changes.everything:
                     await self.transfer(key, changes, changes.epoch)
                 elif (merge := await self._prepare(key, changes, changes.epoch)) is not None:
                     ready[at] = merge
@@ -131,7 +133,7 @@ class Replicator:
     async def _prepare(self, key: ThreadKey, changes: ChangeSet, epoch: int | None) -> Commit | None:
         """Send deletions and chunks; return the commit of all that refers to these, if there is any."""
         # Deletions first: a tombstone keeps what is merged after it from bringing back what was deleted.
-        if changes.buried or changes.everything:
+        if changes.deleted or changes.everything:
             await self._bury(key, changes.erased, epoch)
         merge = Commit(
             key,
@@ -155,7 +157,7 @@ class Replicator:
     # Reading the source
 
     async def _records(self, key: ThreadKey, changes: ChangeSet) -> list[CheckpointRecord]:
-        wanted = None if changes.everything else changes.pairs | changes.rewritten
+        wanted = None if changes.everything else changes.checkpoints | changes.rewritten
         if wanted is None or len(wanted) > 3:
             return await all_records(self.source, key, self.timeout_s, wanted)
         results = [
@@ -252,7 +254,7 @@ class Replicator:
         here = await self.source.writes(key, None, timeout_s=self.timeout_s)
         live = {(write.namespace, write.checkpoint) for write in here}
         for entry in await self._stored(key, OUTBOX):
-            live |= items_in(entry).written
+            live |= changes_in(entry).written
         written = {(write.namespace, write.checkpoint) for write in there} - dead
         return written - live, written & live
 
