@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from .arguments import check_handlers
 from .backend import ThreadKey
 from .checkpoint import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
+from .engine import Engine
 from .errors import BadArgument
 from .lease import RunInfo
 from .lock import AsyncLock
@@ -355,8 +356,8 @@ class Lock(SyncContext):
     def fence(self) -> int | None:
         return self._lock.fence
 
-    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
-        return self._lock._fence_of(thread)
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
+        return self._lock._fence_of(engine, thread)
 
     def acquire(self) -> Self:
         run_now(self._lock.acquire())
