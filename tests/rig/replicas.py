@@ -101,7 +101,9 @@ class Link:
                 return [error for _ in args[0]]
             results = await method(*args, **options)
             return [
-                outcome_unknown(one, "no answer") if isinstance(result, outlive.backend.protocol.Receipt) else error
+                outcome_unknown(one, "no answer")
+                if isinstance(result, outlive.backend.protocol.Receipt)
+                else error
                 for one, result in zip(*args, results, strict=True)
             ]
 

@@ -108,6 +108,9 @@ class _LoopTask:
             await asyncio.wait([self._task], timeout=timeout_s)
         # else it ended with its loop
 
+    def has_ended(self) -> bool:
+        return self._task.done() or self._task.get_loop() is not asyncio.get_running_loop()
+
 
 class _LoopTicker:
     def __init__(self, home: Home, interval_s: float, work: Work) -> None:

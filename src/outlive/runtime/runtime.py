@@ -58,6 +58,9 @@ class Task(Protocol):
     """Background work that can be waited for."""
 
     async def wait(self, timeout_s: float | None = None) -> None: ...
+    def has_ended(self) -> bool:
+        """Tell whether nobody does this work any more, whether it is done or not."""
+        ...
 
 
 class Signal(Protocol):
@@ -117,6 +120,9 @@ class _ThreadTask:
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
+
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
 
 
 class _ThreadTicker:
