@@ -67,10 +67,11 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     for row in rows:
         try:
             view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
-            problems = Audit(db, view).run()
+            found += Audit(
+                db, view
+            ).run()  # as the audit of that thread says it: `verify` tells each problem once
         except Corrupt as error:
-            problems = [error]
-        found += [Corrupt(f"a thread without content: {error.what}") for error in problems]
+            found.append(error)
         if row[24] is not None or row[26] is not None:
             found.append(Corrupt("a thread without content has metadata"))
     sql = (
