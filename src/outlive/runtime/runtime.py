@@ -84,6 +84,10 @@ class Runtime(Protocol):
         """Return the wall clock in microseconds."""
         ...
 
+    def check_loop(self) -> None:
+        """Raise WrongLoop when the store is in use in another event loop than the caller's."""
+        ...
+
     def spawn(self, work: Work) -> Task:
         """Start `work` in the background."""
         ...
@@ -170,6 +174,9 @@ class SyncRuntime:
 
     def now(self) -> int:
         return time.time_ns() // 1000
+
+    def check_loop(self) -> None:
+        """Do nothing: a sync store is used from any thread."""
 
     def spawn(self, work: Work) -> Task:
         return _ThreadTask(work)
