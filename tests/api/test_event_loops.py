@@ -6,10 +6,10 @@ import threading
 import time
 
 import pytest
-from outlive.loop import AsyncRuntime
 
 import outlive
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.runtime.loop import AsyncRuntime
 from outlive.testing.patience import PATIENCE_S
 
 BACKENDS = ("memory", "file", "sqlite", "postgresql", "redis")
