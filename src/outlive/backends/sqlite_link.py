@@ -120,7 +120,7 @@ class Link:
 
     def _is_gone(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"the SQLite file {self.path!r}, or its -wal file, was deleted, moved or replaced under this store, and nothing "
+            f"the SQLite file {self.path!r}, or its -wal or -shm file, was deleted, moved or replaced under this store, and nothing "
             "of this call is stored there; put the files back if that was a mistake, and open the store again"
         )
 
