@@ -40,6 +40,11 @@ _VERSION = (
     "where v.thread = c.thread and v.namespace = c.namespace and v.id = c.id)"
 )
 RECORD = f"select {', '.join(f'c.{name}' for name in CHECKPOINT.split(', '))}, {_VERSION} from checkpoint c"
+# Ids in the index that their own rows have too: a page of it may have been replaced by one of another index.
+_COUNT_INDEXED = (
+    "select count(*) from checkpoint i indexed by checkpoint_id cross join checkpoint c on c.key = i.key "
+    "where i.thread = ? and c.id is i.id and c.namespace is i.namespace"
+)
 _WRITES = (
     f"select 0, {WRITE} from write where thread = ?1 and namespace = ?2 and checkpoint = ?3 union all "
     f"select 1, writes, sum, checksum{', null' * 10} from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3"
@@ -305,9 +310,11 @@ class Rows(ThreadRows):
         self.check_count(namespace)
         for _ in self._records(namespace, None):
             pass
-        count = one(
-            self._db, "select count(*) from checkpoint indexed by checkpoint_id where thread = ?", (self.key,)
-        )[0]
+        self.check_index()
+
+    def check_index(self) -> None:
+        """Make sure that every checkpoint is found by its id."""
+        count = one(self._db, _COUNT_INDEXED, (self.key,))[0]
         if count != self.checkpoints:
             raise self._corrupt(f"its index of ids has {count} checkpoints instead of {self.checkpoints}")
 
