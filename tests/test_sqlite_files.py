@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import struct
+import time
 import zlib
 
 import apsw
@@ -301,11 +302,15 @@ def delete_the_index_of_the_log(folder):
         delete_the_index_of_the_log,
     ],
 )
-def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
+@pytest.mark.parametrize("age_s", [0, 3600], ids=["a new folder", "a folder that has not changed for long"])
+def test_a_file_that_is_deleted_or_replaced_takes_no_saves(age_s, remove, folder):
     url = f"sqlite:///{folder}/a.db"
     with outlive.open(url) as store:
         thread = store.thread("t")
         thread.save({"n": 1})
+        if age_s:
+            os.utime(folder, (time.time() - age_s,) * 2)
+            thread.save({"n": 1})
         remove(folder)
         calls = [
             lambda: thread.save({"n": 2}),
