@@ -203,7 +203,7 @@ class Rows(ThreadRows):
             name = self._names.get(key)
             if name is None:
                 row = one(self._db, "select name from chunk where key = ? and thread = ?", (key, self.key))
-                name = self._names[key] = row[0] if row is not None else GONE
+                name = self._names[key] = row[0] if row is not None and isinstance(row[0], bytes) else GONE
             names.append(name)
         if GONE not in names and check != checksum(*names):
             raise self._corrupt("its chunks are damaged", checkpoint)
@@ -246,6 +246,8 @@ class Rows(ThreadRows):
     ) -> list[CheckpointRecord]:
         if before is None:
             self.check_count(namespace)
+            if namespace is not None:
+                self.newest_head(namespace)  # its place may have been changed to that of another page
         found = (record for record in self._records(namespace, before) if run is None or record.run == run)
         return list(itertools.islice(found, limit))
 
