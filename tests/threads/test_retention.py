@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend.protocol import ThreadKey, WriteRecord
+from outlive.backend import ThreadKey, WriteRecord
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.runtime.runtime import run_now
@@ -494,7 +494,9 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         async def meet(self, key, row):
             if not met:
                 met.append(True)
-                with pytest.raises(outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) sweeps already"):
+                with pytest.raises(
+                    outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) sweeps already"
+                ):
                     two.sweep()
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)

@@ -11,18 +11,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     FORMAT,
     Backend,
     CheckpointRecord,
     Commit,
     EntryRecord,
+    HistoryQuery,
     ReadResult,
     Receipt,
     ThreadKey,
     WriteRecord,
 )
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import commit as commit_one
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -495,11 +496,11 @@ async def all_records(
 ) -> list[CheckpointRecord]:
     """Return all records of a thread, newest first, of one generation. A shorter page takes more calls, and is less in the way."""
     while True:
-        first, found = await backend.history(key, namespace, limit=page, run=run)
+        first, found = await backend.history(HistoryQuery(key, namespace, limit=page, run=run))
         generation, more = first, found
         while len(more) == page and generation == first:
             generation, more = await backend.history(
-                key, namespace, before=more[-1].order, limit=page, run=run
+                HistoryQuery(key, namespace, before=more[-1].order, limit=page, run=run)
             )
             found = found + more
         if generation == first:

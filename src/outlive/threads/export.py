@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from outlive.arguments import check_id, check_namespace, check_source, check_step, check_text, optional_id
-from outlive.backend.protocol import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
+from outlive.backend import CheckpointRecord, Commit, ThreadKey, ThreadQuery, ThreadRow, WriteRecord
 from outlive.errors import BadArgument, CallerError, Corrupt, MetadataMoved, NewerFormat, StaleBase
 from outlive.format import manifest
 from outlive.format import planner as planning
@@ -63,7 +63,7 @@ class _Exporting:
         backend, key = self._engine.backend, self._key
         records = list(reversed(await self._engine.records(key)))
         writes = await backend.writes(key, None)
-        rows = await backend.threads(key.tenant, only=key.id)
+        rows = await backend.threads(ThreadQuery(key.tenant, only=key.id))
         ids = {(record.namespace, record.id) for record in records}
         document = {"outlive": FORMAT, "thread": readable_text(key.id), **self._info(rows)}
         document["checkpoints"] = [await self._checkpoint(record, writes) for record in records]

@@ -26,7 +26,7 @@ from outlive.arguments import (
     check_writes,
     optional_id,
 )
-from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
+from outlive.backend import CheckpointRecord, Commit, Removal, ThreadKey, ThreadQuery, ThreadRow, WriteRecord
 from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
@@ -489,7 +489,7 @@ class AsyncThread:
         raise MetadataMoved(self.id)
 
     async def _row(self) -> ThreadRow | None:
-        rows = await self._engine.backend.threads(self._key.tenant, only=self.id)
+        rows = await self._engine.backend.threads(ThreadQuery(self._key.tenant, only=self.id))
         return rows[0] if rows else None
 
     # Deleting

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.runtime.runtime import Runtime
 
 
