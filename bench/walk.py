@@ -156,11 +156,10 @@ def history(folder: Path) -> Walk:
         with tempfile.TemporaryFile("w+") as out, traced() as walk:
             stdout, sys.stdout = sys.stdout, out
             try:
-                run(["--store", url, "history", "t"])
-            except SystemExit as end:
-                assert not end.code, end
+                code = run(["--store", url, "history", "t"])
             finally:
                 sys.stdout = stdout
+        assert code == 0
     return walk
 
 

@@ -1,37 +1,39 @@
 """What the author of a backend needs: the protocol, and the records, keys and queries that pass through it."""
 
-from outlive.backend.entries import OUTBOX as OUTBOX
-from outlive.backend.entries import TOMBSTONE as TOMBSTONE
-from outlive.backend.keys import RESERVED as RESERVED
-from outlive.backend.keys import CheckpointKey as CheckpointKey
-from outlive.backend.keys import ThreadKey as ThreadKey
-from outlive.backend.keys import escape as escape
-from outlive.backend.keys import reserved as reserved
-from outlive.backend.keys import unescape as unescape
-from outlive.backend.protocol import Backend as Backend
-from outlive.backend.protocol import commit as commit
-from outlive.backend.queries import EntryCursor as EntryCursor
-from outlive.backend.queries import EntryQuery as EntryQuery
-from outlive.backend.queries import HistoryQuery as HistoryQuery
-from outlive.backend.queries import ThreadQuery as ThreadQuery
-from outlive.backend.records import ABSENT as ABSENT
-from outlive.backend.records import FORMAT as FORMAT
-from outlive.backend.records import NEXT as NEXT
-from outlive.backend.records import CachedHead as CachedHead
-from outlive.backend.records import CheckpointRecord as CheckpointRecord
-from outlive.backend.records import Commit as Commit
-from outlive.backend.records import Cursor as Cursor
-from outlive.backend.records import EntryRecord as EntryRecord
-from outlive.backend.records import Inventory as Inventory
-from outlive.backend.records import Page as Page
-from outlive.backend.records import Rank as Rank
-from outlive.backend.records import ReadResult as ReadResult
-from outlive.backend.records import Receipt as Receipt
-from outlive.backend.records import ReencryptedBodies as ReencryptedBodies
-from outlive.backend.records import Removal as Removal
-from outlive.backend.records import ThreadRow as ThreadRow
-from outlive.backend.records import WriteRecord as WriteRecord
-from outlive.backend.records import checksum as checksum
-from outlive.backend.records import outcome_unknown as outcome_unknown
-from outlive.backend.records import stamped as stamped
-from outlive.backend.records import tombstone_key as tombstone_key
+from outlive.backend.entries import OUTBOX, TOMBSTONE
+from outlive.backend.keys import RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
+from outlive.backend.paging import all_entries, all_records, entry_pages, lineage, retry_stale
+from outlive.backend.protocol import Backend, commit
+from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.records import (
+    ABSENT,
+    FORMAT,
+    NEXT,
+    CachedHead,
+    CheckpointRecord,
+    Commit,
+    Cursor,
+    EntryRecord,
+    Inventory,
+    Page,
+    Rank,
+    ReadResult,
+    Receipt,
+    ReencryptedBodies,
+    Removal,
+    ThreadRow,
+    WriteRecord,
+    checksum,
+    outcome_unknown,
+    stamped,
+    tombstone_key,
+)
+
+__all__ = [
+    "ABSENT", "FORMAT", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "Backend", "CachedHead",
+    "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
+    "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
+    "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",
+    "all_entries", "all_records", "checksum", "commit", "entry_pages", "escape", "lineage",
+    "outcome_unknown", "reserved", "retry_stale", "stamped", "tombstone_key", "unescape",
+]  # fmt: skip

@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryQuery, Removal, ThreadKey, ThreadRow
+from outlive.backend import (
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    Removal,
+    ThreadKey,
+    ThreadRow,
+    all_entries,
+)
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
 from outlive.runs.lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
@@ -108,23 +117,9 @@ class ThreadSweep:
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
-        found: set[str] = set()
-        after = None
-        while True:
-            page = await self._engine.backend.entries(
-                EntryQuery(
-                    key.tenant,
-                    RUN,
-                    thread=key,
-                    statuses=[RUNNING, INTERRUPTED, PARKED],
-                    after=after,
-                    limit=_PAGE,
-                )
-            )
-            found |= {entry.key for _, entry in page}
-            if len(page) < _PAGE:
-                return found
-            after = (page[-1][1].key, page[-1][0].digest)
+        statuses = [RUNNING, INTERRUPTED, PARKED]
+        runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
+        return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
 
     # Single checkpoints
 

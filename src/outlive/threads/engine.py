@@ -22,6 +22,7 @@ from outlive.backend import (
     Receipt,
     ThreadKey,
     WriteRecord,
+    all_records,
 )
 from outlive.backend import commit as commit_one
 from outlive.errors import (
@@ -488,23 +489,7 @@ class Engine:
         self, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
-        return await all_records(self.backend, key, namespace, run, page)
-
-
-async def all_records(
-    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
-) -> list[CheckpointRecord]:
-    """Return all records of a thread, newest first, of one generation. A shorter page takes more calls, and is less in the way."""
-    while True:
-        first, found = await backend.history(HistoryQuery(key, namespace, limit=page, run=run))
-        generation, more = first, found
-        while len(more) == page and generation == first:
-            generation, more = await backend.history(
-                HistoryQuery(key, namespace, before=more[-1].order, limit=page, run=run)
-            )
-            found = found + more
-        if generation == first:
-            return found
+        return await all_records(self.backend, HistoryQuery(key, namespace, limit=page, run=run))
 
 
 def _said(codec: Codec, said: manifest.Manifest) -> bytes:
