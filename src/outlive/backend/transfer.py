@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outlive.backend.protocol import (
-    Backend,
+from outlive.backend.keys import CheckpointKey, ThreadKey
+from outlive.backend.paging import all_entries
+from outlive.backend.protocol import Backend
+from outlive.backend.queries import EntryQuery, HistoryQuery
+from outlive.backend.records import (
     CheckpointRecord,
     Commit,
     EntryRecord,
     Receipt,
-    ThreadKey,
     WriteRecord,
     tombstone_key,
 )
@@ -25,7 +27,6 @@ BATCH_BYTES = 4 << 20  # of chunks in one commit
 PAGE = 1000
 _FETCH = 32  # chunks read by one call
 
-CheckpointKey = tuple[str, str]  # (namespace, id)
 Check = Callable[
     [bytes, bytes | None], bytes
 ]  # (name, bytes): return the bytes, or raise what is wrong with them
@@ -124,53 +125,30 @@ class Tombstones:
         )
 
 
-async def all_records(
-    backend: Backend,
-    key: ThreadKey,
-    timeout_s: float | None = None,
-    wanted: set[CheckpointKey] | None = None,
+async def find_records(
+    backend: Backend, key: ThreadKey, wanted: set[CheckpointKey], timeout_s: float | None = None
 ) -> list[CheckpointRecord]:
-    """Return the records of a thread, newest first, of one generation; those that are wanted are mostly the newest."""
-    limit = PAGE if wanted is None else min(PAGE, 2 * len(wanted) + 16)
-    while True:
-        first, page = await backend.history(key, None, limit=limit, timeout_s=timeout_s)
-        generation, records = first, page
-        left = None if wanted is None else wanted - {(row.namespace, row.id) for row in page}
-        while len(page) == limit and generation == first and (left is None or left):
-            limit = PAGE
-            generation, page = await backend.history(
-                key, None, before=page[-1].order, limit=limit, timeout_s=timeout_s
-            )
-            records = records + page
-            left = None if left is None else left - {(row.namespace, row.id) for row in page}
-        if generation == first:
-            return [row for row in records if wanted is None or (row.namespace, row.id) in wanted]
+    """Return those of the wanted checkpoints that are there. They are mostly the newest of the thread."""
+    if len(wanted) <= 3:
+        results = [
+            await backend.read(key, namespace, id, chunks=False, timeout_s=timeout_s)
+            for namespace, id in wanted
+        ]
+        return [result.record for result in results if result.record is not None]
+    records: dict[CheckpointKey, CheckpointRecord] = {}
+    query = HistoryQuery(key, None, limit=min(PAGE, 2 * len(wanted) + 16))
+    while len(records) < len(wanted):
+        _, page = await backend.history(query, timeout_s=timeout_s)
+        records.update({pair: row for row in page if (pair := (row.namespace, row.id)) in wanted})
+        if len(page) < query.limit:
+            break
+        query = replace(query, before=page[-1].order, limit=PAGE)
+    return list(records.values())
 
 
-async def all_entries(
+async def entries_of(
     backend: Backend, key: ThreadKey, kind: str, timeout_s: float | None = None, prefix: str = ""
 ) -> list[EntryRecord]:
     """Return the entries of one kind that a thread has."""
-    pages = entry_pages(backend, key.tenant, kind, thread=key, prefix=prefix, timeout_s=timeout_s)
-    return [entry async for page in pages for _, entry in page]
-
-
-async def entry_pages(
-    backend: Backend,
-    tenant: str,
-    kind: str,
-    *,
-    thread: ThreadKey | None = None,
-    prefix: str = "",
-    timeout_s: float | None = None,
-) -> AsyncIterator[list[tuple[ThreadKey, EntryRecord]]]:
-    """Iterate over the entries of one kind, of one thread or of all threads of a tenant."""
-    after: tuple[str, bytes] | None = None
-    while True:
-        page = await backend.entries(
-            tenant, kind, thread=thread, prefix=prefix, after=after, limit=PAGE, timeout_s=timeout_s
-        )
-        yield page
-        if len(page) < PAGE:
-            return
-        after = (page[-1][1].key, page[-1][0].digest)
+    query = EntryQuery(key.tenant, kind, thread=key, prefix=prefix, limit=PAGE)
+    return [entry for _, entry in await all_entries(backend, query, timeout_s=timeout_s)]

@@ -10,24 +10,27 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from outlive.backend.entries import COPIED
-from outlive.backend.protocol import (
+from outlive.backend import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
+    entry_pages,
 )
+from outlive.backend.entries import COPIED
 from outlive.backend.transfer import (
     Check,
     Tombstones,
     Transfer,
-    all_entries,
-    entry_pages,
+    entries_of,
     fetch_chunks,
+    find_records,
     names_of,
 )
 from outlive.errors import Corrupt, MetadataMoved, StaleBase, refuse_unopened
@@ -87,7 +90,7 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
         except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
-        rows = await source.backend.threads(key.tenant, only=key.id)
+        rows = await source.backend.threads(ThreadQuery(key.tenant, only=key.id))
         if not rows:
             return 0  # deleted meanwhile
         row = rows[0]
@@ -98,11 +101,11 @@ async def entries_into_store(
     source: Engine, target: Engine, tenant: str, kind: str, skip: Container[str]
 ) -> None:
     """Copy the entries of threads that have nothing else, and are in no list: runs that died before they saved."""
-    async for page in entry_pages(source.backend, tenant, kind):
+    async for page in entry_pages(source.backend, EntryQuery(tenant, kind, limit=_PAGE)):
         for key, entry in page:
             if key.id in skip:
                 continue
-            stored = await all_entries(target.backend, key, kind, prefix=entry.key)
+            stored = await entries_of(target.backend, key, kind, prefix=entry.key)
             if _new([entry], stored):
                 await target.commit(Commit(key, entries=(entry,), merge=True))
 
@@ -158,7 +161,7 @@ class _Copy:
         source, target, key = self._source.backend, self._target.backend, self._key
         stored = await self._target.records(key)
         records = list(reversed(await self._source.records(key)))
-        tombstones = Tombstones(await all_entries(target, key, TOMBSTONE))
+        tombstones = Tombstones(await entries_of(target, key, TOMBSTONE))
         offset = _offset_after(tombstones, records, stored)
         records = [offset.record(record) for record in records]
         deleted = {_key(record) for record in records if tombstones.cover(record)}
@@ -168,8 +171,8 @@ class _Copy:
         writes = [write for write in await source.writes(key, None) if write.key[:2] not in deleted]
         await self._send("writes", _new(writes, await target.writes(key, None)))
         for kind in COPIED:
-            entries = [offset.entry(entry) for entry in await all_entries(source, key, kind)]
-            await self._send("entries", _new(entries, await all_entries(target, key, kind)))
+            entries = [offset.entry(entry) for entry in await entries_of(source, key, kind)]
+            await self._send("entries", _new(entries, await entries_of(target, key, kind)))
         await self._send_info(row)
         return len(new)
 
@@ -188,7 +191,9 @@ class _Copy:
         if row.info is None:
             return
         refuse_unopened(row.info)
-        rows = await self._target.backend.threads(self._key.tenant, only=self._key.id, heads=False)
+        rows = await self._target.backend.threads(
+            ThreadQuery(self._key.tenant, only=self._key.id, heads=False)
+        )
         if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
             return
         commit = Commit(self._key, merge=True, info=row.info, info_projection=row.info_projection)
@@ -206,7 +211,9 @@ class _Copy:
         return receipt
 
     async def _compare(self, commit: Commit) -> None:
-        stored = await self._read_back(commit.checkpoints)
+        wanted = {(record.namespace, record.id) for record in commit.checkpoints}
+        found = await find_records(self._target.backend, self._key, wanted)
+        stored = {_key(record): record for record in found}
         for record in commit.checkpoints:
             there = stored.get(_key(record))
             with Located(self._key, record.id):
@@ -219,21 +226,6 @@ class _Copy:
         async for _ in fetch_chunks(self._target.backend, self._key, names, _checks(self._target, self._key)):
             pass
 
-    async def _read_back(self, records: Sequence[CheckpointRecord]) -> dict[Any, CheckpointRecord]:
-        """Return records as the target has them, by one page where it has nothing of its own between them."""
-        if not records:
-            return {}
-        backend = self._target.backend
-        epoch, seq, _ = max(record.order for record in records)
-        _, page = await backend.history(self._key, None, before=(epoch, seq + 1, ""), limit=len(records) + 50)
-        stored = {_key(record): record for record in page}
-        for record in records:
-            if _key(record) not in stored:
-                result = await backend.read(self._key, record.namespace, record.id, chunks=False)
-                if result.record is not None:
-                    stored[_key(record)] = result.record
-        return stored
-
 
 def _checks(engine: Engine, key: ThreadKey) -> Check:
     def check(name: bytes, data: bytes | None) -> bytes:
@@ -245,25 +237,14 @@ def _checks(engine: Engine, key: ThreadKey) -> Check:
     return check
 
 
-def _key(row: Row) -> tuple[str, ...] | tuple[str, str, str, int]:
-    """Return what a row is found by: of a checkpoint and of a write the first two are the checkpoint's namespace and id."""
-    match row:
-        case CheckpointRecord():
-            return (row.namespace, row.id)
-        case WriteRecord():
-            return row.key
-        case EntryRecord():
-            return (row.kind, row.key)
+def _key(row: Row) -> Any:
+    return (row.namespace, row.id) if isinstance(row, CheckpointRecord) else row.key
 
 
 def _precedence(row: Row) -> tuple[Any, ...]:
-    match row:
-        case CheckpointRecord():
-            return (row.version, row.body)
-        case WriteRecord():
-            return (row.rank, row.body)
-        case EntryRecord():
-            return (row.rank, row.status, row.body or b"")
+    if isinstance(row, CheckpointRecord):
+        return (row.version, row.body)
+    return (row.rank, row.status if isinstance(row, EntryRecord) else "", row.body or b"")
 
 
 def _new(rows: Iterable[R], stored: Iterable[R]) -> list[R]:

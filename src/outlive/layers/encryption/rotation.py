@@ -11,22 +11,26 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from outlive.backend.entries import NAMING, SEALED
-from outlive.backend.protocol import (
+from outlive.backend import (
     ABSENT,
     NAMING_THREAD,
     RESERVED,
     Backend,
-    CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     ReencryptedBodies,
     Removal,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
+    all_records,
     commit,
+    entry_pages,
 )
+from outlive.backend.entries import NAMING, SEALED
 from outlive.errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
 from outlive.layers.encryption.keyring import KeyRing
 from outlive.layers.encryption.layer import (
@@ -127,7 +131,7 @@ class Rotation:
     async def _rows(self) -> AsyncIterator[ThreadRow]:
         after = None
         while True:
-            page = await self._inner.threads(self._tenant, after=after, limit=_PAGE, heads=False)
+            page = await self._inner.threads(ThreadQuery(self._tenant, after=after, limit=_PAGE, heads=False))
             for row in page:
                 yield row
             if len(page) < _PAGE:
@@ -207,7 +211,8 @@ class Rotation:
         return replace(inventory, generation=generation)
 
     async def _checkpoints(self, thread: ThreadKey, generation: int) -> None:
-        stale = [record async for record in self._stale(thread)]
+        records = await all_records(self._inner, HistoryQuery(thread, None, limit=_PAGE))
+        stale = [record for record in records if not self._ring.is_current(record.body)]
         for records in _batches(stale, lambda record: len(record.body) + 200):
             again = [
                 (record, self._again(place_of_checkpoint(thread, record), record.body, thread, f"checkpoint {record.id!r}"))
@@ -219,17 +224,6 @@ class Rotation:
             receipt = await commit(self._inner, Commit(thread, rewrites=anew, generation=generation))
             generation = receipt.generation
             self.done.checkpoints += len(anew)
-
-    async def _stale(self, thread: ThreadKey) -> AsyncIterator[CheckpointRecord]:
-        before = None
-        while True:
-            _, page = await self._inner.history(thread, None, before=before, limit=_PAGE)
-            for record in page:
-                if not self._ring.is_current(record.body):
-                    yield record
-            if len(page) < _PAGE:
-                return
-            before = page[-1].order
 
     async def _writes(self, thread: ThreadKey) -> None:
         found = await self._inner.writes(thread, None)
@@ -245,14 +239,9 @@ class Rotation:
                 self.done.writes += len(pairs)
 
     async def _entries(self, tenant: str, kind: str) -> None:
-        after = None
-        while True:
-            page = await self._inner.entries(tenant, kind, after=after, limit=_PAGE)
+        async for page in entry_pages(self._inner, EntryQuery(tenant, kind, limit=_PAGE)):
             for key, entry in page:
                 await self._entry(key, entry)
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
 
     async def _entry(self, thread: ThreadKey, entry: EntryRecord) -> None:
         if entry.body is None:

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 
-from outlive.backend.entries import NAMING, REPLICATED
-from outlive.backend.protocol import (
+from outlive.backend import (
     NAMING_THREAD,
     OUTBOX,
     RESERVED,
     TOMBSTONE,
     Backend,
+    CheckpointKey,
     Commit,
+    EntryQuery,
     EntryRecord,
     ThreadKey,
+    ThreadQuery,
+    entry_pages,
 )
-from outlive.backend.transfer import PAGE, CheckpointKey, all_entries, entry_pages
+from outlive.backend.entries import NAMING, REPLICATED
+from outlive.backend.transfer import PAGE, entries_of
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
 from outlive.layers.replication.outbox_entry import ChangeSet, age_s, changes_in
 from outlive.layers.replication.transfer import Replicator
@@ -26,6 +39,7 @@ from outlive.runtime.runtime import Runtime
 _TOGETHER = 64  # threads whose changes go to the other store by one call
 _OTHERS_S = 5.0  # after which the process that made an entry is taken to be dead
 
+SavedId = tuple[bytes, str, str]  # thread's digest, namespace, id
 Entries = list[tuple[ThreadKey, EntryRecord]]
 OnRefused = Callable[[ThreadKey, ChangeSet], Awaitable[None]]
 
@@ -44,7 +58,8 @@ class Outbox:
         self.process = os.urandom(4).hex()  # in the key of every entry that this process makes
         self.in_flight: set[str] = set()  # their commits are under way: they are not to be removed
         self.delivered: dict[ThreadKey, list[str]] = {}  # the other store has what they name
-        self.queued: tuple[set[str], set[str]] = (set(), set())  # by role: only that store has what they name
+        # By role: only that store has what these entries name; with the checkpoints that their commits saved.
+        self.queued: tuple[dict[str, list[SavedId]], dict[str, list[SavedId]]] = ({}, {})
         self.is_dirty = True  # something may be queued
         self.is_in_step = True  # the other store answers, so that commits go there directly
 
@@ -93,22 +108,28 @@ class Outbox:
             lists = self.delivered.values() if thread is None else [self.delivered.get(thread, [])]
             return {key for keys in lists for key in keys}
 
-    def mark_queued(self, role: int, keys: Iterable[str]) -> None:
+    def mark_queued(self, role: int, entries: Mapping[str, list[SavedId]]) -> None:
         """Take note that a store has these entries, and has yet to transfer what they name."""
-        keys = list(keys)
         with self._lock:
-            self.in_flight.difference_update(keys)
-            self.queued[role].update(keys)
+            self.in_flight.difference_update(entries)
+            self.queued[role].update(entries)
         self.is_dirty = True
 
     def mark_transferred(self, role: int, keys: Iterable[str]) -> None:
         with self._lock:
-            self.queued[role].difference_update(keys)
+            for key in keys:
+                self.queued[role].pop(key, None)
 
     def queued_in(self, role: int) -> set[str]:
         """Return the entries that a store has yet to transfer."""
         with self._lock:
             return set(self.queued[role])
+
+    def is_queued_in(self, role: int, ids: Iterable[SavedId]) -> bool:
+        """Tell whether a store has one of these checkpoints, and has it alone."""
+        wanted = set(ids)
+        with self._lock:
+            return any(not wanted.isdisjoint(saved) for saved in self.queued[role].values())
 
 
 class Backlog:
@@ -134,7 +155,8 @@ class Backlog:
     async def pages(self, kind: str = OUTBOX, tenants: Sequence[str] = ()) -> AsyncIterator[Entries]:
         """Iterate over entries, oldest first: of the tenant, and unless told otherwise of the store itself."""
         for tenant in tenants or (self._tenant, RESERVED):
-            async for page in entry_pages(self._source, tenant, kind, timeout_s=self._timeout_s):
+            query = EntryQuery(tenant, kind, limit=PAGE)
+            async for page in entry_pages(self._source, query, timeout_s=self._timeout_s):
                 yield page
 
     async def changes_of(self, thread: ThreadKey, delivered: Collection[str] = ()) -> ChangeSet:
@@ -174,7 +196,7 @@ class Backlog:
         return count
 
     async def _entries_of(self, thread: ThreadKey) -> list[EntryRecord]:
-        return await all_entries(self._source, thread, OUTBOX, self._timeout_s)
+        return await entries_of(self._source, thread, OUTBOX, self._timeout_s)
 
     def _is_due(self, key: str, process: str | None, in_flight: set[str]) -> bool:
         if key in in_flight:
@@ -241,7 +263,8 @@ class Backlog:
         after: str | None = None
         while True:
             rows = await self._source.threads(
-                self._tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self._timeout_s
+                ThreadQuery(self._tenant, after=after, limit=_TOGETHER, heads=False),
+                timeout_s=self._timeout_s,
             )
             for row in rows:
                 key = ThreadKey.of(self._tenant, row.id)
@@ -255,7 +278,7 @@ class Backlog:
             for key, tombstone in page:
                 if not tombstone.key:
                     await self._replicator.transfer(key, ChangeSet(everything=True))
-        for entry in await all_entries(self._source, NAMING_THREAD, NAMING, self._timeout_s):
+        for entry in await entries_of(self._source, NAMING_THREAD, NAMING, self._timeout_s):
             await self._replicator.transfer(NAMING_THREAD, ChangeSet(entries={(NAMING, entry.key)}))
 
     async def _transfer_unlisted(self, listed: Container[bytes]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlive.backend.protocol import TOMBSTONE, Backend, CheckpointRecord, Commit, ThreadKey
-from outlive.backend.transfer import Tombstones, all_entries
+from outlive.backend import TOMBSTONE, Backend, CheckpointRecord, Commit, HistoryQuery, ThreadKey
+from outlive.backend.transfer import Tombstones, entries_of
 from outlive.layers.replication.pair import PRIMARY, active_role
 
 _PAGE = 1000
@@ -17,11 +17,11 @@ _PAGE = 1000
 
 async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout_s: float) -> bool:
     """Tell whether the secondary has something of a thread that the primary must have had."""
-    _, records = await secondary.history(key, None, limit=_PAGE, timeout_s=timeout_s)
+    _, records = await secondary.history(HistoryQuery(key, None, limit=_PAGE), timeout_s=timeout_s)
     for record in _evidence(records):
         result = await primary.read(key, record.namespace, record.id, chunks=False, timeout_s=timeout_s)
         if result.record is None:
-            tombstones = await all_entries(primary, key, TOMBSTONE, timeout_s)
+            tombstones = await entries_of(primary, key, TOMBSTONE, timeout_s)
             if not Tombstones(tombstones).cover(record):
                 return True
     return False
@@ -34,8 +34,8 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
         result = await primary.read(thread, draft.namespace, draft.id, chunks=False, timeout_s=timeout_s)
         if result.record is None:
             continue
-        before = result.record.order
-        _, records = await primary.history(thread, None, before=before, limit=1, timeout_s=timeout_s)
+        query = HistoryQuery(thread, None, before=result.record.order, limit=1)
+        _, records = await primary.history(query, timeout_s=timeout_s)
         for record in records:
             there = await secondary.read(
                 thread, record.namespace, record.id, chunks=False, timeout_s=timeout_s

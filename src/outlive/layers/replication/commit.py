@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     OUTBOX,
     Commit,
@@ -21,7 +21,7 @@ from outlive.backend.protocol import (
     outcome_unknown,
 )
 from outlive.errors import Corrupt, EpochPassed, NotReplicated, OutliveError, OutOfTurn, StaleBase, StoreError
-from outlive.layers.replication.backlog import Outbox
+from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.checks import has_gap
 from outlive.layers.replication.options import Replication
 from outlive.layers.replication.outbox_entry import (
@@ -35,7 +35,7 @@ from outlive.layers.replication.pair import PRIMARY, SECONDARY, PairEnded, activ
 from outlive.layers.replication.stores import Stores
 from outlive.layers.replication.switch import RoleSwitch
 from outlive.layers.replication.thread_epoch import ThreadEpochs
-from outlive.layers.replication.transfer import lineage, replica_of
+from outlive.layers.replication.transfer import line_of, replica_of
 from outlive.runtime.runtime import Deadline
 
 Result = Receipt | OutliveError
@@ -229,7 +229,7 @@ class Committer:
                 continue
             if result.existing is not None and result.existing.epoch != epoch:
                 active, patience_s = self._stores.active_in(epoch), self._stores.patience_s
-                line = await lineage(active, each.thread, expected[0], patience_s)
+                line = await line_of(active, each.thread, expected[0], patience_s)
                 if result.existing.id not in line:
                     results[at] = outcome_unknown(
                         each.original, "it is stored in a branch: the thread was continued in both stores"
@@ -253,8 +253,9 @@ class Committer:
         if is_direct and (self._options.is_strict or self._outbox.is_in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
         else:
-            new = [sent[at].key for at in stored if not _is_existing(results[at])]
-            self._outbox.mark_queued(active_role(epoch), new)
+            new = [sent[at] for at in stored if not _is_existing(results[at])]
+            queued = {each.key: saved_ids(each.original) for each in new}
+            self._outbox.mark_queued(active_role(epoch), queued)
 
     async def _check_epoch(
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -361,7 +362,7 @@ class Committer:
 
     def _not_taken(self, sent: _Sent, result: Result, error: OutliveError) -> OutliveError | None:
         """Return what to answer when the secondary did not take it; None when it is queued instead."""
-        self._outbox.mark_queued(PRIMARY, (sent.key,))
+        self._outbox.mark_queued(PRIMARY, {sent.key: saved_ids(sent.original)})
         if isinstance(error, EpochPassed):
             return StoredElsewhere(error, result if isinstance(result, Receipt) else None)
         self._stores.update_health(SECONDARY, error)
@@ -370,6 +371,10 @@ class Committer:
             return None
         ids = [draft.id for draft in sent.original.checkpoints]
         return _not_replicated(sent.thread.id, ids[0] if ids else "", error)
+
+
+def saved_ids(commit: Commit) -> list[SavedId]:
+    return [(commit.thread.digest, draft.namespace, draft.id) for draft in commit.checkpoints]
 
 
 def _not_claimed(error: OutliveError) -> NotReplicated:

@@ -51,8 +51,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from outlive.backend import (
+    NAMING_THREAD,
+    Backend,
+    Commit,
+    EntryQuery,
+    HistoryQuery,
+    Page,
+    ReadResult,
+    Receipt,
+    ThreadKey,
+    ThreadQuery,
+)
 from outlive.backend.entries import NAMING
-from outlive.backend.protocol import NAMING_THREAD, Backend, Commit, Page, ReadResult, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -131,7 +142,7 @@ class Replicate:
         self._switch = RoleSwitch(self.stores, self._outbox)
         self._upkeep = Upkeep(self.stores, self._switch, self._outbox, options, runtime)
         self._committer = Committer(self.stores, self._switch, self._outbox, options)
-        self._doubts = Doubts(is_strict=options.is_strict)
+        self._doubts = Doubts(self._outbox, is_strict=options.is_strict)
 
     def __repr__(self) -> str:
         return f"<Replicate {self.name} active={ROLES[self.stores.active_role]} epoch={self.stores.epoch}>"
@@ -224,7 +235,7 @@ class Replicate:
                 kwargs["timeout_s"] = deadline.remaining_s() if is_last else self._share(deadline)
             try:
                 answer = await getattr(self._asked(epoch, args), name)(*args, **kwargs)
-                if _is_absent(name, kwargs, answer):
+                if _is_absent(args, answer):
                     await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
                 if await self._has_switched(error, epoch, deadline):
@@ -240,7 +251,8 @@ class Replicate:
 
     def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
         """Return the store to ask: the active one. Only the naming key, which both have, is read from the other while that is down."""
-        is_naming = args[:2] == (NAMING_THREAD.tenant, NAMING)
+        query = args[0]
+        is_naming = isinstance(query, EntryQuery) and (query.thread, query.kind) == (NAMING_THREAD, NAMING)
         is_down = not self.stores.health[active_role(epoch)].is_healthy
         return self.stores.both[standby_role(epoch) if is_naming and is_down else active_role(epoch)]
 
@@ -406,19 +418,17 @@ class Replicate:
         return await self._upkeep.status()
 
 
-def _is_absent(name: str, kwargs: dict[str, Any], answer: object) -> bool:
-    """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: it may have pair records only."""
+def _is_absent(args: tuple[Any, ...], answer: object) -> bool:
+    """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: it may have outbox entries only."""
     if isinstance(answer, ReadResult):
         return answer.record is None
-    if isinstance(answer, Page):
-        return not answer.records and kwargs.get("before") is None
-    if name == "history":
-        return not cast(Any, answer)[1] and kwargs.get("before") is None
-    return (
-        not answer
-        and kwargs.get("after") is None
-        and (name == "threads" or (name == "entries" and not kwargs.get("thread")))
-    )
+    query = args[0]
+    if isinstance(query, HistoryQuery):
+        records = answer.records if isinstance(answer, Page) else cast(Any, answer)[1]
+        return not records and query.before is None
+    if isinstance(query, EntryQuery):
+        return not answer and query.after is None and query.thread is None
+    return isinstance(query, ThreadQuery) and not answer and query.after is None
 
 
 def _asks_for_switch(commit: Commit, result: object) -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import ormsgpack
 
-from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import (
+from outlive.backend import (
     OUTBOX,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -25,7 +25,7 @@ from outlive.backend.protocol import (
     escape,
     unescape,
 )
-from outlive.backend.transfer import CheckpointKey
+from outlive.backend.entries import REPLICATED
 from outlive.errors import Corrupt
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import ormsgpack
 
+from outlive.backend import ABSENT, Backend, Commit, EntryQuery, EntryRecord, Rank, ThreadKey, commit
 from outlive.backend.entries import PAIR
-from outlive.backend.protocol import ABSENT, Backend, Commit, EntryRecord, Rank, ThreadKey, commit
 from outlive.errors import BadURL, Corrupt, StoreError, StoreUnavailable
 from outlive.runtime.runtime import Deadline
 
@@ -103,7 +103,8 @@ def pair_thread(tenant: str) -> ThreadKey:
 
 async def read_pair_record(backend: Backend, tenant: str, timeout_s: float | None) -> PairRecord | None:
     """Return what a store has stored about its pair, or None."""
-    entries = await backend.entries(tenant, PAIR, thread=pair_thread(tenant), limit=1, timeout_s=timeout_s)
+    query = EntryQuery(tenant, PAIR, thread=pair_thread(tenant), limit=1)
+    entries = await backend.entries(query, timeout_s=timeout_s)
     if not entries:
         return None
     entry = entries[0][1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import Backend, ThreadKey
-from outlive.backend.transfer import CheckpointKey
+from outlive.backend import Backend, CheckpointKey, ThreadKey
 from outlive.errors import (
     BadURL,
     MissingSchema,
@@ -33,7 +32,7 @@ from outlive.layers.replication.pair import (
     standby_role,
     write_pair_record,
 )
-from outlive.layers.replication.transfer import IsNamed, Replicator, lineage
+from outlive.layers.replication.transfer import IsNamed, Replicator, line_of
 from outlive.layers.replication.withdrawal import Withdrawal
 from outlive.runtime.runtime import Deadline, Runtime
 
@@ -216,7 +215,7 @@ class Stores:
         """Remember the threads that were continued in both stores."""
         for key, checkpoints in transferred.items():
             for namespace in {namespace for namespace, _ in checkpoints}:
-                line = await lineage(self.active, key, namespace, self.patience_s)
+                line = await line_of(self.active, key, namespace, self.patience_s)
                 if any(id not in line for other, id in checkpoints if other == namespace):
                     self.branched.add(key.id)
 

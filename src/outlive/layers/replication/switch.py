@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey, ThreadQuery
 from outlive.errors import EntryHeld, StoreBusy, StoreError, StoreUnavailable
 from outlive.layers.replication.backlog import Outbox
 from outlive.layers.replication.checks import has_lost
@@ -138,7 +138,7 @@ class RoleSwitch:
             if not is_told:
                 raise ActiveStoreLost(SECONDARY)
             primary = await self.abandon_secondary(primary)
-        is_empty = not await stores.both[PRIMARY].threads(stores.tenant, limit=1, heads=False)
+        is_empty = not await stores.both[PRIMARY].threads(ThreadQuery(stores.tenant, limit=1, heads=False))
         record = PairRecord(primary.pair, SECONDARY, primary.epoch, is_caught_up=is_empty)
         await stores.write(SECONDARY, None, record)
         stores.enter(primary.epoch, is_caught_up=is_empty)

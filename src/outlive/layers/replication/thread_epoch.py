@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from outlive.backend.protocol import Commit, Receipt, ThreadKey, commit
+from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, commit
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -50,7 +50,7 @@ class ThreadEpochs:
     async def move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
         """Move a thread to an epoch, unless it is there. With an outbox entry: the other store moves it too."""
         rows = await self._stores.active_in(epoch).threads(
-            thread.tenant, only=thread.id, heads=False, timeout_s=deadline.remaining_s()
+            ThreadQuery(thread.tenant, only=thread.id, heads=False), timeout_s=deadline.remaining_s()
         )
         if not rows or rows[0].epoch < epoch:
             await self._commit(thread, epoch, deadline)
@@ -70,7 +70,7 @@ class ThreadEpochs:
             receipt = await commit(backend, moving)
         finally:
             self._outbox.finished((key,))
-        self._outbox.mark_queued(active_role(epoch), (key,))
+        self._outbox.mark_queued(active_role(epoch), {key: []})
         if receipt.revision == 1:  # a store in which a thread is new may have lost its data
             record = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
             if record is None or record.epoch != epoch:

@@ -11,28 +11,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import (
+from outlive.backend import (
     OUTBOX,
     TOMBSTONE,
     Backend,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
+    HistoryQuery,
     Receipt,
     Removal,
     ThreadKey,
+    ThreadQuery,
     WriteRecord,
+    all_records,
     commit,
+    lineage,
 )
+from outlive.backend.entries import REPLICATED
 from outlive.backend.transfer import (
+    PAGE,
     Check,
-    CheckpointKey,
     Tombstones,
     Transfer,
-    all_entries,
-    all_records,
+    entries_of,
     fetch_chunks,
+    find_records,
     names_of,
 )
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
@@ -146,7 +151,9 @@ class Replicator:
             timeout_s=self.timeout_s,
         )
         if changes.info or changes.everything:
-            rows = await self.source.threads(key.tenant, only=key.id, heads=False, timeout_s=self.timeout_s)
+            rows = await self.source.threads(
+                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
+            )
             if rows and rows[0].info is not None:
                 merge.info, merge.info_projection = rows[0].info, rows[0].info_projection
                 merge.info_version = rows[0].info_version
@@ -157,14 +164,12 @@ class Replicator:
     # Reading the source
 
     async def _records(self, key: ThreadKey, changes: ChangeSet) -> list[CheckpointRecord]:
-        wanted = None if changes.everything else changes.checkpoints | changes.rewritten
-        if wanted is None or len(wanted) > 3:
-            return await all_records(self.source, key, self.timeout_s, wanted)
-        results = [
-            await self.source.read(key, namespace, id, chunks=False, timeout_s=self.timeout_s)
-            for namespace, id in wanted
-        ]
-        return [result.record for result in results if result.record is not None]
+        if changes.everything:
+            return await self._all_records(self.source, key)
+        return await find_records(self.source, key, changes.checkpoints | changes.rewritten, self.timeout_s)
+
+    async def _all_records(self, backend: Backend, key: ThreadKey) -> list[CheckpointRecord]:
+        return await all_records(backend, HistoryQuery(key, None, limit=PAGE), timeout_s=self.timeout_s)
 
     async def _writes(self, key: ThreadKey, changes: ChangeSet) -> list[WriteRecord]:
         if not (changes.everything or changes.written):
@@ -178,7 +183,7 @@ class Replicator:
         for kind in kinds:
             names = {name for other, name in changes.entries if other == kind}
             prefix = next(iter(names)) if len(names) == 1 and not changes.everything else ""
-            stored = await all_entries(self.source, key, kind, self.timeout_s, prefix)
+            stored = await entries_of(self.source, key, kind, self.timeout_s, prefix)
             entries += [renewed(entry) for entry in stored if changes.everything or entry.key in names]
         return entries
 
@@ -204,7 +209,7 @@ class Replicator:
 
     async def _bury(self, key: ThreadKey, erase: bool, epoch: int | None) -> None:
         """Remove what the source's tombstones name, and store these tombstones."""
-        tombstones = await all_entries(self.source, key, TOMBSTONE, self.timeout_s)
+        tombstones = await entries_of(self.source, key, TOMBSTONE, self.timeout_s)
         if not tombstones:
             return
         there = await self._stored(key, TOMBSTONE)
@@ -222,8 +227,8 @@ class Replicator:
         self, key: ThreadKey, new: Sequence[EntryRecord], there: Sequence[EntryRecord], erase: bool
     ) -> Commit:
         """Return the commit that stores new tombstones and removes what they cover."""
-        generation, _ = await self.target.history(key, None, limit=1, timeout_s=self.timeout_s)
-        records = await all_records(self.target, key, self.timeout_s)
+        generation, _ = await self.target.history(HistoryQuery(key, None, limit=1), timeout_s=self.timeout_s)
+        records = await self._all_records(self.target, key)
         tombstones = Tombstones(new)
         dead = {(record.namespace, record.id) for record in records if tombstones.cover(record)}
         entries: tuple[EntryRecord, ...] = tuple(new)
@@ -259,7 +264,7 @@ class Replicator:
         return written - live, written & live
 
     async def _stored(self, key: ThreadKey, kind: str) -> list[EntryRecord]:
-        return await all_entries(self.target, key, kind, self.timeout_s)
+        return await entries_of(self.target, key, kind, self.timeout_s)
 
     async def _drop_old_tombstones(self, key: ThreadKey, tombstones: Sequence[EntryRecord]) -> None:
         """Drop the tombstones of single checkpoints that both have had for long."""
@@ -287,7 +292,7 @@ class Replicator:
     async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
         # The inventory is read before the records: what is stored in between has a later revision, and stays.
         inventory = await self.target.inventory(key, timeout_s=self.timeout_s)
-        records = await all_records(self.target, key, self.timeout_s)
+        records = await self._all_records(self.target, key)
         writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
         live = set(names_of(records, writes))
         if dead := tuple(name for name in inventory.chunks if name not in live):
@@ -321,13 +326,7 @@ def renewed(entry: EntryRecord) -> EntryRecord:
     return replace(entry, until=0, clock="", lease_s=lease_s)
 
 
-async def lineage(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> list[str]:
+async def line_of(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> set[str]:
     """Return the ids of the head of a namespace and of its ancestors."""
-    records = [row for row in await all_records(backend, key, timeout_s) if row.namespace == namespace]
-    parents = {record.id: record.parent for record in records}
-    line: dict[str, None] = {}
-    at = records[0].id if records else None
-    while at is not None and at in parents and at not in line:
-        line[at] = None
-        at = parents[at]
-    return list(line)
+    records = await all_records(backend, HistoryQuery(key, namespace, limit=PAGE), timeout_s=timeout_s)
+    return {record.id for record in lineage(records)}

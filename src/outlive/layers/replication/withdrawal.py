@@ -22,17 +22,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     Backend,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
     Removal,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     commit,
 )
-from outlive.backend.transfer import CheckpointKey, all_entries
+from outlive.backend.transfer import entries_of
 from outlive.errors import StaleBase, StoreBusy
 from outlive.layers.replication.outbox_entry import ChangeSet
 from outlive.layers.replication.transfer import Replicator, renewed
@@ -113,7 +115,7 @@ class Withdrawal:
         return entries
 
     async def _entry(self, store: Backend, key: ThreadKey, kind: str, name: str) -> EntryRecord | None:
-        entries = await all_entries(store, key, kind, self.timeout_s, prefix=name)
+        entries = await entries_of(store, key, kind, self.timeout_s, prefix=name)
         return next((entry for entry in entries if entry.key == name), None)
 
     async def _add_info(self, key: ThreadKey, withdrawing: Commit) -> None:
@@ -125,7 +127,9 @@ class Withdrawal:
             withdrawing.info_version = there.info_version
 
     async def _row(self, store: Backend, key: ThreadKey) -> ThreadRow | None:
-        rows = await store.threads(key.tenant, only=key.id, heads=False, timeout_s=self.timeout_s)
+        rows = await store.threads(
+            ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
+        )
         return rows[0] if rows else None
 
 
