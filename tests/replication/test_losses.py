@@ -15,6 +15,7 @@ import pytest
 
 import outlive
 from outlive.backend import OUTBOX, Commit, EntryQuery
+from outlive.layers.replication.stores import Stores
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
@@ -267,6 +268,47 @@ def test_a_secondary_that_forgot_its_last_commits_gets_them_again_with_the_next_
         assert [one.id for one in alone.thread("t").history()] == list("76543210")
         assert alone.thread("t").load("4") == {"id": "4", "text": "4" * 2000}
         assert alone.verify().problems == ()
+
+
+@pytest.mark.filterwarnings("ignore:what is queued for the primary")
+@pytest.mark.parametrize("dies_at", [None, 0, 1, 2])
+def test_a_primary_that_lost_commits_gets_them_again_before_it_is_active(tmp_path, monkeypatch, dies_at):
+    folders = [tmp_path / name for name in ("a", "b", "old")]
+    for folder in folders[:2]:
+        folder.mkdir()
+    urls = {"url": f"sqlite:///{folders[0]}/a.db", "secondary": f"sqlite:///{folders[1]}/b.db"}
+    with outlive.open(**urls) as store:
+        store.thread("t").save(1)
+    shutil.copytree(folders[0], folders[2])
+    with outlive.open(**urls) as store:
+        store.thread("t").save(2)
+        store.thread("t").save(3)
+    shutil.rmtree(folders[0])
+    shutil.copytree(folders[2], folders[0])  # a disk that forgot its last seconds
+    writes, write = itertools.count(), Stores.write
+
+    async def die(*args):
+        if next(writes) == dies_at:
+            raise Died
+        return await write(*args)
+
+    with outlive.open(**urls) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(Stores, "write", die)
+            try:
+                store.thread("t").save(4)
+            except Died:
+                assert dies_at is not None
+    with outlive.open(**urls) as store:
+        store.thread("t").save(5)
+        store.promote()
+        store.failback()
+        assert {1, 2, 3, 5} <= {store.thread("t").load(item.id) for item in store.thread("t").history()}
+        assert store.verify().ok
+
+
+class Died(BaseException):
+    pass
 
 
 def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):

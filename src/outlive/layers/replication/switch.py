@@ -123,11 +123,12 @@ class RoleSwitch:
         if active_role(epoch) == SECONDARY:
             return  # another process has done it
         stores.last_error = "the primary has lost commits: the secondary has them"
-        # A crash after the first commit leaves a promoted secondary and a primary that is filled before it is active again: its record
-        # says that it is caught up, but in an earlier epoch, and what it lacks is found at the failback.
+        # The primary's record first: it gets everything before it is active again. A crash after that leaves a primary that is still
+        # active, and the next save in such a thread comes here again. In the other order a failback would bring only what is queued.
+        await stores.write(PRIMARY, primary, replace(primary, is_caught_up=False))
         await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch + 1))
-        await stores.write(PRIMARY, primary, replace(primary, epoch=epoch + 1, is_caught_up=False))
         stores.enter(epoch + 1, is_caught_up=False)
+        await self._tell_primary(epoch + 1)
 
     async def add_secondary(self, primary: PairRecord | None, *, is_told: bool = False) -> None:
         """Fill a secondary that is new, or has lost its data: it gets all that the primary has."""
