@@ -457,6 +457,29 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
     run(rig, scenario)
 
 
+def test_a_process_that_died_while_it_raised_the_epoch_keeps_nobody_from_starting_runs(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        await store.thread("t").save(1)
+        stores, write = store._pair.stores, store._pair.stores.write
+
+        async def die(role, old, new):
+            if role == 1:
+                raise outlive.errors.StoreUnavailable("killed here")
+            return await write(role, old, new)
+
+        stores.write = die
+        with pytest.raises(outlive.errors.StoreUnavailable, match="killed here"):
+            await store._pair._switch.raise_epoch(3)
+        other = await rig.open(health_check_interval_s=100)
+        live = await other.run("t").start()
+        assert (await live.save(2)).epoch == 4
+        await live.complete()
+        assert (await other.promote()).epoch == 5
+
+    run(rig, scenario)
+
+
 # Runs --------------------------------------------------------------------------------------------------------------
 
 

@@ -81,6 +81,9 @@ class RoleSwitch:
             if active is secondary:
                 raise ActiveStoreLost(SECONDARY)
             await self._finish_failback(primary, epoch)
+        elif active is primary and secondary.epoch < epoch:
+            # A process died while it raised the epoch. In strict mode nothing can be claimed until the secondary has it too.
+            secondary = await stores.write(SECONDARY, secondary, replace(secondary, epoch=epoch))
         stores.is_manual, stores.failed_over_at = secondary.is_manual, secondary.failed_over_at
         stores.enter(epoch, is_caught_up=standby.is_caught_up)
 
@@ -96,7 +99,7 @@ class RoleSwitch:
             if active.epoch != now or standby.epoch > now:
                 return False  # other processes are changing roles
             epoch = first_epoch(stores.active_role, least)
-            # The active one first: a crash between the two leaves an epoch that its active store has, which is adopted.
+            # The active one first. A crash between the two leaves an epoch that its active store has: `adopt` finishes it.
             for record in (active, standby):
                 await stores.write(record.role, record, replace(record, epoch=epoch))
             stores.epoch = epoch
