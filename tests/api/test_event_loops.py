@@ -139,8 +139,8 @@ def test_timers_and_locks_go_along_into_the_next_loop(tmp_path):
         return await store.run("r", lease_s=1.0).start()
 
     async def renewed(run):
-        first = [found.until async for found in store.runs()]
-        while [found.until async for found in store.runs()] == first:
+        first = [found.lease_expires_at async for found in store.runs()]
+        while [found.lease_expires_at async for found in store.runs()] == first:
             await asyncio.sleep(0.05)
         await run.complete()
 

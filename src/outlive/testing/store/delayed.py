@@ -70,7 +70,7 @@ class DelayedContract(Contract):
         thread = store.thread("t")
         saved = await thread.save({"n": 1}, durability="async", step=3)
         assert (saved.seq, saved.created_at, saved.step) == (None, None, 3)
-        assert saved.size > 0
+        assert saved.state_bytes > 0
         await thread.flush()
         found = await thread.checkpoint(saved.id)
         assert found is not None and (found.seq, found.state) == (1, {"n": 1})
