@@ -79,7 +79,7 @@ class RoleChange:
 
     epoch: int
     carried: int  # queued commits that were transferred on the way
-    branched: tuple[str, ...] = ()  # threads that were continued in both stores: see thread.heads()
+    branched: tuple[str, ...] = ()  # threads that were continued in both stores: see thread.tips()
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
