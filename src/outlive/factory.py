@@ -200,8 +200,8 @@ async def _build(
         if is_sealed(key):
             raise KeyMissing(key_of(await _newest(backend) or key))
         if pair is None and checks_pair:
-            settings, goes_on = target.settings, target.is_alone
-            alone = await guarded(primary, settings.tenant, settings.timeout_s, goes_on=goes_on)
+            settings = target.settings
+            alone = await guarded(primary, settings.tenant, settings.timeout_s, may_write=target.is_alone)
             backend = _sealing(alone, target.ring)
     except BaseException:
         await backend.close()

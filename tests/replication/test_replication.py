@@ -201,7 +201,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         found["writes"] = await alone.thread("t").writes("a")
         found["runs"] = [(run.id, run.status, run.agent) async for run in alone.runs()]
         entries = alone._engine.backend.entries
-        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries("", "step")]
+        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries(EntryQuery("", "step"))]
         return found
 
     run(rig, scenario)

@@ -7,7 +7,7 @@ which the next deletion in that thread removes, and never half a thread. Another
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from outlive.backend import (
@@ -22,6 +22,7 @@ from outlive.backend import (
     ThreadRow,
     WriteRecord,
     entry_pages,
+    retry_stale,
 )
 from outlive.backend.entries import COPIED
 from outlive.backend.transfer import (
@@ -55,29 +56,22 @@ async def into_thread(
     """Copy records into an empty thread of the same store; the chunks are copied by the store itself."""
     names = names_of(records, writes)
     checkpoints = {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
-    for attempt in range(_TRIES):
+
+    async def attempt() -> Receipt:
         version = await check_vacant(engine, target)  # before anything is copied into it
         await drop_stray_writes(engine, target, checkpoints)
         generation = await engine.backend.share(source, target, names)
+        # A crash here leaves chunks that no record names.
         stored = (await engine.backend.inventory(target)).chunks
         if missing := [name for name in names if name not in stored]:
             raise Corrupt(f"chunk {missing[0].hex()} is missing", thread=source.id)
-        commit = Commit(
-            target,
-            checkpoints=tuple(records),
-            writes=tuple(writes),
-            info=info[0],
-            info_projection=info[1],
-            info_version=version,
-            expect_empty=True,
-            generation=generation,  # a sweep in between would have removed the chunks
-        )
-        try:
-            await engine.commit(commit)
-            return
-        except (StaleBase, MetadataMoved):  # another process wrote to the target
-            if attempt + 1 == _TRIES:
-                raise
+        commit = Commit(target, checkpoints=tuple(records), writes=tuple(writes), expect_empty=True)
+        commit.info, commit.info_projection, commit.info_version = *info, version
+        commit.generation = generation  # a sweep in between would have removed the chunks
+        return await engine.commit(commit)
+
+    # Another process may write to the target, or delete there.
+    await retry_stale(target.id, attempt, errors=(StaleBase, MetadataMoved))
 
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
@@ -110,38 +104,29 @@ async def entries_into_store(
                 await target.commit(Commit(key, entries=(entry,), merge=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Offset:
-    """How much greater places and fences are in a target where the thread was deleted: what was deleted stays deleted."""
+def _tombstone_before(
+    tombstones: Tombstones, records: Sequence[CheckpointRecord], stored: Sequence[CheckpointRecord]
+) -> EntryRecord | None:
+    """Return the tombstone after which a thread that was deleted from the target is placed there.
 
-    epoch: int = 0
-    seq: int = 0
-    fence: int = 0
-
-    def record(self, record: CheckpointRecord) -> CheckpointRecord:
-        if not self.seq:
-            return record
-        return replace(record, epoch=max(record.epoch, self.epoch), seq=record.seq + self.seq)
-
-    def entry(self, entry: EntryRecord) -> EntryRecord:
-        if not self.fence:
-            return entry
-        return replace(entry, epoch=max(entry.epoch, self.epoch), fence=entry.fence + self.fence)
-
-
-def _offset_after(
-    tombstones: Tombstones,
-    records: Sequence[CheckpointRecord],
-    stored: Sequence[CheckpointRecord],
-) -> _Offset:
-    """Place a thread that was deleted after its tombstone, if nothing of it is there, or a part that came back so."""
+    None when it was not deleted, or when something else of it is there than a part that came back so.
+    """
     whole = tombstones.whole
     if whole is None or not any(map(tombstones.cover, records)):
-        return _Offset()
-    offset = _Offset(whole.epoch, whole.until, whole.fence)
+        return None
     places = {_key(record): record.order for record in stored}
-    is_back = any(places.get(_key(record)) == offset.record(record).order for record in records)
-    return offset if is_back or not stored else _Offset()
+    is_back = any(places.get(_key(record)) == _after(whole, record).order for record in records)
+    return whole if is_back or not stored else None
+
+
+def _after(tombstone: EntryRecord | None, row: R) -> R:
+    """Return a row with a place or fence after a tombstone: what was deleted stays deleted."""
+    if tombstone is None or isinstance(row, WriteRecord):
+        return row
+    epoch = max(row.epoch, tombstone.epoch)
+    if isinstance(row, CheckpointRecord):
+        return replace(row, epoch=epoch, seq=row.seq + tombstone.until)
+    return replace(row, epoch=epoch, fence=row.fence + tombstone.fence)
 
 
 class _Copy:
@@ -162,8 +147,8 @@ class _Copy:
         stored = await self._target.records(key)
         records = list(reversed(await self._source.records(key)))
         tombstones = Tombstones(await entries_of(target, key, TOMBSTONE))
-        offset = _offset_after(tombstones, records, stored)
-        records = [offset.record(record) for record in records]
+        deletion = _tombstone_before(tombstones, records, stored)
+        records = [_after(deletion, record) for record in records]
         deleted = {_key(record) for record in records if tombstones.cover(record)}
         # What the target has is not sent: a commit would count as use of the thread there.
         new = _new([record for record in records if _key(record) not in deleted], stored)
@@ -171,7 +156,7 @@ class _Copy:
         writes = [write for write in await source.writes(key, None) if write.key[:2] not in deleted]
         await self._send("writes", _new(writes, await target.writes(key, None)))
         for kind in COPIED:
-            entries = [offset.entry(entry) for entry in await entries_of(source, key, kind)]
+            entries = [_after(deletion, entry) for entry in await entries_of(source, key, kind)]
             await self._send("entries", _new(entries, await entries_of(target, key, kind)))
         await self._send_info(row)
         return len(new)

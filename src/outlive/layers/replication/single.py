@@ -27,8 +27,8 @@ from outlive.layers.replication.pair import (
 _RACES = 10
 
 
-async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, goes_on: bool) -> Backend:
-    """Return a store that was opened by itself as it may be used; `goes_on` allows to write it without the other one."""
+async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, may_write: bool) -> Backend:
+    """Return a store that was opened by itself as it may be used; `may_write` allows to write it without the other one."""
     for _ in range(_RACES):
         try:
             record = await read_pair_record(backend, tenant, timeout_s)
@@ -36,7 +36,7 @@ async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, goe
             return backend  # it is damaged, which `verify` reports; to open it as a pair is refused
         if record is None or record.ended == ALONE:
             return backend
-        if record.ended or not (goes_on and record.is_active):
+        if record.ended or not (may_write and record.is_active):
             return cast(Backend, SingleReplica(backend, record))
         try:
             if not record.is_paused:
