@@ -1,8 +1,9 @@
 """Bring records of a thread from one store into another: what copies and replication share.
 
-Chunks go first, in commits of a few megabytes, and the last of them with the records that name them. A crash in between leaves
-chunks that no record names, which the next deletion in that thread removes; a record never comes without its chunks. Records are
-merged (rule 7 of the backend protocol), so they may come late, twice or in any order.
+Chunks go first, in commits of a few megabytes, and the last of them with the records that name
+them. A crash in between leaves chunks that no record names, which the next deletion in that thread
+removes; a record never comes without its chunks. Records are merged (rule 7 of the backend
+protocol), so they may come late, twice or in any order.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ BATCH_BYTES = 4 << 20  # of chunks in one commit
 PAGE = 1000
 _FETCH = 32  # chunks read by one call
 
-Check = Callable[
-    [bytes, bytes | None], bytes
-]  # (name, bytes): return the bytes, or raise what is wrong with them
+# (name, bytes): returns the bytes, or raises what is wrong with them.
+Check = Callable[[bytes, bytes | None], bytes]
 Rename = Callable[[bytes], bytes]  # the name of these bytes in the target
 Put = Callable[[Commit], Awaitable[Receipt]]
 
@@ -38,8 +38,8 @@ Put = Callable[[Commit], Awaitable[Receipt]]
 class Transfer:
     """The chunks of one thread on their way into another store.
 
-    Without `rename` both stores name chunks alike, and what the target has is not read. With it every chunk is read, since its bytes
-    give its other name. `put` does a commit in the target.
+    Without `rename` both stores name chunks alike, and what the target has is not read. With it
+    every chunk is read, since its bytes give its other name. `put` does a commit in the target.
     """
 
     source: Backend
@@ -53,9 +53,10 @@ class Transfer:
     _stored: set[bytes] | None = None  # names that the target has; None: not asked yet
 
     async def with_chunks(self, sent: Commit) -> Commit:
-        """Send the chunks that a commit names and the target lacks; return the commit with the last of them.
+        """Send chunks that a commit names and the target lacks; return it with the last of them.
 
-        It names no generation, so the target refuses it (StaleBase) when a deletion there has removed one of the others meanwhile.
+        It names no generation, so the target refuses it (StaleBase) when a deletion there has
+        removed one of the others meanwhile.
         """
         names = [name for name in names_of(sent.checkpoints, sent.writes) if name not in self._names]
         stored = await self._stored_names() if names else set()
@@ -69,7 +70,8 @@ class Transfer:
             if renamed in stored:
                 continue
             if batch and size + len(data) > BATCH_BYTES:
-                # A crash after this commit leaves chunks that no record names. The next transfer finds them in the inventory.
+                # A crash after this commit leaves chunks that no record names. The next transfer
+                # finds them in the inventory.
                 await self.put(Commit(self.key, chunks=tuple(batch.items()), timeout_s=self.timeout_s))
                 batch, size = {}, 0
             stored.add(renamed)
@@ -128,7 +130,7 @@ class Tombstones:
 async def find_records(
     backend: Backend, key: ThreadKey, wanted: set[CheckpointKey], timeout_s: float | None = None
 ) -> list[CheckpointRecord]:
-    """Return those of the wanted checkpoints that are there. They are mostly the newest of the thread."""
+    """Return those of the wanted checkpoints that are there; mostly they are the newest."""
     if len(wanted) <= 3:
         results = [
             await backend.read(key, namespace, id, chunks=False, timeout_s=timeout_s)

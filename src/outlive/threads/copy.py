@@ -1,7 +1,8 @@
 """Copying checkpoints: into another thread, or into another store.
 
-Into another thread the chunks go first, then the records in one commit. A crash between the two leaves chunks that no record names,
-which the next deletion in that thread removes, and never half a thread. Another store gets what it does not have yet, oldest first.
+Into another thread the chunks go first, then the records in one commit. A crash between the two
+leaves chunks that no record names, which the next deletion in that thread removes, and never half a
+thread. Another store gets what it does not have yet, oldest first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ async def into_thread(
     writes: Sequence[WriteRecord],
     info: tuple[bytes, str | None],
 ) -> None:
-    """Copy records into an empty thread of the same store; the chunks are copied by the store itself."""
+    """Copy records into an empty thread of the same store, which copies the chunks itself."""
     names = names_of(records, writes)
     checkpoints = {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
 
@@ -75,7 +76,7 @@ async def into_thread(
 
 
 async def into_store(source: Engine, target: Engine, key: ThreadKey, row: ThreadRow) -> int:
-    """Copy a thread into another store, which may have a part of it; return how many checkpoints were new there."""
+    """Copy a thread, or what is new of it, into another store; return how many checkpoints."""
     for _ in range(_TRIES):
         try:
             return await _Copy(source, target, key).run(row)
@@ -94,7 +95,7 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
 async def entries_into_store(
     source: Engine, target: Engine, tenant: str, kind: str, skip: Container[str]
 ) -> None:
-    """Copy the entries of threads that have nothing else, and are in no list: runs that died before they saved."""
+    """Copy the entries of threads that are in no list: of runs that died before they saved."""
     async for page in entry_pages(source.backend, EntryQuery(tenant, kind, limit=_PAGE)):
         for key, entry in page:
             if key.id in skip:
@@ -109,7 +110,8 @@ def _tombstone_before(
 ) -> EntryRecord | None:
     """Return the tombstone after which a thread that was deleted from the target is placed there.
 
-    None when it was not deleted, or when something else of it is there than a part that came back so.
+    None when it was not deleted, or when something else of it is there than a part that came back
+    so.
     """
     whole = tombstones.whole
     if whole is None or not any(map(tombstones.cover, records)):
@@ -130,9 +132,10 @@ def _after(tombstone: EntryRecord | None, row: R) -> R:
 
 
 class _Copy:
-    """One thread on its way into another store: what is new there, oldest first, in parts that are each one commit.
+    """One thread on its way into another store: what is new there, oldest first, page by page.
 
-    A crash leaves the oldest part of the thread, each checkpoint whole. The next copy continues after it.
+    A crash leaves the oldest part of the thread, each checkpoint whole. The next copy continues
+    after it.
     """
 
     def __init__(self, source: Engine, target: Engine, key: ThreadKey) -> None:

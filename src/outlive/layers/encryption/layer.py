@@ -1,19 +1,25 @@
 """Encrypted: a backend around a backend that seals what it stores and opens what it reads.
 
-Sealed is what people and models wrote: chunks, the bodies of checkpoints (with their metadata), of writes and of entries (runs with
-prompt and result, steps, responses), and the metadata of threads; the columns with metadata in JSON stay empty. Clear is what a
-backend orders and finds records by: ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
+Sealed is what people and models wrote: chunks, the bodies of checkpoints (with their metadata), of
+writes and of entries (runs with prompt and result, steps, responses), and the metadata of threads;
+the columns with metadata in JSON stay empty. Clear is what a backend orders and finds records by:
+ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
 
-Each record is bound to where it belongs, as associated data (AAD), so that none can be put elsewhere:
+Each record is bound to where it belongs, as associated data (AAD), so that none can be put
+elsewhere:
 
-- A checkpoint to its thread, namespace and id, to its clear fields (run, step, source, size, format), and to the list of the chunks
-  that its body refers to by position. The backend assigns parent, place and time at the commit, so they are not bound.
-- A write to its thread, checkpoint, task, index, channel, path and chunks; an entry to its thread, kind and key; metadata to its thread.
-- A chunk to its tenant and its name, not to its thread: forks share chunks inside the store, which copies them without the key. That
-  is enough, because a name is a keyed hash of the bytes, which the core checks, and every list of names is bound to its record.
+- A checkpoint to its thread, namespace and id, to its clear fields (run, step, source, size,
+  format), and to the list of the chunks that its body refers to by position. The backend assigns
+  parent, place and time at the commit, so they are not bound.
+- A write to its thread, checkpoint, task, index, channel, path and chunks; an entry to its thread,
+  kind and key; metadata to its thread.
+- A chunk to its tenant and its name, not to its thread: forks share chunks inside the store, which
+  copies them without the key. That is enough, because a name is a keyed hash of the bytes, which
+  the core checks, and every list of names is bound to its record.
 
-Not noticed is a whole record, or a whole thread, put back to what it once was: the clear fields that order records are the backend's.
-The naming key, by which chunks get their names, is sealed too, so that nobody can probe for content.
+Not noticed is a whole record, or a whole thread, put back to what it once was: the clear fields
+that order records are the backend's. The naming key, by which chunks get their names, is sealed
+too, so that nobody can probe for content.
 """
 
 from __future__ import annotations
@@ -96,7 +102,7 @@ async def current_naming_key(backend: Backend) -> EntryRecord | None:
 
 
 def _is_sealed(entry: EntryRecord) -> bool:
-    """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
+    """Tell whether an entry has data of the user. What lower layers keep for themselves does not."""
     return entry.kind in SEALED
 
 
@@ -156,7 +162,7 @@ class Encrypted:
         )
 
     def _seal_one(self, aad: bytes, data: bytes) -> bytes:
-        """Seal a record, but not the placeholder of one that could not be opened: it would pass for a record."""
+        """Seal a record. Refuse the placeholder of one that did not open: it would pass for a record."""
         refuse_unopened(data)
         return self.ring.seal(aad, data)
 
@@ -208,7 +214,7 @@ class Encrypted:
         )
 
     def _open(self, aad: bytes, sealed: bytes) -> bytes:
-        """Open a record, or return a placeholder of what is wrong with it: reading that raises the error."""
+        """Open a record, or return a placeholder of the error: reading that raises it."""
         try:
             return self.ring.open(aad, sealed)
         except OutliveError as error:

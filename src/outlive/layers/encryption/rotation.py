@@ -1,8 +1,9 @@
 """Sealing a store again under the newest key of its ring, while other processes use it.
 
-Thread by thread, and in each thread in parts, what is not sealed under the newest key is opened and sealed again. Each part is one
-commit: a crash leaves some of it done, and the next rotation does the rest. Names of chunks, places, ranks and leases stay. Other
-processes may save meanwhile under the newest key of their own ring, so give every process the new ring first.
+Thread by thread, and in each thread in parts, what is not sealed under the newest key is opened and
+sealed again. Each part is one commit: a crash leaves some of it done, and the next rotation does
+the rest. Names of chunks, places, ranks and leases stay. Other processes may save meanwhile under
+the newest key of their own ring, so give every process the new ring first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _TRIES = 20
 class Rotated:
     """What `rotate` sealed again. When nothing is left to do, all but `threads` is 0.
 
-    `problems` lists what it had to leave as it was, because no key of the ring opens it, or because the store cannot read it.
+    `problems` lists what it had to leave as it was, because no key of the ring opens it, or because
+    the store cannot read it.
     """
 
     threads: int = 0
@@ -80,8 +82,9 @@ async def rotate(
 ) -> Rotated:
     """Seal everything of a tenant again; return what was done.
 
-    Each store of a pair is sealed by itself: the same record gets the same bytes in both. It is repeated until neither has anything
-    left to do, since what is queued between them may bring back what one of them had before.
+    Each store of a pair is sealed by itself: the same record gets the same bytes in both. It is
+    repeated until neither has anything left to do, since what is queued between them may bring back
+    what one of them had before.
     """
     rotations = [Rotation(Encrypted(store, ring), tenant) for store in stores]
     before = -1
@@ -108,11 +111,13 @@ class Rotation:
     async def run(self, progress: Progress | None) -> Rotated:
         """Look at everything once, and seal again what needs it.
 
-        A chunk that is stored again, or a fork that is made, after it looked there is left to the next time.
+        A chunk that is stored again, or a fork that is made, after it looked there is left to the
+        next time.
         """
         if not self._layer.has_key:
             raise KeyMissing(None)
-        # First the naming key, without which nothing can be read: a crash after it leaves a store that the new ring opens.
+        # First the naming key, without which nothing can be read: a crash after it leaves a store
+        # that the new ring opens.
         await self._seal_naming_key()
         self.done.threads = 0
         async for row in self._rows():
@@ -161,7 +166,7 @@ class Rotation:
     # One thread
 
     async def _thread(self, thread: ThreadKey, row: ThreadRow) -> None:
-        """Seal a thread again. A deletion in between makes it start over, with less to do each time."""
+        """Seal a thread again. A deletion in between makes it start over, with less to do."""
 
         async def attempt() -> bool:
             inventory = await self._inner.inventory(thread)
@@ -182,7 +187,7 @@ class Rotation:
     def _sealed(
         self, aad: bytes, sealed: bytes, thread: ThreadKey, what: str, *, is_named: bool = False
     ) -> bytes | None:
-        """Return a record under the newest key; None when it is under that already, or when no key opens it."""
+        """Return a record under the newest key; None when it is already, or when no key opens it."""
         if self._ring.is_current(sealed):
             return None
         try:
@@ -193,7 +198,9 @@ class Rotation:
             return None
 
     async def _chunks(self, thread: ThreadKey, inventory: Inventory) -> int:
-        """Exchange the bytes of chunks; return the generation. One that was stored since the inventory is left to the next time."""
+        """Exchange the bytes of chunks; return the generation. One that was stored since the
+        inventory is left to the next time.
+        """
         generation = inventory.generation
         for batch in _batches(inventory.chunks.items(), lambda item: item[1][0]):
             chunks = []
@@ -202,7 +209,8 @@ class Rotation:
                 if (sealed := self._sealed(aad, data, thread, what, is_named=True)) is not None:
                     chunks.append((name, sealed))
             if chunks:
-                # A chunk that one commit removes and puts gets the new bytes; there is no moment without it.
+                # A chunk that one commit removes and puts gets the new bytes; there is no moment
+                # without it.
                 names = tuple(name for name, _ in chunks)
                 removal = Removal(chunks=names, chunks_until=inventory.revision)
                 exchange = Commit(thread, chunks=tuple(chunks), removal=removal, generation=generation)

@@ -1,4 +1,4 @@
-"""What is done in the background for a pair: transferring what is queued, health checks, changes of roles."""
+"""The background work of a pair: transfer what is queued, check health, change roles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Upkeep:
         self.busy = self._runtime.mutex()
 
     async def beat(self) -> None:
-        """Remove outbox entries that were delivered, transfer the others, and check both stores when it is time."""
+        """Remove outbox entries that were delivered, transfer the others, and check both stores
+        when it is time.
+        """
         async with self.busy:
             if self.is_closed:
                 return

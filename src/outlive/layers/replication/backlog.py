@@ -45,7 +45,7 @@ OnRefused = Callable[[ThreadKey, ChangeSet], Awaitable[None]]
 
 
 class Outbox:
-    """What this process knows of the outbox entries that it made. The entries themselves are in the active store."""
+    """What this process knows of the outbox entries that it made, which are in the active store."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -58,7 +58,8 @@ class Outbox:
         self.process = os.urandom(4).hex()  # in the key of every entry that this process makes
         self.in_flight: set[str] = set()  # their commits are under way: they are not to be removed
         self.delivered: dict[ThreadKey, list[str]] = {}  # the other store has what they name
-        # By role: only that store has what these entries name; with the checkpoints that their commits saved.
+        # By role: only that store has what these entries name; with the checkpoints that their
+        # commits saved.
         self.queued: tuple[dict[str, list[SavedId]], dict[str, list[SavedId]]] = ({}, {})
         self.is_dirty = True  # something may be queued
         self.is_in_step = True  # the other store answers, so that commits go there directly
@@ -94,7 +95,7 @@ class Outbox:
             return tuple(self.delivered.pop(thread, ()))
 
     def take_idle(self, least_s: float) -> dict[ThreadKey, list[str]]:
-        """Return the same of threads that had no commit for so long: the next one would have removed them."""
+        """Return the same of threads without a commit for so long, which would have removed them."""
         before = f"{self._runtime.now() - int(least_s * 1e6):016x}"
         with self._lock:
             idle = {key: names for key, names in self.delivered.items() if names[-1][:16] <= before}
@@ -153,7 +154,7 @@ class Backlog:
         self.transferred: dict[ThreadKey, set[CheckpointKey]] = {}  # what the other store has got
 
     async def pages(self, kind: str = OUTBOX, tenants: Sequence[str] = ()) -> AsyncIterator[Entries]:
-        """Iterate over entries, oldest first: of the tenant, and unless told otherwise of the store itself."""
+        """Iterate over entries, oldest first: of the tenant and, by default, of the store itself."""
         for tenant in tenants or (self._tenant, RESERVED):
             query = EntryQuery(tenant, kind, limit=PAGE)
             async for page in entry_pages(self._source, query, timeout_s=self._timeout_s):
@@ -178,8 +179,9 @@ class Backlog:
     async def drain(self, outbox: Outbox | None, process: str | None) -> int:
         """Go through what is queued once, transfer it and remove it; return how many commits.
 
-        With `process`, what other processes have queued just now is left to them. One thread that cannot be transferred does not
-        keep back the others: what was in its way is raised at the end.
+        With `process`, what other processes have queued just now is left to them. One thread that
+        cannot be transferred does not keep back the others: what was in its way is raised at the
+        end.
         """
         count, failure = 0, None
         async for page in self.pages():
@@ -209,8 +211,8 @@ class Backlog:
     ) -> tuple[int, OutliveError | None]:
         """Transfer all that these entries name, and remove those that are due.
 
-        A change of a thread goes with all that came before it, whichever process queued that. The other store would otherwise take
-        what follows a missing save for the next one.
+        A change of a thread goes with all that came before it, whichever process queued that. The
+        other store would otherwise take what follows a missing save for the next one.
         """
         groups: dict[tuple[ThreadKey, int | None], list[EntryRecord]] = {}
         # Apart by epoch: a thread may refuse the changes of one and take those of another.
@@ -225,7 +227,8 @@ class Backlog:
             batch = rows[at : at + _TOGETHER]
             results = await self._transfer_batch([(key, changes) for key, changes, _ in batch])
             done = [row for row, error in zip(batch, results, strict=True) if error is None]
-            # A crash before this leaves entries whose changes the other store has: they are merged once more.
+            # A crash before this leaves entries whose changes the other store has: they are merged
+            # once more.
             await self.remove([(key, names) for key, _, names in done if names])
             for key, changes, names in done:
                 self.transferred.setdefault(key, set()).update(changes.checkpoints)
@@ -258,7 +261,7 @@ class Backlog:
             await self._source.commit_all(commits)
 
     async def transfer_everything(self) -> None:
-        """Transfer every thread, also those that are in no list: with entries alone, or with a tombstone alone."""
+        """Transfer every thread, also those in no list: with only entries or a tombstone."""
         listed: set[bytes] = set()
         after: str | None = None
         while True:

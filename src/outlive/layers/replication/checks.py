@@ -1,7 +1,9 @@
-"""Whether a store came back without its data: a server without persistence that was restarted, a disk that lost its last second.
+"""Whether a store came back without its data: a server without persistence that was restarted, a
+disk that lost its last second.
 
-While the primary is active the secondary gets everything from it. So the secondary never has what the primary lacks, unless the
-primary has lost it. And the secondary has all that came before what it gets, unless it has lost that itself.
+While the primary is active the secondary gets everything from it. So the secondary never has what
+the primary lacks, unless the primary has lost it. And the secondary has all that came before what
+it gets, unless it has lost that itself.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout
 
 
 async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s: float) -> bool:
-    """Tell whether the secondary lacks what the primary has stored before a commit, although nothing of that is queued."""
+    """Tell whether the secondary lacks what the primary has stored before a commit, although
+    nothing of that is queued.
+    """
     thread = done.thread
     for draft in done.checkpoints[:1]:
         result = await primary.read(thread, draft.namespace, draft.id, chunks=False, timeout_s=timeout_s)
@@ -45,10 +49,10 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
 
 
 def _evidence(records: Sequence[CheckpointRecord]) -> list[CheckpointRecord]:
-    """Return records of the secondary, newest first, that the primary must have, unless it has lost them.
+    """Return records of the secondary that the primary must have, unless it has lost them.
 
-    Those that it made itself; and the oldest, however old it is. One that the secondary made last may be news to it: stored after a
-    failback was announced, and so not acknowledged.
+    Those that it made itself; and the oldest, however old it is. One that the secondary made last
+    may be news to it: stored after a failback was announced, and so not acknowledged.
     """
     made_by_primary = [record for record in records if active_role(record.epoch) == PRIMARY]
     return made_by_primary[:1] + list(records[1:][-1:])

@@ -1,8 +1,9 @@
-"""A commit to two stores: decided in the active one with an outbox entry of what it changes, then brought to the other one.
+"""A commit to two stores: decided in the active one with an outbox entry of what it changes, then
+brought to the other one.
 
-Every answer says one of three things, and the caller relies on each: it is done (a receipt); it may be done (`OutcomeUnknown`,
-`StoredElsewhere`); this attempt did nothing (any other error). Once the active store has answered with a receipt, no later failure
-is of the third kind.
+Every answer says one of three things, and the caller relies on each: it is done (a receipt); it may
+be done (`OutcomeUnknown`, `StoredElsewhere`); this attempt did nothing (any other error). Once the
+active store has answered with a receipt, no later failure is of the third kind.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class StoredElsewhere(EpochPassed):
 
 @dataclass(slots=True)
 class _Sent:
-    """A commit on its way: the caller's, as it was sent, what it changes, and the key of its outbox entry."""
+    """A commit on its way: the caller's, as it was sent, its changes, its outbox entry's key."""
 
     original: Commit
     commit: Commit
@@ -83,7 +84,7 @@ class Committer:
         deadline: Deadline,
         repeated: Sequence[bool],
     ) -> list[Result]:
-        """Do each commit in the store that is active in an epoch, and as the mode says in the other one.
+        """Do each commit in the store that is active in an epoch, and in the other by the mode.
 
         `repeated` says of each whether an attempt in another epoch may have stored it.
         """
@@ -97,11 +98,12 @@ class Committer:
         sent = [self._with_outbox_entry(commit, epoch, share_s) for commit in commits]
         results: list[Result] = []
         try:
-            # 1. The active store decides. A crash after this leaves commits that are stored and not acknowledged, each with its
-            #    outbox entry: another process transfers them.
+            # 1. The active store decides. A crash after this leaves commits that are stored and not
+            #    acknowledged, each with its outbox entry: another process transfers them.
             results = await active.commit_all([each.commit for each in sent])
             await self._delete_damaged(sent, results, epoch)
-            # 2. Before a definite answer the thread moves to this epoch, so that the answer holds after a change of roles.
+            # 2. Before a definite answer the thread moves to this epoch, so that the answer holds
+            #    after a change of roles.
             await self._move_threads(sent, results, epoch, deadline)
             await self._check_repeated(sent, results, epoch, repeated)
             # 3. What was decided goes where it has to be before it is acknowledged.
@@ -149,8 +151,9 @@ class Committer:
     async def _refusal(self, epoch: int, deadline: Deadline) -> OutliveError | None:
         """Return why nothing may be claimed now; None when it may.
 
-        In a store that was left, leases seem to have expired: they are renewed in the other one. A claim there would outrank the
-        owner when it is merged, although its caller was never told that it has it. So the store that knows is asked first.
+        In a store that was left, leases seem to have expired: they are renewed in the other one. A
+        claim there would outrank the owner when it is merged, although its caller was never told
+        that it has it. So the store that knows is asked first.
         """
         role = SECONDARY if self._options.is_strict else active_role(epoch)
         try:
@@ -174,7 +177,8 @@ class Committer:
         if _may_be_overtaken(original):  # with an epoch it could not, nor when it removes outbox entries
             commit.entries = (entry,)
             return _Sent(original, commit, changes, key)
-        # Entries of earlier commits that the secondary has are removed by this one: that saves a commit of its own.
+        # Entries of earlier commits that the secondary has are removed by this one: that saves a
+        # commit of its own.
         removed = self._outbox.take_delivered(original.thread) if active_role(epoch) == PRIMARY else ()
         commit.entries = (
             *(_in_epoch(given, epoch) for given in original.entries),
@@ -185,7 +189,9 @@ class Committer:
         return _Sent(original, commit, changes, key, removed)
 
     async def _delete_damaged(self, sent: list[_Sent], results: list[Result], epoch: int) -> None:
-        """Delete a damaged thread in both stores at once: it cannot tell the place after which a tombstone would let records in."""
+        """Delete a damaged thread in both stores at once: it cannot tell the place after which a
+        tombstone would let records in.
+        """
         for at, each in enumerate(sent):
             removal = each.original.removal
             if isinstance(results[at], Corrupt) and removal is not None and removal.everything:
@@ -200,7 +206,7 @@ class Committer:
     async def _move_threads(
         self, sent: list[_Sent], results: list[Result], epoch: int, deadline: Deadline
     ) -> None:
-        """In strict mode move a thread to this epoch before a definite answer about it, and ask again."""
+        """In strict mode move a thread to this epoch before a definite answer, and ask again."""
         if not self._options.is_strict or epoch == 0:
             return
         for at, each in enumerate(sent):
@@ -220,8 +226,9 @@ class Committer:
     ) -> None:
         """Refuse to acknowledge a repeated commit that an earlier attempt has stored in a branch.
 
-        A checkpoint that is there is proof that it was saved: idempotency comes first, in every epoch. But nobody was told of that
-        attempt yet, and both stores may have been written since. With an expected head a branch must not be acknowledged.
+        A checkpoint that is there is proof that it was saved: idempotency comes first, in every
+        epoch. But nobody was told of that attempt yet, and both stores may have been written since.
+        With an expected head a branch must not be acknowledged.
         """
         for at, each in enumerate(sent):
             result, expected = results[at], each.original.expect_head
@@ -262,8 +269,8 @@ class Committer:
     ) -> None:
         """Make sure that the store was active when it did it, and is still the same store.
 
-        While the secondary is active, what it stored counts only if no failback had been announced to it. A store in which a thread
-        is new may have lost its data.
+        While the secondary is active, what it stored counts only if no failback had been announced
+        to it. A store in which a thread is new may have lost its data.
         """
         try:
             active = self._stores.active_in(epoch)
@@ -297,8 +304,9 @@ class Committer:
         answers = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
         for at in stored:
             each, answer = sent[at], answers.get(at)
-            # Out of turn means that the two stores differ. Either the primary gives out places that it gave out before, because it
-            # has lost commits; or the secondary lacks some, which are queued.
+            # Out of turn means that the two stores differ. Either the primary gives out places that
+            # it gave out before, because it has lost commits; or the secondary lacks some, which
+            # are queued.
             if isinstance(answer, OutOfTurn) and await self._switch.has_lost(each.thread):
                 answer = EpochPassed("", epoch, epoch)
             elif answer is None or isinstance(answer, StaleBase | OutOfTurn):
@@ -307,7 +315,8 @@ class Committer:
             if isinstance(answer, OutliveError):
                 results[at] = self._not_taken(each, results[at], answer) or results[at]
             else:
-                # A crash from here on leaves an outbox entry whose changes the secondary has: they are merged once more.
+                # A crash from here on leaves an outbox entry whose changes the secondary has: they
+                # are merged once more.
                 self._stores.update_health(SECONDARY, None)
                 self._outbox.mark_delivered(each.thread, (each.key,))
 
@@ -321,7 +330,7 @@ class Committer:
             return [error for _ in replicas]
 
     async def _transfer(self, sent: _Sent, epoch: int, *, with_backlog: bool) -> OutliveError | None:
-        """Read from the primary what the secondary is to get; the whole backlog of the thread, when something is missing."""
+        """Read from the primary what the secondary is to get, on request with the thread's backlog."""
         stores, thread = self._stores, sent.thread
         try:
             await stores.ensure_open(SECONDARY)
@@ -340,10 +349,12 @@ class Committer:
         return None
 
     async def confirm(self, thread: ThreadKey, epoch: int) -> None:
-        """Make sure that what was removed from a thread is removed in both stores, when that is what an acknowledgement says.
+        """Make sure that what was removed from a thread is removed in both stores, when that is
+        what an acknowledgement says.
 
-        A removal that failed because the secondary did not take it finds nothing to remove when it is repeated: what is left of it is
-        the outbox entry, which is transferred now. Raises NotReplicated when it cannot be.
+        A removal that failed because the secondary did not take it finds nothing to remove when it
+        is repeated: what is left of it is the outbox entry, which is transferred now. Raises
+        NotReplicated when it cannot be.
         """
         stores = self._stores
         if not (self._options.is_enabled and self._options.is_strict and active_role(epoch) == PRIMARY):
@@ -392,7 +403,7 @@ def _not_replicated(thread: str, id: str, error: OutliveError) -> NotReplicated:
 
 
 def _failure_after(commit: Commit, receipt: Receipt, error: OutliveError) -> OutliveError:
-    """Return what to answer to a commit that the active store has done, when something failed after that."""
+    """Return what to answer when the active store has done a commit and a later step failed."""
     if isinstance(error, EpochPassed):
         return StoredElsewhere(error, receipt)
     if isinstance(error, NotReplicated):
@@ -403,16 +414,18 @@ def _failure_after(commit: Commit, receipt: Receipt, error: OutliveError) -> Out
 
 
 def _may_be_overtaken(commit: Commit) -> bool:
-    """Tell whether a deletion may come after saves that it has not seen: a busy thread must not starve it."""
+    """Tell whether a deletion may follow saves it has not seen: a busy thread must not starve it."""
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
 
 
 def _may_repeat(commit: Commit, result: object) -> bool:
-    """Tell whether a commit may repeat one that was not acknowledged, so that more than its own changes is to be transferred.
+    """Tell whether a commit may repeat one that was not acknowledged, so that more than its own
+    changes is to be transferred.
 
-    What a save that is there already follows may not be in the other store either. The checkpoints that a removal names may be gone
-    already; or what it is to erase was erased then, in chunks that it does not name any more.
+    What a save that is there already follows may not be in the other store either. The checkpoints
+    that a removal names may be gone already; or what it is to erase was erased then, in chunks that
+    it does not name any more.
     """
     if _is_existing(result):
         return True

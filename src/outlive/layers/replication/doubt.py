@@ -1,16 +1,19 @@
 """Doubt: which commits may be stored although no caller was told so.
 
-A commit may be sent more than once: again to a store that did not answer, and to the other one when the stores change roles. Every
-attempt has the same ids, so a store that has it says so. But a refusal speaks of the store that gave it: what an earlier attempt
-left in the other store may still come back. So once an attempt may have been stored, the answer is success, if it is there, or
+A commit may be sent more than once: again to a store that did not answer, and to the other one when
+the stores change roles. Every attempt has the same ids, so a store that has it says so. But a
+refusal speaks of the store that gave it: what an earlier attempt left in the other store may still
+come back. So once an attempt may have been stored, the answer is success, if it is there, or
 OutcomeUnknown; and a refusal only where it is certain that the attempt is undone.
 
-A save whose base is stale is made again by the core, as another commit with the same ids. It always is after a change of roles,
-since generations belong to one store. Therefore doubt is kept by id, beyond one call. In strict mode a refusal ends it: the thread
-moved to the epoch of the pair before it refused (`thread_epoch.py`), and what was not acknowledged is withdrawn (`withdrawal.py`).
-In the queueing modes doubt stays until that store is asked again or the checkpoint is found: a branch in the store that was left
-comes back. A caller that was told so, asks again, and finds it gets what idempotency says: it is stored. What this process has
-queued in the store that was left is such a branch too, although its caller was told that it is stored.
+A save whose base is stale is made again by the core, as another commit with the same ids. It always
+is after a change of roles, since generations belong to one store. Therefore doubt is kept by id,
+beyond one call. In strict mode a refusal ends it: the thread moved to the epoch of the pair before
+it refused (`thread_epoch.py`), and what was not acknowledged is withdrawn (`withdrawal.py`). In the
+queueing modes doubt stays until that store is asked again or the checkpoint is found: a branch in
+the store that was left comes back. A caller that was told so, asks again, and finds it gets what
+idempotency says: it is stored. What this process has queued in the store that was left is such a
+branch too, although its caller was told that it is stored.
 """
 
 from __future__ import annotations
@@ -134,8 +137,8 @@ def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_s
 def _is_definite(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_strict: bool) -> bool:
     """Tell whether a refusal holds although an earlier attempt may have been stored.
 
-    A store that had it would have found it under its id. In strict mode a thread that refuses has moved to this epoch:
-    what was stored in an earlier one is withdrawn.
+    A store that had it would have found it under its id. In strict mode a thread that refuses has
+    moved to this epoch: what was stored in an earlier one is withdrawn.
     """
     if not isinstance(result, REFUSALS):
         return False

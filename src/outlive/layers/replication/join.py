@@ -1,4 +1,4 @@
-"""How a pair is opened: one naming key for both stores, and a look at the record of the pair in each."""
+"""How a pair is opened: one naming key for both stores, and a look at both pair records."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Join:
     # The naming key
 
     async def _agree_on_key(self, offered: bytes, deadline: Deadline) -> Errors:
-        """Let both have one naming key; return why one of them did not answer. When none does, raise."""
+        """Give both one naming key; return why one did not answer. Raise when none does."""
         stores = self._stores
         errors: list[StoreError | None] = [None, None]
         knows_pair = await self._knows_pair(SECONDARY, errors, deadline)
@@ -71,7 +71,8 @@ class Join:
         for role in (SECONDARY, PRIMARY) if knows_pair else (PRIMARY, SECONDARY):
             if errors[role] is not None:
                 continue
-            # Only a pair whose stores both answer gets a new key: otherwise one could adopt another key than its partner has.
+            # Only a pair whose stores both answer gets a new key: otherwise one could adopt another
+            # key than its partner has.
             mine = stores.key or (b"" if any(errors) else offered)
             try:
                 key = await stores.both[role].identity(mine)
@@ -91,9 +92,11 @@ class Join:
         return errors
 
     async def _knows_pair(self, role: int, errors: list[StoreError | None], deadline: Deadline) -> bool:
-        """Tell whether a store has been one of a pair: then it has the key, and a primary that has lost everything adopts it.
+        """Tell whether a store has been one of a pair: then it has the key, and a primary that has
+        lost everything adopts it.
 
-        Each store has half of the time that is left, before anything without a deadline of its own is asked of it.
+        Each store has half of the time that is left, before anything without a deadline of its own
+        is asked of it.
         """
         stores = self._stores
         try:
@@ -107,7 +110,9 @@ class Join:
     # The record of the pair
 
     async def _has_begun_new_pair(self, absent: Errors) -> bool:
-        """Make a store that was left alone the primary of a new pair, when the secondary is new too; tell whether it is."""
+        """Make a store that was left alone the primary of a new pair, when the secondary is new
+        too; tell whether it is.
+        """
         stores = self._stores
         if any(absent):
             return False
@@ -147,8 +152,8 @@ class Join:
         epoch = max(primary.epoch, secondary.epoch)
         active, standby = (primary, secondary) if active_role(epoch) == PRIMARY else (secondary, primary)
         if active.is_paused != is_paused:
-            # While replication is paused, the standby misses what is saved; afterwards it gets everything. Its own record says so
-            # first: a crash between the two leaves nothing out.
+            # While replication is paused, the standby misses what is saved; afterwards it gets
+            # everything. Its own record says so first: a crash between the two leaves nothing out.
             standby = await self._stores.write(standby.role, standby, replace(standby, is_caught_up=False))
             active = await self._stores.write(active.role, active, replace(active, is_paused=is_paused))
             primary, secondary = sorted((active, standby), key=lambda record: record.role)
@@ -157,7 +162,7 @@ class Join:
     async def _join_without_primary(
         self, secondary: PairRecord | None, error: StoreError, deadline: Deadline
     ) -> None:
-        """Open a pair whose primary does not answer, so that somebody can look at it, and promote the secondary."""
+        """Open a pair whose primary does not answer, to be looked at, or promoted."""
         stores, options = self._stores, self._options
         if secondary is None:
             raise error
@@ -181,7 +186,7 @@ class Join:
         await self._pause_alone(primary)
 
     async def _pause_alone(self, active: PairRecord) -> None:
-        """Pause replication while the other store cannot be told: the process that switches it on again tells it."""
+        """Pause while the other store cannot be told: the process that ends the pause tells it."""
         if not self._options.is_enabled and not active.is_paused:
             await self._stores.write(active.role, active, replace(active, is_paused=True))
 

@@ -1,30 +1,35 @@
 """Replicate: one store made of two, of which either may fail.
 
-Theory of operation. At any moment one of the two stores is *active*; it alone decides commits and answers reads. The other one, the
-*standby*, gets what the active one has decided. Which one is active follows from the *epoch*: the primary in an even one, the
-secondary in an odd one (`pair.py`). Nothing is ever decided by reading the standby.
+Theory of operation. At any moment one of the two stores is *active*; it alone decides commits and
+answers reads. The other one, the *standby*, gets what the active one has decided. Which one is
+active follows from the *epoch*: the primary in an even one, the secondary in an odd one
+(`pair.py`). Nothing is ever decided by reading the standby.
 
-Every commit has an *outbox entry* of what it changes (`outbox_entry.py`), in the same commit. So the active store itself is the queue
-of what the standby has yet to get: it survives the process, and there is no moment at which a commit is stored and not queued. The
-entry is removed when the standby has what it names. What is transferred is *merged*, by rules that are commutative, associative and
-idempotent (rule 7 of the backend protocol); it may come late, twice or in another order (`transfer.py`). What was deleted leaves
-tombstones, so that it does not come back.
+Every commit has an *outbox entry* of what it changes (`outbox_entry.py`), in the same commit. So
+the active store itself is the queue of what the standby has yet to get: it survives the process,
+and there is no moment at which a commit is stored and not queued. The entry is removed when the
+standby has what it names. What is transferred is *merged*, by rules that are commutative,
+associative and idempotent (rule 7 of the backend protocol); it may come late, twice or in another
+order (`transfer.py`). What was deleted leaves tombstones, so that it does not come back.
 
     sync, on_secondary_down="fail"    decided, then merged into the standby, then acknowledged
     sync, on_secondary_down="queue"   the same while the standby answers; when it does not, acknowledged and queued
     async                             decided, acknowledged; queued, and transferred in the background
 
-*What makes the first one safe without a witness.* A promotion raises the epoch in the secondary. A commit of an older epoch is merged
-there `strictly`: a thread that was saved in a later epoch refuses it, and it is not acknowledged. So all that was acknowledged in an
-epoch was in the secondary before anything was saved on top of it there. On the way back the secondary is told first: while it is
-active, a commit is acknowledged only if the pair's record in that very store, read after it, still has the same epoch. So what was
-acknowledged before the record changed is transferred before the primary is active.
+*What makes the first one safe without a witness.* A promotion raises the epoch in the secondary. A
+commit of an older epoch is merged there `strictly`: a thread that was saved in a later epoch
+refuses it, and it is not acknowledged. So all that was acknowledged in an epoch was in the
+secondary before anything was saved on top of it there. On the way back the secondary is told first:
+while it is active, a commit is acknowledged only if the pair's record in that very store, read
+after it, still has the same epoch. So what was acknowledged before the record changed is
+transferred before the primary is active.
 
-*What makes a refusal safe.* A call that finds the stores changing roles is repeated, and may have been stored by then. When it may be
-stored, the answer is OutcomeUnknown, unless it is found (`doubt.py`). In strict mode a refusal of the repetition is definite all the
-same: the thread moves to the new epoch before it refuses (`thread_epoch.py`), takes nothing of an earlier epoch from then on, and what
-only the store that was left has is withdrawn from it (`withdrawal.py`). The paths on which a commit is stored and not acknowledged,
-and what ends each of them:
+*What makes a refusal safe.* A call that finds the stores changing roles is repeated, and may have
+been stored by then. When it may be stored, the answer is OutcomeUnknown, unless it is found
+(`doubt.py`). In strict mode a refusal of the repetition is definite all the same: the thread moves
+to the new epoch before it refuses (`thread_epoch.py`), takes nothing of an earlier epoch from then
+on, and what only the store that was left has is withdrawn from it (`withdrawal.py`). The paths on
+which a commit is stored and not acknowledged, and what ends each of them:
 
     primary stored it, secondary unreachable      NotReplicated; merged when the thread has not moved on, else withdrawn
     primary stored it, thread moved on            repeated in the secondary; the orphan is withdrawn when the primary is reached
@@ -34,14 +39,16 @@ and what ends each of them:
     a deletion, a pending write                   never refused; merged in any case
     a claim                                       asks for the epoch first; an entry is withdrawn like a checkpoint
 
-In the other modes the old primary may have acknowledged what the secondary never saw. Nothing of that is lost unless the primary's
-storage is: its outbox entries are there when it comes back, and are merged then. Where both stores continued from the same
-checkpoint, the thread has two tips; the one of the later epoch is the head.
+In the other modes the old primary may have acknowledged what the secondary never saw. Nothing of
+that is lost unless the primary's storage is: its outbox entries are there when it comes back, and
+are merged then. Where both stores continued from the same checkpoint, the thread has two tips; the
+one of the later epoch is the head.
 
-Fences: `(epoch, fence)` of a run is unique, since an epoch belongs to one store. A run claimed after a failover outranks its former
-owner everywhere, whichever numbers the other store was at.
+Fences: `(epoch, fence)` of a run is unique, since an epoch belongs to one store. A run claimed
+after a failover outranks its former owner everywhere, whichever numbers the other store was at.
 
-Leases are timed by the clock of the store that they are in, so a lease that is transferred begins again there.
+Leases are timed by the clock of the store that they are in, so a lease that is transferred begins
+again there.
 """
 
 from __future__ import annotations
@@ -250,7 +257,9 @@ class Replicate:
         raise StoreUnavailable(f"{CHANGING}; try again")
 
     def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
-        """Return the store to ask: the active one. Only the naming key, which both have, is read from the other while that is down."""
+        """Return the store to ask: the active one. Only the naming key, which both have, is read
+        from the other while that is down.
+        """
         query = args[0]
         is_naming = isinstance(query, EntryQuery) and (query.thread, query.kind) == (NAMING_THREAD, NAMING)
         is_down = not self.stores.health[active_role(epoch)].is_healthy
@@ -267,7 +276,7 @@ class Replicate:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)
 
     def _share(self, deadline: Deadline) -> float | None:
-        """Return how long the active store has: half of it when there is another one to ask after it."""
+        """Return how long the active store has: half of it when the other could be asked next."""
         left_s = deadline.remaining_s()
         return left_s / 2 if left_s is not None and self._upkeep.may_fail_over() else left_s
 
@@ -301,9 +310,10 @@ class Replicate:
     async def _attempt(
         self, commits: Sequence[Commit], results: list[Result], doubts: list[Doubt], deadline: Deadline
     ) -> int:
-        """Do commits where the pair is now, and again when it changes roles; return the epoch of the last attempt.
+        """Do commits, again when the pair changes roles; return the epoch of the last attempt.
 
-        `results` gets the last answer to each commit, `doubts` every epoch in which it may have been stored.
+        `results` gets the last answer to each commit, `doubts` every epoch in which it may have
+        been stored.
         """
         waiting, is_last, epoch = list(range(len(commits))), False, self.stores.epoch
         for _ in range(_SWITCHES):
@@ -335,7 +345,7 @@ class Replicate:
         return epoch
 
     async def confirm(self, thread: ThreadKey | None) -> None:
-        """Make sure that what was removed from a thread, or from any, is where it has to be; raise NotReplicated."""
+        """Make sure that removals from a thread, or from any, are replicated; raise NotReplicated."""
         try:
             for key in [thread] if thread is not None else await self._queued_threads():
                 await self._committer.confirm(key, self.stores.epoch)
@@ -353,7 +363,9 @@ class Replicate:
     # Changing roles
 
     async def _has_switched(self, error: object, epoch: int, deadline: Deadline) -> bool:
-        """Tell whether the pair is in another epoch than a failed call thought: by another process, or by us now."""
+        """Tell whether the pair is in another epoch than a failed call thought: by another process,
+        or by us now.
+        """
         stores = self.stores
         if stores.epoch != epoch:
             return True
@@ -367,7 +379,8 @@ class Replicate:
             if stores.health[PRIMARY].is_healthy or not self._upkeep.may_fail_over():
                 return False
             if isinstance(error, EpochPassed):
-                # This call has not asked the primary before. Right after a failback a slow answer must not undo it.
+                # This call has not asked the primary before. Right after a failback a slow answer
+                # must not undo it.
                 if await self._switch.refresh(deadline.left_s() * _QUESTION):
                     return True
                 if stores.health[PRIMARY].is_healthy:
@@ -419,7 +432,9 @@ class Replicate:
 
 
 def _is_absent(args: tuple[Any, ...], answer: object) -> bool:
-    """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: it may have outbox entries only."""
+    """Tell whether a store may have lost what it was asked for. That a thread is there says
+    nothing: it may have outbox entries only.
+    """
     if isinstance(answer, ReadResult):
         return answer.record is None
     query = args[0]

@@ -1,4 +1,4 @@
-"""A store of a pair that cannot be opened now, like one on a disk that is not mounted: every call tries again."""
+"""A store that cannot be opened now, like one on an unmounted disk: every call tries again."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """The state of a pair. What is queued is counted in both stores; while one does not answer, `is_exact` is false."""
+    """The state of a pair. `is_exact` is false while one store cannot be asked what it has queued."""
 
     mode: str  # "sync" or "async"
     on_secondary_down: str

@@ -1,10 +1,12 @@
 """Outbox entries: what a commit changed and the other store has yet to get.
 
-The entry is part of the commit that it describes, so there is no moment at which one is stored without the other. It names what
-changed; the content is read when it is transferred. So entries can be transferred in any order, together, and more than once.
+The entry is part of the commit that it describes, so there is no moment at which one is stored
+without the other. It names what changed; the content is read when it is transferred. So entries can
+be transferred in any order, together, and more than once.
 
-An entry of strict mode also has the epoch in which its commit was decided. Such a commit is acknowledged only when the other store
-has it. So if the other store lacks it and its thread is in a later epoch there, the commit was never acknowledged (`withdrawal.py`).
+An entry of strict mode also has the epoch in which its commit was decided. Such a commit is
+acknowledged only when the other store has it. So if the other store lacks it and its thread is in a
+later epoch there, the commit was never acknowledged (`withdrawal.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class ChangeSet:
 
 
 def changes_of(commit: Commit) -> ChangeSet:
-    """Return what a commit is about to change, without renewed leases and chunks that no record names yet."""
+    """Return what a commit changes, without renewed leases and chunks that no record names."""
     removal = commit.removal
     is_renewal = commit.fence is not None and not commit.checkpoints
     entries = {
@@ -94,7 +96,9 @@ def outbox_entry(key: str, changes: ChangeSet, epoch: int | None) -> EntryRecord
 
 
 def changes_in(entry: EntryRecord) -> ChangeSet:
-    """Return the changes that an entry names: everything of its thread, when it cannot be read (another version wrote it)."""
+    """Return the changes that an entry names: everything of its thread, when it cannot be read
+    (another version wrote it).
+    """
     try:
         size, flags, names, epoch = ormsgpack.unpackb(entry.body or b"")
         info, deleted, erased, everything, moved = flags
@@ -109,7 +113,7 @@ def changes_in(entry: EntryRecord) -> ChangeSet:
 
 
 def leaving_tombstones(commit: Commit) -> Commit:
-    """Return a commit that leaves tombstones of what it removes, so that it does not come back from the other store."""
+    """Return a commit with tombstones for what it removes: the other store must not return it."""
     if commit.removal is None:
         return commit
     return replace(commit, removal=replace(commit.removal, leaves_tombstones=True))

@@ -1,12 +1,14 @@
-"""The pair: which two stores belong together, in which epoch they are, and so which of them is active.
+"""The record of a pair: which two stores belong together, in which epoch, which is active.
 
-Each store of a pair keeps one record of that, an entry in a thread that no user can name. In an even epoch the primary is active,
-in an odd one the secondary. So an epoch belongs to one store, and so does every (epoch, seq) and (epoch, fence) that was ever given
-out. The pair is in the greatest epoch of the two records, as soon as the store that is active in it has it too. A failback is
+Each store of a pair keeps one record of that, an entry in a thread that no user can name. In an
+even epoch the primary is active, in an odd one the secondary. So an epoch belongs to one store, and
+so does every (epoch, seq) and (epoch, fence) that was ever given out. The pair is in the greatest
+epoch of the two records, as soon as the store that is active in it has it too. A failback is
 announced to the secondary, which acknowledges nothing from then on, before the primary takes over.
 
-A pair ends when somebody ends it (`end_pair`): the active store continues alone, and the other one is an old copy from then
-on. Both keep the record, which tells so to every process that still uses them as a pair.
+A pair ends when somebody ends it (`end_pair`): the active store continues alone, and the other one
+is an old copy from then on. Both keep the record, which tells so to every process that still uses
+them as a pair.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def first_epoch(role: int, least: int) -> int:
 
 
 class ActiveStoreLost(StoreUnavailable):
-    """The active store has lost its data. To continue without it would lose what was acknowledged, in silence."""
+    """The active store lost its data: to continue without it would silently lose saves."""
 
     def __init__(self, role: int) -> None:
         super().__init__(
@@ -55,7 +57,9 @@ class ActiveStoreLost(StoreUnavailable):
 
 
 class PairEnded(ActiveStoreLost):
-    """The pair was ended. One of its stores continues alone, and a process that still uses both must not change their roles."""
+    """The pair was ended. One of its stores continues alone, and a process that still uses both
+    must not change their roles.
+    """
 
     def __init__(self, record: PairRecord) -> None:
         alone = ROLES[record.role if record.ended == ALONE else 1 - record.role]
@@ -122,7 +126,8 @@ async def write_pair_record(
 ) -> PairRecord:
     """Replace the record of a store; raise EntryHeld when it is not the old one any more.
 
-    The first revision is random: the record of a store that has lost everything is not taken for the one that it had before.
+    The first revision is random: the record of a store that has lost everything is not taken for
+    the one that it had before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
     flags = new.is_caught_up, new.is_paused, new.is_manual, new.failed_over_at, new.ended
@@ -155,13 +160,14 @@ async def end_pair(
 ) -> None:
     """End a pair; `other` is None when that store cannot be reached, and is not told.
 
-    Both go to a later epoch of the same store, so that a process which has the pair open notices at its next look. Raises EntryHeld
-    when a record is not the given one any more.
+    Both go to a later epoch of the same store, so that a process which has the pair open notices at
+    its next look. Raises EntryHeld when a record is not the given one any more.
     """
     ends = [(*active, ALONE)] if other is None else [(*other, OLD_COPY), (*active, ALONE)]
     epoch = max(record.epoch for _, record, _ in ends) + 2
-    # The other store first: from then on nobody can promote it, and nobody who opens both takes them for a pair. A crash between the
-    # two leaves an active store that still refuses to be written alone: ending the pair again finishes it.
+    # The other store first: from then on nobody can promote it, and nobody who opens both takes
+    # them for a pair. A crash between the two leaves an active store that still refuses to be
+    # written alone: ending the pair again finishes it.
     for backend, record, ended in ends:
         if record.ended != ended:
             new = replace(record, epoch=epoch, ended=ended, is_paused=False, is_manual=False)
@@ -171,7 +177,8 @@ async def end_pair(
 async def ping(stores: Mapping[str, Backend], tenant: str, timeout_s: float | None) -> dict[str, float]:
     """Ask each store for one small record, one after the other; return the seconds that each took.
 
-    Together they have so much time. Each is asked, also when another one does not answer; then StoreUnavailable names those that do not.
+    Together they have so much time. Each is asked, also when another one does not answer; then
+    StoreUnavailable names those that do not.
     """
     deadline, took_s, failures = Deadline(timeout_s), {}, []
     for at, (name, backend) in enumerate(stores.items()):

@@ -1,8 +1,10 @@
-"""One store of a pair that was opened by itself: it can be read, and is not written without the knowledge of the other one.
+"""One store of a pair that was opened by itself: it can be read, and is not written without the
+knowledge of the other one.
 
-What is written to one store alone has no outbox entry, so the other one never gets it. After the next change of roles it would be
-out of sight, and what was deleted would be back. So it is refused, unless the store is opened with `enable_replication=False`. Then
-the record of the pair says that replication is paused, as if the pair had been opened so while the other store was down: the next
+What is written to one store alone has no outbox entry, so the other one never gets it. After the
+next change of roles it would be out of sight, and what was deleted would be back. So it is refused,
+unless the store is opened with `enable_replication=False`. Then the record of the pair says that
+replication is paused, as if the pair had been opened so while the other store was down: the next
 process that opens both with replication transfers everything.
 """
 
@@ -28,7 +30,9 @@ _RACES = 10
 
 
 async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, may_write: bool) -> Backend:
-    """Return a store that was opened by itself as it may be used; `may_write` allows to write it without the other one."""
+    """Return a store that was opened by itself as it may be used; `may_write` allows to write it
+    without the other one.
+    """
     for _ in range(_RACES):
         try:
             record = await read_pair_record(backend, tenant, timeout_s)
@@ -48,7 +52,7 @@ async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, may
 
 
 class SingleReplica:
-    """A backend that is one of two. Without `record` it can be written, and leaves tombstones for the other one."""
+    """A backend that is one of two. Without `record` it can be written, leaving tombstones."""
 
     def __init__(self, inner: Backend, record: PairRecord | None) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""The two stores of a pair: which of them is active, whether they answer, and what one has queued for the other."""
+"""The two stores of a pair: which is active, whether they answer, what they have queued."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ Errors = Sequence[StoreError | None]  # of the primary and the secondary
 def is_unreachable(error: object) -> bool:
     """Tell whether an error means that a store cannot be reached, or that its answer was lost.
 
-    Nothing else is a reason to leave it: not missing or damaged data, not a lock, not a full disk, not a wrong call.
+    Nothing else is a reason to leave it: not missing or damaged data, not a lock, not a full disk,
+    not a wrong call.
     """
     if isinstance(error, StoreUnavailable):
         return not isinstance(error, StoreBusy | StoreFull)
@@ -94,7 +95,8 @@ class Stores:
         self.branched: set[str] = set()  # threads that were continued in both stores
         self.timeout_s = timeout_s
         self.patience_s = min(PATIENCE_S, timeout_s or PATIENCE_S)
-        # For a merge in the background, which may be larger than any save: it has time also when callers are in a hurry.
+        # For a merge in the background, which may be larger than any save: it has time also when
+        # callers are in a hurry.
         self.transfer_s = PATIENCE_S
         self.key: bytes | None = None  # the naming key
         self.is_open = [False, False]
@@ -248,7 +250,8 @@ class Stores:
     async def leading(self) -> tuple[int, int]:
         """Return which store's history counts, and the epoch of the pair; both stores are asked.
 
-        While a failback is announced and the primary is not active yet, that is still the secondary.
+        While a failback is announced and the primary is not active yet, that is still the
+        secondary.
         """
         primary, secondary = await self.record(PRIMARY), await self.record(SECONDARY)
         if primary is None or secondary is None:
@@ -262,7 +265,7 @@ class Stores:
         return (PRIMARY if primary.epoch == epoch else SECONDARY), epoch
 
     async def resolve(self, source: int, key: ThreadKey, changes: ChangeSet) -> None:
-        """Merge or withdraw what a store has queued of a thread that is in a later epoch in the other store."""
+        """Merge or withdraw what is queued of a thread that is in a later epoch in the other store."""
         leading, epoch = await self.leading()
         replicator = self.replicator(source, self.transfer_s)
         if leading == source or changes.everything:
@@ -271,12 +274,15 @@ class Stores:
         back = self.replicator(leading, self.transfer_s)
         withdrawal = Withdrawal(self.both[source], self.both[leading], back, epoch, self.transfer_s)
         await withdrawal.withdraw(key, changes)
-        # A crash here leaves the outbox entry: both steps are repeated, and the first finds nothing to withdraw.
+        # A crash here leaves the outbox entry: both steps are repeated, and the first finds nothing
+        # to withdraw.
         rest = ChangeSet(written=changes.written, deleted=changes.deleted, erased=changes.erased)
         await replicator.transfer(key, rest)
 
     async def resolve_left(self, source: int, key: ThreadKey, epoch: int) -> None:
-        """Withdraw what a store that was left has queued of a thread, after that moved to this epoch in the other one."""
+        """Withdraw what a store that was left has queued of a thread, after that moved to this
+        epoch in the other one.
+        """
         changes = await self.backlog(source).changes_of(key)
         if changes.epoch is not None and changes.epoch < epoch:
             await self.resolve(source, key, changes)

@@ -1,9 +1,10 @@
-"""How the two stores of a pair change roles: promotion, failback, and how every process notices either.
+"""How two stores change roles: promotion, failback, and how every process notices.
 
-Every step leaves something from which any process can continue. A promotion is one commit in the secondary. A failback is announced
-there by one commit, after which the secondary acknowledges nothing; then what is left is transferred; then one commit in the primary
-makes it active. A process that finds an announced failback finishes it; if the primary cannot be reached by then, the secondary is
-promoted once more.
+Every step leaves something from which any process can continue. A promotion is one commit in the
+secondary. A failback is announced there by one commit, after which the secondary acknowledges
+nothing; then what is left is transferred; then one commit in the primary makes it active. A process
+that finds an announced failback finishes it; if the primary cannot be reached by then, the
+secondary is promoted once more.
 """
 
 from __future__ import annotations
@@ -82,13 +83,16 @@ class RoleSwitch:
                 raise ActiveStoreLost(SECONDARY)
             await self._finish_failback(primary, epoch)
         elif active is primary and secondary.epoch < epoch:
-            # A process died while it raised the epoch. In strict mode nothing can be claimed until the secondary has it too.
+            # A process died while it raised the epoch. In strict mode nothing can be claimed until
+            # the secondary has it too.
             secondary = await stores.write(SECONDARY, secondary, replace(secondary, epoch=epoch))
         stores.is_manual, stores.failed_over_at = secondary.is_manual, secondary.failed_over_at
         stores.enter(epoch, is_caught_up=standby.is_caught_up)
 
     async def raise_epoch(self, least: int) -> bool:
-        """Go to an epoch of the same store that is not below that of a thread which came from elsewhere; tell whether we did."""
+        """Go to an epoch of the same store that is not below that of a thread which came from
+        elsewhere; tell whether we did.
+        """
         stores = self._stores
         async with self._one_at_a_time:
             now = stores.epoch
@@ -99,7 +103,8 @@ class RoleSwitch:
             if active.epoch != now or standby.epoch > now:
                 return False  # other processes are changing roles
             epoch = first_epoch(stores.active_role, least)
-            # The active one first. A crash between the two leaves an epoch that its active store has: `adopt` finishes it.
+            # The active one first. A crash between the two leaves an epoch that its active store
+            # has: `adopt` finishes it.
             for record in (active, standby):
                 await stores.write(record.role, record, replace(record, epoch=epoch))
             stores.epoch = epoch
@@ -108,8 +113,8 @@ class RoleSwitch:
     # A store that has lost its data
 
     async def has_lost(self, key: ThreadKey) -> bool:
-        """Tell whether the primary has lost commits. Then it is left, even without automatic failover: what was acknowledged is in
-        the secondary alone.
+        """Tell whether the primary has lost commits. Then it is left, even without automatic
+        failover: what was acknowledged is in the secondary alone.
         """
         if not await has_lost(*self._stores.both, key, self._stores.patience_s):
             return False
@@ -126,8 +131,9 @@ class RoleSwitch:
         if active_role(epoch) == SECONDARY:
             return  # another process has done it
         stores.last_error = "the primary has lost commits: the secondary has them"
-        # The primary's record first: it gets everything before it is active again. A crash after that leaves a primary that is still
-        # active, and the next save in such a thread comes here again. In the other order a failback would bring only what is queued.
+        # The primary's record first: it gets everything before it is active again. A crash after
+        # that leaves a primary that is still active, and the next save in such a thread comes here
+        # again. In the other order a failback would bring only what is queued.
         await stores.write(PRIMARY, primary, replace(primary, is_caught_up=False))
         await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch + 1))
         stores.enter(epoch + 1, is_caught_up=False)
@@ -179,7 +185,9 @@ class RoleSwitch:
         )
 
     async def promote(self, *, automatic: bool = False) -> RoleChange:
-        """Make the secondary the active store. What the primary has queued is transferred first when it can be reached."""
+        """Make the secondary the active store. What the primary has queued is transferred first
+        when it can be reached.
+        """
         return await self._retry_races(lambda: self._promote(automatic))
 
     async def _promote(self, automatic: bool) -> RoleChange:
@@ -195,18 +203,20 @@ class RoleSwitch:
                 "the secondary does not have everything yet; store.replication_status() tells what is missing"
             )
         epoch = first_epoch(SECONDARY, max(stores.epoch, secondary.epoch) + 1)
-        # This one commit is the promotion. From here on a thread that is saved in the secondary is in the new epoch, and refuses what
-        # is merged from an earlier one; so a process that still uses the primary gets no acknowledgement in strict mode.
+        # This one commit is the promotion. From here on a thread that is saved in the secondary is
+        # in the new epoch, and refuses what is merged from an earlier one; so a process that still
+        # uses the primary gets no acknowledgement in strict mode.
         await stores.write(SECONDARY, secondary, self._promoted(secondary, epoch, is_manual=not automatic))
         stores.automatic += automatic
         stores.is_manual, stores.is_announced = not automatic, False
         stores.enter(epoch, is_caught_up=True)
-        # A crash before this leaves a primary that does not know: every process that reaches the secondary does.
+        # A crash before this leaves a primary that does not know: every process that reaches the
+        # secondary does.
         await self._tell_primary(epoch)
         return RoleChange(epoch, carried)
 
     async def _try_to_drain_primary(self) -> int:
-        """Transfer what the primary has queued. What is wrong with it may be the reason for leaving it."""
+        """Transfer what the primary has queued. If that fails, it may be why it is being left."""
         try:
             return await self._stores.drain(PRIMARY, self._outbox)
         except StoreError as error:
@@ -214,7 +224,7 @@ class RoleSwitch:
             return 0
 
     async def _tell_primary(self, epoch: int) -> None:
-        """Tell processes that can reach only the primary, if we can; the record of the secondary is what counts."""
+        """Tell processes that reach only the primary, if we can; the secondary's record counts."""
         stores = self._stores
         with contextlib.suppress(StoreError, EntryHeld):
             if stores.health[PRIMARY].is_healthy and (primary := await stores.record(PRIMARY)) is not None:
@@ -232,15 +242,16 @@ class RoleSwitch:
         primary, secondary = await stores.record(PRIMARY), await stores.record(SECONDARY)
         if secondary is None:
             raise ActiveStoreLost(SECONDARY)
-        # 1. Bring the primary up to date while the secondary still serves. A crash leaves the pair as it was.
+        # 1. Bring the primary up to date while the secondary still serves. A crash leaves the pair
+        #    as it was.
         if primary is None or not primary.is_caught_up:
             await stores.copy_all(SECONDARY)
             primary = await stores.record(PRIMARY)
         elif primary.is_paused:  # it was written alone, and did not know that it had been left
             await stores.backlog(PRIMARY).transfer_everything()
         carried = await stores.drain(SECONDARY, self._outbox) + await stores.drain(PRIMARY, self._outbox)
-        # 2. Announce. From here on no commit to the secondary is acknowledged. A crash leaves an announced failback, which the next
-        #    process that reaches both stores finishes.
+        # 2. Announce. From here on no commit to the secondary is acknowledged. A crash leaves an
+        #    announced failback, which the next process that reaches both stores finishes.
         epoch = secondary.epoch + 1
         announced = replace(secondary, epoch=epoch, is_caught_up=True, is_manual=False, failed_over_at=0)
         await stores.write(SECONDARY, secondary, announced)
@@ -253,8 +264,9 @@ class RoleSwitch:
 
     async def _finish_failback(self, primary: PairRecord, epoch: int) -> int:
         carried = await self._stores.drain(SECONDARY, None)
-        # A process that missed the promotion may have stored something in the primary until just now. Threads that were continued in
-        # the secondary have come over, so they refuse it from here on; what is there is withdrawn or merged before anybody reads it.
+        # A process that missed the promotion may have stored something in the primary until just
+        # now. Threads that were continued in the secondary have come over, so they refuse it from
+        # here on; what is there is withdrawn or merged before anybody reads it.
         carried += await self._stores.drain(PRIMARY, None)
         # This one commit makes the primary active. A crash before it leaves the announced failback.
         with contextlib.suppress(EntryHeld):  # another process has finished it
@@ -262,7 +274,9 @@ class RoleSwitch:
         return carried
 
     def _promoted(self, secondary: PairRecord, epoch: int, *, is_manual: bool = False) -> PairRecord:
-        """Return the record of the secondary when it becomes active. A second promotion keeps the moment of the first."""
+        """Return the record of the secondary when it becomes active. A second promotion keeps the
+        moment of the first.
+        """
         stores = self._stores
         stores.failed_over_at = secondary.failed_over_at or stores.runtime.now()
         return replace(

@@ -1,7 +1,8 @@
-"""The epoch of a thread: it moves to that of the pair before anything definite is answered about it.
+"""The epoch of a thread: it moves to that of the pair before any definite answer about it.
 
-Only in strict mode. A thread in the epoch of the pair refuses what was stored and never acknowledged in an earlier one
-(`withdrawal.py`). An ordinary commit moves its thread by itself. A refusal does not, nor does the answer that a checkpoint is there.
+Only in strict mode. A thread in the epoch of the pair refuses what was stored and never
+acknowledged in an earlier one (`withdrawal.py`). An ordinary commit moves its thread by itself. A
+refusal does not, nor does the answer that a checkpoint is there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ThreadEpochs:
         self._moved: set[bytes] = set()  # threads that are in it
 
     def must_move(self, thread: ThreadKey, result: Receipt | OutliveError, epoch: int) -> bool:
-        """Tell whether a result is a definite answer about a thread that may still be in an earlier epoch."""
+        """Tell whether a result is definite, and its thread may still be in an earlier epoch."""
         if isinstance(result, Receipt):
             is_definite = result.existing is not None and result.existing.epoch != epoch
         else:
@@ -48,13 +49,14 @@ class ThreadEpochs:
         return is_definite and not (self._epoch == epoch and thread.digest in self._moved)
 
     async def move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
-        """Move a thread to an epoch, unless it is there. With an outbox entry: the other store moves it too."""
+        """Move a thread to an epoch, unless it is there; by an outbox entry in the other store too."""
         rows = await self._stores.active_in(epoch).threads(
             ThreadQuery(thread.tenant, only=thread.id, heads=False), timeout_s=deadline.remaining_s()
         )
         if not rows or rows[0].epoch < epoch:
             await self._commit(thread, epoch, deadline)
-        # The secondary may be promoted again, with what it has then: what it has alone is withdrawn now.
+        # The secondary may be promoted again, with what it has then: what it has alone is withdrawn
+        # now.
         if standby_role(epoch) == SECONDARY:
             with contextlib.suppress(StoreError):
                 await self._stores.resolve_left(SECONDARY, thread, epoch)

@@ -1,8 +1,8 @@
-"""Bringing what one store of a pair has into the other one: replication, catching up and failback share it.
+"""The transfer between two stores that replication, catching up and failback share.
 
-What was deleted goes before anything else: tombstones are merged, and what they name is removed. Then come chunks, then what refers
-to them in one merging commit (`backend/transfer.py`). In whatever order things are transferred, and however often, both stores come
-to the same.
+What was deleted goes before anything else: tombstones are merged, and what they name is removed.
+Then come chunks, then what refers to them in one merging commit (`backend/transfer.py`). In
+whatever order things are transferred, and however often, both stores come to the same.
 """
 
 from __future__ import annotations
@@ -91,12 +91,13 @@ class Replicator:
     timeout_s: float
 
     async def transfer(self, key: ThreadKey, changes: ChangeSet, epoch: int | None = None) -> None:
-        """Transfer changes of a thread. With an epoch, a thread that is in a later one refuses them."""
+        """Transfer changes of a thread. With an epoch, a thread in a later one refuses them."""
         for _ in range(_TRIES):
             try:
                 if (merge := await self._prepare(key, changes, epoch)) is not None:
                     await commit(self.target, merge)
-                # A crash from here on leaves the outbox entry of these changes, so they are transferred again.
+                # A crash from here on leaves the outbox entry of these changes, so they are
+                # transferred again.
                 if changes.rewritten:
                     await self._rewrite(
                         key, await self._records(key, ChangeSet(checkpoints=changes.rewritten))
@@ -109,7 +110,7 @@ class Replicator:
         raise Corrupt("chunks that its records refer to are missing", thread=key.id)
 
     async def transfer_all(self, threads: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
-        """Transfer changes of many threads, by one call to the target; say for each what was in the way.
+        """Transfer changes of many threads, by one call to the target; return an error for each.
 
         Changes with an epoch are refused by a thread that is in a later one.
         """
@@ -136,8 +137,9 @@ class Replicator:
         return results
 
     async def _prepare(self, key: ThreadKey, changes: ChangeSet, epoch: int | None) -> Commit | None:
-        """Send deletions and chunks; return the commit of all that refers to these, if there is any."""
-        # Deletions first: a tombstone keeps what is merged after it from bringing back what was deleted.
+        """Send deletions and chunks; return the commit of what refers to these, if any."""
+        # Deletions first: a tombstone keeps what is merged after it from bringing back what was
+        # deleted.
         if changes.deleted or changes.everything:
             await self._bury(key, changes.erased, epoch)
         merge = Commit(
@@ -158,7 +160,8 @@ class Replicator:
                 merge.info, merge.info_projection = rows[0].info, rows[0].info_projection
                 merge.info_version = rows[0].info_version
         has_rows = merge.checkpoints or merge.writes or merge.entries or merge.info is not None
-        # A thread that only moved to another epoch moves in the target too, by a commit without rows.
+        # A thread that only moved to another epoch moves in the target too, by a commit without
+        # rows.
         return await self.with_chunks(merge) if has_rows or changes.moved else None
 
     # Reading the source
@@ -219,7 +222,8 @@ class Replicator:
             removing = await self._removal_by(key, new, there, erase)
             removing.strict, removing.epoch = epoch is not None, epoch
             removing.timeout_s = self.timeout_s
-            # Tombstones and what they remove are one commit: a crash leaves neither a gap nor a way back.
+            # Tombstones and what they remove are one commit: a crash leaves neither a gap nor a way
+            # back.
             await commit(self.target, removing)
         await self._drop_old_tombstones(key, tombstones)
 
@@ -251,9 +255,11 @@ class Replicator:
     async def _orphans(
         self, key: ThreadKey, dead: set[CheckpointKey]
     ) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-        """Tell writes without a checkpoint apart: those that were deleted at the source, and those that are news to it.
+        """Tell writes without a checkpoint apart: those that were deleted at the source, and those
+        that are news to it.
 
-        A write does not say when it was made. What the source has is alive, and so is what the target has queued for it.
+        A write does not say when it was made. What the source has is alive, and so is what the
+        target has queued for it.
         """
         there = await self.target.writes(key, None, timeout_s=self.timeout_s)
         here = await self.source.writes(key, None, timeout_s=self.timeout_s)
@@ -278,7 +284,8 @@ class Replicator:
     async def _sweep(self, key: ThreadKey, erase: bool) -> None:
         """Remove chunks that no record names any more.
 
-        When something always comes in between, the next deletion does it; but what is to be erased is not put off.
+        When something always comes in between, the next deletion does it; but what is to be erased
+        is not put off.
         """
         deadline = Deadline(self.timeout_s)
         while not await self._has_swept(key, erase):
@@ -290,7 +297,8 @@ class Replicator:
                 )
 
     async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
-        # The inventory is read before the records: what is stored in between has a later revision, and stays.
+        # The inventory is read before the records: what is stored in between has a later revision,
+        # and stays.
         inventory = await self.target.inventory(key, timeout_s=self.timeout_s)
         records = await self._all_records(self.target, key)
         writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
@@ -321,7 +329,7 @@ class Replicator:
 
 
 def renewed(entry: EntryRecord) -> EntryRecord:
-    """Return an entry whose lease begins again: it is timed by the clock of the store that it is in."""
+    """Return an entry whose lease begins again: it is timed by the clock of its store."""
     lease_s = _LEASE_S if entry.until and entry.status == "running" else None
     return replace(entry, until=0, clock="", lease_s=lease_s)
 

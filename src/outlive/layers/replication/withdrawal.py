@@ -1,21 +1,25 @@
-"""Withdrawal: what was stored in strict mode and never acknowledged does not come back after the stores changed roles.
+"""Withdrawal: unacknowledged commits of strict mode do not come back after a change of roles.
 
-Theory of operation. In strict mode a commit is acknowledged when both stores have it (while the secondary is active: when the record
-of the pair there, read after it, still has its epoch). A commit that reached only the store that was left is an *orphan*: its caller
-was told that the outcome is unknown, or asked again and was refused. Two rules keep it from joining the thread later:
+Theory of operation. In strict mode a commit is acknowledged when both stores have it (while the
+secondary is active: when the record of the pair there, read after it, still has its epoch). A
+commit that reached only the store that was left is an *orphan*: its caller was told that the
+outcome is unknown, or asked again and was refused. Two rules keep it from joining the thread later:
 
-- An outbox entry of strict mode names the epoch of its commit, and what it names is merged strictly. A thread that has moved to a
-  later epoch refuses it, inside the commit.
-- Before a definite answer is given in a later epoch, the thread moves there (`thread_epoch.py`): before a refusal, and before the
-  answer that a checkpoint of an earlier epoch is there. So after that answer no orphan of an earlier epoch comes in.
+- An outbox entry of strict mode names the epoch of its commit, and what it names is merged
+  strictly. A thread that has moved to a later epoch refuses it, inside the commit.
+- Before a definite answer is given in a later epoch, the thread moves there (`thread_epoch.py`):
+  before a refusal, and before the answer that a checkpoint of an earlier epoch is there. So after
+  that answer no orphan of an earlier epoch comes in.
 
-What is refused so is removed from the store that was left, in one commit: checkpoints that the leading store does not have, and the
-leading store's version of entries, metadata and replaced checkpoints. That commit expects the revision at which the thread was read.
-So it does nothing when another process has written to the thread meanwhile, for example because that store is active again. It moves
-the thread to the epoch of the pair, so that a process that missed the change of roles cannot store another orphan there.
+What is refused so is removed from the store that was left, in one commit: checkpoints that the
+leading store does not have, and the leading store's version of entries, metadata and replaced
+checkpoints. That commit expects the revision at which the thread was read. So it does nothing when
+another process has written to the thread meanwhile, for example because that store is active again.
+It moves the thread to the epoch of the pair, so that a process that missed the change of roles
+cannot store another orphan there.
 
-Not withdrawn are deletions, and pending writes on a checkpoint that stays, because each of them is only ever unknown and never
-refused. They are merged as in the queueing modes.
+Not withdrawn are deletions, and pending writes on a checkpoint that stays, because each of them is
+only ever unknown and never refused. They are merged as in the queueing modes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ class Withdrawal:
     timeout_s: float
 
     async def withdraw(self, key: ThreadKey, changes: ChangeSet) -> None:
-        """Let the store that was left have what the leading store has, of the changes that an outbox entry names."""
+        """Bring the changes that an outbox entry names to what the leading store has."""
         for _ in range(_TRIES):
             if (withdrawing := await self._prepare(key, changes)) is None:
                 return
@@ -66,7 +70,8 @@ class Withdrawal:
 
     async def _prepare(self, key: ThreadKey, changes: ChangeSet) -> Commit | None:
         """Return the commit that withdraws; None when the leading store has everything."""
-        # The revision is read first, and expected by the commit: what is read after it has not changed when that is done.
+        # The revision is read first, and expected by the commit: what is read after it has not
+        # changed when that is done.
         seen = await self.left.inventory(key, timeout_s=self.timeout_s)
         orphans, records = await self._checkpoints(key, changes)
         withdrawing = Commit(
@@ -90,7 +95,7 @@ class Withdrawal:
     async def _checkpoints(
         self, key: ThreadKey, changes: ChangeSet
     ) -> tuple[list[CheckpointKey], list[CheckpointRecord]]:
-        """Return what the leading store does not have, and its version of what it has in another one."""
+        """Return what the leading store lacks, and its version of what differs."""
         orphans: list[CheckpointKey] = []
         records: list[CheckpointRecord] = []
         for namespace, id in sorted(changes.checkpoints):
