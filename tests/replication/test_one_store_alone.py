@@ -142,6 +142,8 @@ def test_what_a_primary_did_alone_that_did_not_know_it_was_left_comes_over_at_fa
             disk.mode = "refuse"
             store.promote()
             store.thread("t").save("later", id="later")
+            # Nothing is transferred before the failback: the primary would be in the later epoch.
+            store._store._pair._upkeep.is_closed = True
         with outlive.open(urls[0], enable_replication=False) as alone:
             alone.thread("t").save("alone", id="alone")
             alone.thread("new").save(1, id="new")
