@@ -68,7 +68,7 @@ class RedisBackend:
 
     async def close(self) -> None:
         self._is_closed = True
-        await self._link.close()
+        self._link.close()
 
     # Calling
 

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ResponseError,
-)
-
-from outlive.backends.redis.connection import Command, IOMode, Reply
+from outlive.backends.redis.connection import Address, Command, Reply
+from outlive.backends.redis.io_modes import IOMode
+from outlive.backends.redis.replies import ErrorReply, refusal
 from outlive.backends.redis.scripts import Script
-from outlive.backends.redis.topology import Address, Nodes, Pool
+from outlive.backends.redis.topology import Nodes, Pool
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.backends.server.urls import hide_secrets
-from outlive.errors import Corrupt, OutliveError, StoreFull, StoreUnavailable
+from outlive.errors import OutliveError
 
 _HOPS = 8
-_TRANSIENT = ("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY")
-_codes = re.compile(rf"\b({'|'.join((*_TRANSIENT, 'OOM'))})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,7 @@ class Client:
 
     async def one(self, call: Call, deadline: Deadline) -> Reply:
         """Return the reply of a call; with a tail, a pair."""
-        with self._hidden():
+        with self._hiding_secrets():
             pool = await self.nodes.pool(call.slot, deadline)
             (reply,) = await self._exchange(pool, [call], deadline)
             return await self._settled(call, reply, pool, deadline)
@@ -69,7 +59,7 @@ class Client:
     async def all(self, calls: Sequence[Call], deadline: Deadline) -> list[Reply]:
         """Return the replies of many calls: one exchange with each node."""
         groups: dict[Pool, list[int]] = {}
-        with self._hidden():
+        with self._hiding_secrets():
             for number, call in enumerate(calls):
                 pool = await self.nodes.pool(call.slot, deadline)
                 groups.setdefault(pool, []).append(number)
@@ -85,20 +75,20 @@ class Client:
 
     async def everywhere(self, command: Command, deadline: Deadline) -> list[Reply]:
         """Return every node's reply to a command; an error is a reply."""
-        with self._hidden():
+        with self._hiding_secrets():
             pools = await self.nodes.pools(deadline)
             return [(await pool.call([command], deadline))[0] for pool in pools]
 
     async def scan(self, pattern: str, deadline: Deadline) -> list[bytes]:
         """Return all keys of all nodes that match a pattern."""
         found: list[bytes] = []
-        with self._hidden():
+        with self._hiding_secrets():
             for pool in await self.nodes.pools(deadline):
                 cursor: bytes = b"0"
                 while True:
                     (reply,) = await pool.call([("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)], deadline)
-                    if isinstance(reply, ResponseError):
-                        raise self._failure(reply, pool)
+                    if isinstance(reply, ErrorReply):
+                        raise self._refusal(reply, pool)
                     cursor = reply[0]
                     found += reply[1]
                     if cursor == b"0":
@@ -107,7 +97,7 @@ class Client:
 
     async def warm(self, count: int, deadline: Deadline) -> None:
         """Open connections to every node beforehand."""
-        with self._hidden():
+        with self._hiding_secrets():
             for pool in await self.nodes.pools(deadline):
                 await pool.warm(count, deadline)
 
@@ -119,69 +109,52 @@ class Client:
                 commands.append(call.tail)
         try:
             replies = iter(await pool.call(commands, deadline))
-        except AttemptFailed as lost:
-            if not lost.busy:
+        except AttemptFailed as failed:
+            if not failed.busy:
                 self.losses += 1
                 self.nodes.distrust(pool)
             raise
         return [next(replies) if call.tail is None else (next(replies), next(replies)) for call in calls]
 
     async def _settled(self, call: Call, reply: Reply, pool: Pool, deadline: Deadline) -> Reply:
-        """Follow redirections and load scripts until there is an answer."""
+        """Follow redirections and send missing scripts until there is an answer."""
         for _ in range(_HOPS):
             error = reply[0] if call.tail is not None else reply
-            if not isinstance(error, ResponseError):
+            if not isinstance(error, ErrorReply):
                 return reply
-            if isinstance(error, NoScriptError) and call.script is not None:
+            if error.code == "NOSCRIPT" and call.script is not None:
                 call = call.in_full()
-            elif isinstance(error, MovedError):
-                self.nodes.moved(error.slot_id, _address(error, pool))
+            elif error.code == "MOVED":
+                self.nodes.moved(error.redirection[0], _address(error, pool))
                 pool = await self.nodes.pool(call.slot, deadline)
-            elif isinstance(error, AskError):
+            elif error.code == "ASK":
                 reply = await self._ask(self.nodes.at(_address(error, pool)), call, deadline)
                 continue
             else:
-                raise self._failure(error, pool)
+                raise self._refusal(error, pool)
             (reply,) = await self._exchange(pool, [call], deadline)
         raise AttemptFailed("the Cluster sent this call from node to node", sent=False)
 
     async def _ask(self, pool: Pool, call: Call, deadline: Deadline) -> Reply:
-        """Ask the node to which a slot is moving just now."""
+        """Ask the node to which a slot is moving now."""
         commands = [("ASKING",), call.args, *([] if call.tail is None else [call.tail])]
         _, *replies = await pool.call(commands, deadline)
         return replies[0] if call.tail is None else tuple(replies)
 
-    def _failure(self, error: ResponseError, pool: Pool) -> Exception:
-        """Say what an error reply means."""
-        said = str(error)
-        code = getattr(error, "status_code", None) or ""
-        found = _codes.search(f"{code} {said}" if code else said)
-        name = type(error).__name__
-        if isinstance(error, AuthenticationError | NoPermissionError):
-            return StoreUnavailable(f"the server refused the credentials: {said}")
-        kind = _KINDS.get(name) or (found.group(1) if found else "")
-        if kind == "OOM":
-            return StoreFull(
-                "Redis has reached its maxmemory and stores nothing more; raise it (CONFIG SET maxmemory ...) or "
-                "delete threads: deletions still work"
-            )
-        if kind:
+    def _refusal(self, error: ErrorReply, pool: Pool) -> Exception:
+        failure = refusal(error)
+        if isinstance(failure, AttemptFailed):
             self.nodes.distrust(pool)
-            return AttemptFailed(f"{kind} {said}" if kind not in said else said, sent=False)
-        if "WRONGTYPE" in f"{code} {said}":
-            return Corrupt("a key holds a value of another type")
-        if "user_script" in said:
-            return Corrupt(f"a script stumbled over a stored value: {said}")
-        return StoreUnavailable(f"Redis refused the command: {said}")
+        return failure
 
     @contextlib.contextmanager
-    def _hidden(self) -> Any:
-        """Let no secret out in a message."""
+    def _hiding_secrets(self) -> Iterator[None]:
+        """Keep passwords out of error messages."""
         try:
             yield
-        except AttemptFailed as lost:
-            lost.reason = hide_secrets(lost.reason, self._secrets)
-            lost.args = (lost.reason,)
+        except AttemptFailed as failed:
+            failed.reason = hide_secrets(failed.reason, self._secrets)
+            failed.args = (failed.reason,)
             raise
         except OutliveError as error:
             error.args = tuple(
@@ -189,19 +162,11 @@ class Client:
             )
             raise
 
-    async def close(self) -> None:
-        await self.nodes.close()
+    def close(self) -> None:
+        self.nodes.close()
 
 
-_KINDS = {
-    "OutOfMemoryError": "OOM",
-    "ReadOnlyError": "READONLY",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MasterDownError": "MASTERDOWN",
-    "TryAgainError": "TRYAGAIN",
-}
-
-
-def _address(error: Any, pool: Pool) -> Address:
-    """Return where an error redirects to; without a host it is the same one."""
-    return (error.host or pool.host, error.port)
+def _address(error: ErrorReply, pool: Pool) -> Address:
+    """Return where an error redirects to; without a host, to another port of the same one."""
+    _, host, port = error.redirection
+    return (host or pool.host, port)

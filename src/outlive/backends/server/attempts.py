@@ -8,11 +8,7 @@ moves for half of the time that is left is given up, so that one which swallows 
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import random
-import socket
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -158,32 +154,3 @@ class Attempts:
         return StoreUnavailable(
             f"{self.place} could not be reached, tried {times}: {lost.reason}; is it running and reachable?"
         )
-
-
-# Names of hosts -------------------------------------------------------------------------------------------------
-
-
-def look_up(name: str) -> tuple[socket.socket, list[str]]:
-    """Begin to look up a name; when the socket can be read, the list holds its addresses.
-
-    The system has no deadline for that, so a thread does it for which nobody waits: it may be stuck for minutes.
-    """
-    ours, theirs = socket.socketpair()
-    found: list[str] = []
-
-    def ask() -> None:
-        with theirs, contextlib.suppress(OSError):
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(row[4][0]) for row in rows))
-
-    threading.Thread(target=ask, name="outlive-resolver", daemon=True).start()
-    return ours, found
-
-
-def is_address(name: str) -> bool:
-    """Tell whether there is nothing to look up."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
