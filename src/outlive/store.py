@@ -598,6 +598,7 @@ class AsyncStore(AsyncContext):
         """
         if self._is_closed:
             return
+        self._engine.runtime.check_loop()  # before anything is stopped: a refused close leaves the store open
         parts = [self._heart.close, *[queue.flush for queue in list(self._queues.values())]]
         if self._sweeper is not None:
             parts.insert(0, self._sweeper.close)

@@ -494,7 +494,9 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         async def meet(self, key, row):
             if not met:
                 met.append(True)
-                with pytest.raises(outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) sweeps already"):
+                with pytest.raises(
+                    outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) sweeps already"
+                ):
                     two.sweep()
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)

@@ -73,7 +73,7 @@ class Fencing(Protocol):
 
     @property
     def fence(self) -> int | None: ...
-    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]: ...
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]: ...
 
 
 class AsyncThread:
@@ -190,7 +190,7 @@ class AsyncThread:
             return None
         if not hasattr(fence, "_fence_of"):
             raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
-        return fence._fence_of(self._key)
+        return fence._fence_of(self._engine, self._key)
 
     async def _save(self, state: Any, draft: Draft) -> Checkpoint:
         if self._home._queues:

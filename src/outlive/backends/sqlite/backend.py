@@ -148,6 +148,8 @@ class SQLiteBackend:
         draft = commit.checkpoints[0] if commit.checkpoints else None
         view = Rows(db, commit.thread, draft=draft, deletes=is_deletion(commit))
         effect, receipt = decide(commit, view, clock(), new_token())
+        if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
+            view.check_index()  # what was not found was never there
         if effect is not None:
             Writer(db, view, effect, self._known).write()
         return receipt

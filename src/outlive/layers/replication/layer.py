@@ -123,7 +123,7 @@ class Replicate:
         self._switching = Switching(self.stores, self._queue)
         self._upkeep = Upkeep(self.stores, self._switching, self._queue, options, runtime)
         self._committing = Committing(self.stores, self._switching, self._queue, options)
-        self._doubts = Doubts(is_strict=options.is_strict)
+        self._doubts = Doubts(self._queue, is_strict=options.is_strict)
 
     def __repr__(self) -> str:
         return f"<Replicate {self.name} active={ROLES[self.stores.epoch % 2]} epoch={self.stores.epoch}>"

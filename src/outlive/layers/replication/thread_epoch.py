@@ -71,7 +71,7 @@ class Sealing:
             receipt = await commit(backend, moved)
         finally:
             self._queue.finished((key,))
-        self._queue.leave(role, (key,))
+        self._queue.leave(role, {key: []})
         if receipt.revision == 1:  # a store that begins a thread may have lost all it had
             side = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
             if side is None or side.epoch != epoch:
