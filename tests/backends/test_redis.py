@@ -30,7 +30,7 @@ from outlive.backends.redis import urls as redis_url
 from outlive.backends.redis.clients import parse_client
 from outlive.backends.redis.connection import Connection, ConnectionSettings
 from outlive.backends.redis.io_modes import Async, Sync
-from outlive.backends.redis.rows import _sum
+from outlive.backends.redis.rows import server_checksum
 from outlive.backends.server.attempts import Attempt, AttemptFailed
 from outlive.errors import (
     BadArgument,
@@ -430,7 +430,7 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
             lambda: store.thread("new").save({"n": 2}),
             lambda: store.thread("new").update({"title": "x"}),
         ):
-            with pytest.raises(StoreUnavailable, match="begun anew"):
+            with pytest.raises(StoreUnavailable, match="new one there"):
                 run(call())
         assert [row.id for row in run_now(other.threads(""))] == ["theirs"]
         run_now(other.close())
@@ -443,7 +443,7 @@ def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one
         server.start()
         backend = redis_url.parse_url(server.url, {}).sync(30)
         assert run_now(backend.identity(b"n" * 32)) == b"n" * 32
-        with pytest.raises((StoreUnavailable, OutcomeUnknown), match="begun anew"):
+        with pytest.raises((StoreUnavailable, OutcomeUnknown), match="new one there"):
             run(store.thread("t").save({"n": 2}))
         run_now(backend.close())
 
@@ -506,7 +506,7 @@ def test_threads_that_look_for_the_server_at_once_do_not_disturb_each_other(wher
     failed, ends = [], time.monotonic() + (10 if LONG else 1)
     with opened(request.getfixturevalue(where).url) as (run, store):
         run(store.thread("t").save({"n": 1}))
-        nodes = store._engine.backend._link.nodes
+        nodes = store._engine.backend.session.client.nodes
 
         def look():
             try:
@@ -642,7 +642,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
                     backend, Commit(key, entries=(EntryRecord("run", other, b"old", "running"),), info=info)
                 )
             )
-        own = backend.keys(key).all[0]
+        own = backend.session.keys(key).all[0]
         eventually(lambda: not valkey_server.call("EXISTS", own))
         new = put(body=b"new", status="completed", lease_s=600)
         assert new > old + 3
@@ -650,7 +650,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
             run(commit_one(backend, Commit(key, fence=("run", "r", 0, old))))
         assert bodies(statuses=["running"]) == bodies(lapsed=True) == []
         assert bodies() == bodies(lapsed=False) == bodies(statuses=["completed", ""]) == [b"new"]
-        lines = valkey_server.call("ZRANGE", backend.keys(key).all[7], 0, -1)
+        lines = valkey_server.call("ZRANGE", backend.session.keys(key).all[7], 0, -1)
         assert len(lines) == 2  # by key, and by status
         assert run(backend.audit(key)) == []
 
@@ -1130,7 +1130,9 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
         words = text.split(b" ")
         words[9] = b"-5"
         text = b" ".join(words)
-        valkey_server.call("HSET", key_of("t"), "row", text + b" " + _sum(key.digest.hex().encode() + text))
+        valkey_server.call(
+            "HSET", key_of("t"), "row", text + b" " + server_checksum(key.digest.hex().encode() + text)
+        )
         for call in (
             lambda: backend.read(key, ""),
             lambda: backend.history(key, None),

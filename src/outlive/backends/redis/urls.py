@@ -188,10 +188,10 @@ class StoreOptions:
         """Return a backend whose calls have so much time by default."""
         from outlive.backends.redis.backend import RedisBackend
         from outlive.backends.redis.client import Client
-        from outlive.backends.redis.commits import Choices
+        from outlive.backends.redis.session import RecordOptions, Session
 
-        choices = Choices(**self.records, timeout_s=timeout_s)
-        return RedisBackend(Client(io_mode, nodes, secrets), choices, shown)
+        options = RecordOptions(**self.records, timeout_s=timeout_s)
+        return RedisBackend(Session(Client(io_mode, nodes, secrets), options, shown))
 
 
 def parse_options(scheme: str, options: dict[str, Any], known: tuple[str, ...]) -> StoreOptions:
@@ -216,10 +216,10 @@ def parse_options(scheme: str, options: dict[str, Any], known: tuple[str, ...]) 
     records: dict[str, Any] = {
         "prefix": prefix,
         "ttl_ms": 0 if ttl_s is None else max(1, round(ttl_s * 1000)),
-        "refreshes": refreshes,
+        "refreshes_on_read": refreshes,
         "wait_replicas": given.count("wait_replicas", 0) or 0,
         "max_retries": given.count("max_retries", None),
-        "idle": idle,
+        "idle_connections": idle,
         "allow_eviction": given.switch("allow_eviction", False),
     }
     limits = {name: given.seconds(f"{name[:-2]}_timeout_s", None) for name in ("dial_s", "read_s", "write_s")}
