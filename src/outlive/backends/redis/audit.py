@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from outlive.backend.protocol import ThreadKey
 from outlive.backends.redis import rows
@@ -33,7 +34,7 @@ class ThreadAudit:
         if stored is None:
             return []
         _, records, order, writes, entries, chunks, meta, unlisted_entries, is_misplaced, is_unlisted = reply
-        self._check(lambda: rows.parse_info(self._thread, stored, *meta[2:]))
+        self._check(rows.parse_info, self._thread, stored, *meta[2:])
         name = [to_bytes(self._thread.tenant), to_bytes(self._thread.id)]
         if (stored.is_listed or stored.entries) and meta[:2] != name:
             self._add("its name is damaged")
@@ -52,9 +53,9 @@ class ThreadAudit:
     def _add(self, what: str) -> None:
         self._problems.append(Corrupt(what, thread=self._thread.id))
 
-    def _check(self, parse: Callable[[], object]) -> None:
+    def _check(self, parse: Callable[..., object], *args: Any) -> None:
         try:
-            parse()
+            parse(*args)
         except Corrupt as error:
             self._problems.append(error)
 
@@ -62,16 +63,16 @@ class ThreadAudit:
         """Check every value; return the order that they should have."""
         thread, order = self._thread, set()
         for field, value in rows.to_pairs(records):
-            self._check(lambda field=field, value=value: rows.parse_record(thread, field, value))  # type: ignore[misc]
+            self._check(rows.parse_record, thread, field, value)
             namespace, _, id = field.partition(b"\0")
             check = b"\0" + value[28:36]
             order.add(b"n" + namespace + b"\0" + value[:16] + id + check)
             order.add(b"a" + value[:16] + id + b"\0" + namespace + check)
         for field, value in rows.to_pairs(writes):
-            self._check(lambda field=field, value=value: rows.parse_write(thread, field, value))  # type: ignore[misc]
+            self._check(rows.parse_write, thread, field, value)
             order.add(b"w" + field + b"\0" + value[48:56])
         for field, value in rows.to_pairs(entries):
-            self._check(lambda field=field, value=value: rows.parse_entry(thread, field, value))  # type: ignore[misc]
+            self._check(rows.parse_entry, thread, field, value)
             order.add(b"e" + field + b"\0" + value[64:72])
         return order
 
@@ -91,7 +92,7 @@ class ThreadAudit:
         values = await self._session.ask(call)
         for name, data, stamp in zip(names, values[::2], values[1::2], strict=True):
             if data is not None or stamp is not None:  # else it was deleted meanwhile
-                self._check(lambda name=name, data=data, stamp=stamp: self._check_chunk(name, data, stamp))  # type: ignore[misc]
+                self._check(self._check_chunk, name, data, stamp)
 
     def _check_chunk(self, name: bytes, data: bytes | None, stamp: bytes | None) -> None:
         _, check = rows.parse_stamp(self._thread, name, stamp)

@@ -1,9 +1,10 @@
 """Records in Redis or Valkey: one server, Sentinel or Cluster. Plain commands and Lua, no modules.
 
-A thread has at most six keys, in one slot with the indexes and the roster of its bucket. Every commit is one script:
-all of it or nothing, whatever happens to client or server. The script decides an ordinary save (`commit.lua`). All
-other commits are gathered, decided here by `rules.decide`, and applied by a second script if the thread is still what
-was gathered. What a crash of the server loses depends on its persistence settings (docs/backends.md).
+A thread has at most six keys, in one slot with the indexes and the roster of its bucket. Every
+commit is one script: all of it or nothing, whatever happens to client or server. The script decides
+an ordinary save (`commit.lua`). All other commits are gathered, decided here by `rules.decide`, and
+applied by a second script if the thread is still what was gathered. What a crash of the server
+loses depends on its persistence settings (docs/backends.md).
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class RedisBackend:
     async def _page(
         self, thread: ThreadKey, args: tuple[Any, ...], timeout_s: float | None
     ) -> tuple[int, list[CheckpointRecord], list[Any]]:
-        """Return the generation, a page of records and, if the arguments ask for them, their chunks."""
+        """Return the generation, a page of records and, if asked for, their chunks."""
         reply = await self._repair.ask(thread, "history", args, timeout_s)
         stored = rows.parse_row(thread, reply[0])
         if stored is None:

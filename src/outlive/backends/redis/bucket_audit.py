@@ -80,7 +80,7 @@ class BucketAudit:
         return threads
 
     async def _check_roster(self, bucket: int, roster: dict[bytes, bytes], listed: set[bytes]) -> None:
-        """Look for threads of which only the roster is left. One with a line is found by its name."""
+        """Look for threads of which only the roster is left, and not a line with their name."""
         without_end = [digest for digest, end in roster.items() if end.rstrip(b"le") == b"0"]
         digests = []
         for text in without_end:

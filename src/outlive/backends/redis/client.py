@@ -1,4 +1,4 @@
-"""Calls to Redis, wherever the key is: scripts that a server forgot, keys that moved, servers that cannot serve now."""
+"""Calls to Redis, on whichever node a key is: forgotten scripts, moved keys, busy servers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Client:
     def __init__(self, io_mode: IOMode, nodes: Nodes, secrets: tuple[str, ...] = ()) -> None:
         self.io_mode = io_mode
         self.nodes = nodes
-        self.losses = 0  # how often a server was lost: it may have come back without its last commits
+        # How often a server was lost: it may have come back without its last commits.
+        self.losses = 0
         self._secrets = secrets
 
     async def send(self, call: Call, deadline: Deadline) -> Reply:

@@ -1,7 +1,7 @@
 """From an existing client of redis-py to a backend that connects to the same servers.
 
-The client itself is not used: the store opens connections of its own with the client's settings. Either may be
-closed before the other.
+The client itself is not used: the store opens connections of its own with the client's settings.
+Either may be closed before the other.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _pool_settings(pool: Any, limits: dict[str, Any]) -> Any:
 
 
 def _settings(options: dict[str, Any], limits: dict[str, Any], *, is_tls: bool) -> Any:
-    """Return the settings of a connection. What only the client itself does (retries, callbacks) is left out."""
+    """Return the settings of a connection, without what the client itself does (retries)."""
     from outlive.backends.redis.connection import ConnectionSettings
     from outlive.backends.redis.tls import tls_context
 

@@ -1,4 +1,4 @@
-"""Commits to Redis: a script decides an ordinary save, all other commits are gathered, decided here and applied."""
+"""Commits to Redis. A script decides an ordinary save; all others are gathered and decided here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Commits:
         return results
 
     async def _dispatch(self, commit: Commit, tokens: bytes) -> Receipt:
-        """Choose how a commit is done. `tokens` are its own and those of commits that it makes void."""
+        """Choose how to do a commit. `tokens`: its own and those of commits that it makes void."""
         keys = self._session.keys(commit.thread)
         deadline = self._session.deadline(commit.timeout_s)
         if self._session.is_sharded and not removes_only(commit):
@@ -182,7 +182,7 @@ class Commits:
 
 
 def renews_only(commit: Commit) -> bool:
-    """Tell whether a commit only renews existing leases: it begins no thread and needs no replica."""
+    """Tell whether a commit only renews leases: it begins no thread and needs no replica."""
     return (
         commit.fence is not None
         and not commit.checkpoints

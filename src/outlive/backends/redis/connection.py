@@ -1,14 +1,15 @@
 """One connection to a Redis server, sync or async, that never waits past a deadline.
 
-hiredis writes and parses the protocol (RESP2); the socket never blocks, and only the waiting for it differs
-between sync and async. A connection that missed a deadline or was cancelled has a late reply on its way,
-which nobody must read: it is closed and never used again.
+hiredis writes and parses the protocol (RESP2); the socket never blocks, and only the waiting for it
+differs between sync and async. A connection that missed a deadline or was cancelled has a late
+reply on its way, which nobody must read: it is closed and never used again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import ssl
@@ -30,7 +31,7 @@ Command = tuple[Any, ...]
 Reply = Any  # bytes, int, list, None, or an ErrorReply
 _SEND_BYTES, _RECEIVE_BYTES = 1 << 18, 1 << 16
 _INCOMPLETE = object()
-# Probes on an idle connection, so that no router on the way forgets it. Platforms differ in what they have.
+# Probes on an idle connection, so that no router forgets it. Platforms have some of these.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _KEEPALIVE = {getattr(socket, name): value for name, value in _PROBES.items() if hasattr(socket, name)}
 
@@ -168,8 +169,8 @@ class Connection:
         """Send piece by piece: a slow connection that makes progress is not given up."""
         rest = memoryview(data)
         while rest:
-            piece = rest[:_SEND_BYTES]
-            count = await self._until_ready(lambda: self._socket.send(piece), WRITE, deadline)  # noqa: B023
+            send = functools.partial(self._socket.send, rest[:_SEND_BYTES])
+            count = await self._until_ready(send, WRITE, deadline)
             rest = rest[count:]
             deadline.moved()
 
@@ -177,7 +178,7 @@ class Connection:
         count = await self._until_ready(lambda: self._socket.recv_into(self._buffer), READ, deadline)
         if not count:
             raise OSError("the server closed the connection")
-        self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]  # its stub knows bytes only
+        self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]
         deadline.moved()
 
     async def _until_ready(self, operation: Callable[[], T], want: int, deadline: Deadline) -> T:
@@ -198,7 +199,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _closing_on_failure(self, *, sent: bool) -> Iterator[None]:
-        """Close on any failure, also when the call is cancelled, and turn what a retry may fix into `AttemptFailed`."""
+        """Close on failure and cancellation; raise AttemptFailed for what a retry may fix."""
         try:
             yield
         except BaseException as error:

@@ -38,7 +38,7 @@ class Gathering:
         return rows.pack_names(self._chunks)
 
     def snapshot(self, reply: list[Any]) -> tuple[Snapshot, bytes, int]:
-        """Return what `decide` may ask, the raw row that identifies its moment, and the server's time."""
+        """Return what `decide` may ask, the raw row at that moment, and the server's time."""
         if reply[0] == b"damaged":
             raise rows.damage_error(self._thread, reply[1])
         _, now, raw_row, info, records, heads, writes, exists, entries, sizes, stamps = reply

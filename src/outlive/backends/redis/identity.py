@@ -1,6 +1,7 @@
 """The identity of a store in Redis: its naming key, and which buckets are in use.
 
-A bucket is noted before its first thread begins, so that the noted buckets include all that are in use.
+A bucket is noted before its first thread begins, so that the noted buckets include all that are in
+use.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Identity:
         self.packed_naming_key = b""  # as this process knows it
         self._slot = slot_of(self.key)
         self._losses = 0
-        self._completed: bytes | None = None  # the restoration after which all buckets were looked for
+        self._completed: bytes | None = None  # the restoration after the last full look
 
     # Opening
 
@@ -55,7 +56,7 @@ class Identity:
         return _naming_key(self.packed_naming_key)
 
     async def _check_new(self, fields: dict[bytes, bytes]) -> None:
-        """Refuse a store with data but without a naming key: another key would make the data unreadable."""
+        """Refuse a store with data but no naming key: with another key the data is unreadable."""
         if not fields and not await self._used_buckets():
             return
         # Looked at again: another process may just have begun the store.
@@ -63,7 +64,7 @@ class Identity:
             raise Corrupt(_KEY_GONE)
 
     async def check_eviction(self) -> None:
-        """Refuse servers that delete records when their memory is full. Not every user may ask for that."""
+        """Refuse servers that delete records when their memory is full, as far as they tell."""
         options = self._session.options
         replies = await self._session.ask_each_node(("CONFIG", "GET", "maxmemory-policy"))
         policies = {reply[1].decode() for reply in replies if isinstance(reply, list) and len(reply) == 2}
@@ -91,11 +92,12 @@ class Identity:
     # Still the same store
 
     async def check_same(self, deadline: Deadline, *, is_first: bool = False) -> None:
-        """Check, after a server was lost or when a thread begins, that this is still the store that was opened.
+        """Check that this is the store that was opened: after a loss, or when a thread begins.
 
-        A server that came back empty gets its identity again from a process that still has the store open: in a
-        Cluster here, on a single server by `restore`, when a script asks for it. If another process has started a
-        new store meanwhile, nobody could check the names of this one's chunks.
+        A server that came back empty gets its identity again from a process that still has the
+        store open: in a Cluster here, on a single server by `restore`, when a script asks for it.
+        If another process has started a new store meanwhile, nobody could check the names of this
+        one's chunks.
         """
         losses = self._session.client.losses
         if (losses == self._losses and not is_first) or not self.packed_naming_key:
@@ -105,13 +107,14 @@ class Identity:
         try:
             stored = await self._session.client.send(call, deadline)
         except AttemptFailed:
-            return  # its node may be another one than that of the thread: the next commit asks again
+            # Its node may be another one than that of the thread: the next commit asks again.
+            return
         if stored is not None and stored != self.packed_naming_key:
             raise StoreReplaced
         self._losses = losses
 
     async def restore(self) -> None:
-        """Put a lost naming key back. Unless the store was emptied, any bucket may have been in use."""
+        """Put a lost naming key back. Unless the store is empty, any bucket may be in use."""
         fields = await self.load()
         if self.packed_naming_key and b"key" not in fields:
             buckets = set(range(BUCKETS)) if await self._used_buckets() else set()
@@ -139,15 +142,16 @@ class Identity:
         flat = await self._session.ask(Call(self._slot, ("HGETALL", self.key)), deadline.remaining_s())
         fields = dict(rows.to_pairs(flat))
         is_complete = self._note(fields) and (b"key" in fields or not self.packed_naming_key)
-        # In a Cluster the list is on one node and a thread on another: a failover of the first may have lost
-        # what the second has. The process that restores a lost identity knows only the buckets it has met.
+        # In a Cluster the list is on one node and a thread on another: a failover of the first may
+        # have lost what the second has. The process that restores a lost identity knows only the
+        # buckets it has met.
         restored = fields.get(b"restored", b"")
         if not is_complete or (self._session.is_sharded and self._completed != restored):
             await self._find_missing(fields, deadline)
         self._completed = restored
 
     async def _find_missing(self, fields: Mapping[bytes, bytes], deadline: Deadline) -> None:
-        """Look for buckets that are in use and not noted. A process that knows a lost naming key puts it back."""
+        """Note buckets that are in use and not noted, and put back a lost naming key."""
         used = await self._used_buckets(deadline)
         if used and b"key" not in fields and not self.packed_naming_key:
             raise Corrupt(_KEY_GONE)
@@ -188,7 +192,8 @@ class Identity:
 
     async def audit(self) -> list[Corrupt]:
         """Check the naming key, and whether all buckets in use are noted."""
-        used = await self._used_buckets()  # first: a bucket that is begun meanwhile is noted with it
+        # First: a bucket whose first thread begins meanwhile is noted together with it.
+        used = await self._used_buckets()
         fields = dict(rows.to_pairs(await self._ask("HGETALL")))
         if b"key" not in fields:
             return [Corrupt(_KEY_GONE)] if fields or used else []

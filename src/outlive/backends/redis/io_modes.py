@@ -1,4 +1,4 @@
-"""The sync and the async mode of the Redis backend: how each waits, limits and runs things together."""
+"""How the Redis backend waits, limits and runs calls together, sync and async."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class IOMode(Protocol):
     wait: Wait
 
     def owner(self) -> object:
-        """Return the process, and in async mode the event loop, that connections made now belong to."""
+        """Return the process, and in async mode the event loop, to which new connections belong."""
         ...
 
     def is_gone(self, owner: object) -> bool:
-        """Tell whether an owner is another process, before a fork, or an event loop that was closed."""
+        """Tell whether an owner is the process before a fork, or a closed event loop."""
         ...
 
     def limiter(self, size: int) -> Limiter: ...

@@ -1,8 +1,9 @@
 """Listings over all threads of a store in Redis.
 
-A thread's bucket is one of 1,024, by its digest. Each bucket has an index of threads and one of entries, in the slot of
-its threads. A listing asks the buckets in use for a few lines each, by one exchange with each node, merges them, and
-reads what the lines name. The indexes are derived: one that does not have the lines that it should have is rebuilt.
+A thread's bucket is one of 1,024, by its digest. Each bucket has an index of threads and one of
+entries, in the slot of its threads. A listing asks the buckets in use for a few lines each, by one
+exchange with each node, merges them, and reads what the lines name. The indexes are derived: one
+that does not have the lines that it should have is rebuilt.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Listing:
         self._repair = repair
 
     async def _repeat(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do some work, and all of it once more after a repair: lines that were read before may lack some."""
+        """Do some work; after a repair all of it again: lines read before may be incomplete."""
         try:
             return await work()
         except _TornIndex as torn:
@@ -261,7 +262,7 @@ class Listing:
         session, count_field = self._session, "threads" if key_of is rows.threads_key else "entries"
 
         async def ask(asked: Sequence[Range], page_size: int) -> list[list[bytes]]:
-            # A single server is asked for all at once. In a Cluster each index is in a slot of its own.
+            # A single server is asked for all at once. In a Cluster each index has its own slot.
             groups = [[part] for part in asked] if session.is_sharded else [asked]
             calls = [
                 Call.of(

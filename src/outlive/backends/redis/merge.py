@@ -1,6 +1,7 @@
 """Lines of many indexes, merged into one order.
 
-Each index is asked for a few lines at first. One that runs out is asked again before the merge continues.
+Each index is asked for a few lines at first. One that runs out is asked again before the merge
+continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Range:
-    """A part of the index of a bucket: lines that begin with `start`, from `low`, which advances, to `high`."""
+    """Lines of the index of a bucket that begin with `start`, from `low`, which advances."""
 
     bucket: int
     start: bytes
@@ -50,14 +51,14 @@ class Merge:
         self._ranges = ranges
         self._open = set(range(len(ranges)))  # numbers of ranges that may have more lines
         self._queues: list[deque[bytes]] = [deque() for _ in ranges]
-        self._heads: list[tuple[bytes, int, bytes]] = []  # a heap of (rest, number of the range, line)
+        self._heads: list[tuple[bytes, int, bytes]] = []  # heap of (rest, range number, line)
         self._empty = list(self._open)
 
     async def take(self, count: int) -> list[Line]:
         """Return the next lines; fewer at the end."""
         taken: list[Line] = []
         while len(taken) < count:
-            # Every range that may have more lines needs one in the heap, or the order would be wrong.
+            # Every range that may have more lines needs one in the heap, for the order.
             if self._empty:
                 await self._fill()
             if not self._heads:

@@ -1,9 +1,10 @@
 """Rebuilding the indexes of a bucket from its threads, and calls that need them.
 
-An index and a roster are derived from the rows of threads. When one is gone or incomplete, all threads of the bucket
-are looked for by SCAN, and each says what belongs into the index. What cannot be recovered stays noted: a thread
-of which only an index line or a roster field is left is damaged. When nothing at all is left of a bucket that was in
-use, no thread can begin in it unless it is deleted first.
+An index and a roster are derived from the rows of threads. When one is gone or incomplete, all
+threads of the bucket are looked for by SCAN, and each says what belongs into the index. What cannot
+be recovered stays noted: a thread of which only an index line or a roster field is left is damaged.
+When nothing at all is left of a bucket that was in use, no thread can begin in it unless it is
+deleted first.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class IndexRepair:
             self._plan(bucket, digests.get(bucket, set()), members, has_no_count=count is None)
             for bucket, members, count in zip(buckets, replies[::2], replies[1::2], strict=True)
         ]
-        # 2. Let each thread write its lines. A crash after this leaves counts that do not match: the next call that
-        #    needs the bucket rebuilds it again.
+        # 2. Let each thread write its lines. A crash after this leaves counts that do not match:
+        #    the next call that needs the bucket rebuilds it again.
         answers = iter(await session.ask_all([call for plan in plans for call in plan.calls]))
         # 3. Count the lines.
         await session.ask_all([self._recount(plan, [next(answers) for _ in plan.calls]) for plan in plans])
@@ -120,7 +121,8 @@ class IndexRepair:
 
     def _recount(self, plan: _Plan, replies: list[Any]) -> Call:
         """Return the call that counts the lines of a bucket, after its repairs were answered."""
-        # When all threads were as they should be, only the roster was gone. Otherwise whole threads may be gone too.
+        # When all threads were as they should be, only the roster was gone. Otherwise whole threads
+        # may be gone too.
         was_repaired = not replies or any(reply != [0] for reply in replies)
         is_lost = plan.has_no_count and was_repaired and not (self._has_ttl or self._session.is_sharded)
         keys = self._session.bucket_keys(plan.bucket)

@@ -32,7 +32,7 @@ class ErrorReply(hiredis.ReplyError):
 
     @property
     def redirection(self) -> tuple[int, str, int]:
-        """Slot, host and port that a MOVED or ASK names. Without a host it is the one that replied."""
+        """Slot, host and port that a MOVED or ASK names. No host: that of the sender."""
         _, slot, address = str(self).split(" ")[:3]
         host, _, port = address.rpartition(":")
         return int(slot), host.strip("[]"), int(port)

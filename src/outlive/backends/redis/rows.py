@@ -1,8 +1,9 @@
-"""A thread's records as values in Redis: packed, checked and unpacked. The Lua files lay out the same values.
+"""A thread's records as values in Redis: packed, checked and unpacked. Lua uses the same layout.
 
-What the server adds at commit (place, time, parent, rank, lease) stands in front of what the client packed. The
-client's part ends with a checksum of its own, which the server's short checksum takes in, so that every byte is
-covered. Ids stand in the field names only, and the client's checksum binds a value to its field and thread.
+A value begins with what the server adds at commit (position, time, parent, rank, lease), then has
+its short checksum, then the payload that the client packed. The payload ends with a checksum of its
+own, which the server's checksum covers, so that every byte is covered. Ids are in the field names
+only; the client's checksum binds a value to its field and thread.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from outlive.backend.protocol import (
 from outlive.backends.rules.view import Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
-BUCKETS = 1024  # for ever: a thread's keys depend on it
+BUCKETS = 1024  # must never change: a thread's keys depend on it
 CLOCK = "redis"  # leases are timed by the server
 LAST = b"\xff"  # the last member of an order; its score is the revision
-_NONE = 0xFFFFFFFF
+_NONE = 0xFFFFFFFF  # instead of the length of a text that is None
 _LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
-_RECORD = ("step", "source", "size", "added", "body", "projection", "format", "version")
-_fields_of = attrgetter(*_RECORD)
+_CLIENT_FIELDS = ("step", "source", "size", "added", "body", "projection", "format", "version")
+_client_values = attrgetter(*_CLIENT_FIELDS)
 _lengths = struct.Struct(">III")
-_place = struct.Struct(">QQQI")
-_row = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # what the scripts take for one
+_position = struct.Struct(">QQQI")
+_row_pattern = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # the same as ROW in thread.lua
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a thread: six of its own, two indexes and the roster of its bucket. All are in one slot.
+    """Six keys of a thread, and the two indexes and the roster of its bucket, all in one slot.
 
-    On a single server the identity of the store is added: there one script may look at both.
+    On a single server the identity of the store is added: there one script may read both.
     """
 
     bucket: int
@@ -69,7 +70,7 @@ class Keys:
         return self.all[6]
 
     @classmethod
-    @functools.lru_cache(1024)  # making them takes longer than all else that is done with them
+    @functools.lru_cache(1024)  # making them takes longer than using them
     def of(cls, prefix: str, digest: bytes, *, is_single: bool) -> Keys:
         bucket = int.from_bytes(digest[:2], "big") % BUCKETS
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
@@ -107,11 +108,12 @@ def identity_key(prefix: str) -> str:
 
 
 def to_bytes(value: str) -> bytes:
+    """Encode a text, also one that is no valid Unicode and one with NUL."""
     return escape(value).encode()
 
 
 def to_text(value: bytes) -> str:
-    """Undo `text`; what was not made by it is damage."""
+    """Undo `to_bytes`; raise Corrupt for what it never returns."""
     try:
         return unescape(value.decode())
     except ValueError as error:
@@ -131,16 +133,17 @@ def entry_field(kind: str, key: str) -> bytes:
 
 
 def server_checksum(data: bytes) -> bytes:
-    """The short checksum that a script can make too."""
-    return hashlib.sha1(data).hexdigest()[:8].encode()  # noqa: S324  # against accidents, not against people
+    """Return the short checksum that a script can compute too."""
+    # Against accidents, not attacks.
+    return hashlib.sha1(data).hexdigest()[:8].encode()  # noqa: S324
 
 
-def _client_checksum(thread: ThreadKey, field: bytes, blob: bytes) -> bytes:
-    """The checksum of the client, over thread, field and content."""
-    sealed = hashlib.blake2b(thread.digest, digest_size=8, person=b"outlive.redis")
-    sealed.update(b"%d:" % len(field) + field)
-    sealed.update(blob)
-    return sealed.digest()
+def _client_checksum(thread: ThreadKey, field: bytes, payload: bytes) -> bytes:
+    """Return the checksum of the client, over thread, field and content."""
+    digest = hashlib.blake2b(thread.digest, digest_size=8, person=b"outlive.redis")
+    digest.update(b"%d:" % len(field) + field)
+    digest.update(payload)
+    return digest.digest()
 
 
 def chunk_checksum(name: bytes, data: bytes) -> bytes:
@@ -148,27 +151,27 @@ def chunk_checksum(name: bytes, data: bytes) -> bytes:
 
 
 def parse_stamp(thread: ThreadKey, name: bytes, stamp: bytes | None) -> tuple[int, bytes]:
-    """Return the revision with which a chunk is stamped, and the checksum of its bytes."""
-    said, _, check = (stamp or b"").rpartition(b" ")
-    if check != server_checksum(name + said):
+    """Return the revision that stored a chunk last, and the checksum of its bytes."""
+    content, _, check = (stamp or b"").rpartition(b" ")
+    if check != server_checksum(name + content):
         raise Corrupt(f"the stamp of chunk {name.hex()} is damaged", thread=thread.id)
-    revision, crc = said.split()
+    revision, crc = content.split()
     return int(revision), crc
 
 
-# Checkpoints ----------------------------------------------------------------------------------------------
+# Checkpoints --------------------------------------------------------------------------------------
 
 
 def pack_record_payload(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
-    """Pack what the client knows of a record."""
+    """Pack what the client knows of a record, with its checksum."""
     names = pack_names(record.chunks)
     run = b"" if record.run is None else to_bytes(record.run)
     lengths = _lengths.pack(len(names), len(record.body), _NONE if record.run is None else len(run))
-    blob = b"".join((lengths, names, run, _packed(_fields_of(record))))
-    return blob + _client_checksum(thread, field, blob)
+    payload = b"".join((lengths, names, run, _pack_values(_client_values(record))))
+    return payload + _client_checksum(thread, field, payload)
 
 
-def _packed(values: Any) -> bytes:
+def _pack_values(values: Any) -> bytes:
     try:
         return ormsgpack.packb(values)
     except TypeError as error:  # a lone surrogate in a projection, or a number beyond 64 bits
@@ -176,43 +179,45 @@ def _packed(values: Any) -> bytes:
 
 
 def pack_record(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
-    """Pack a whole record whose place is decided."""
-    blob = pack_record_payload(thread, field, record)
+    """Pack a whole record, whose position is decided."""
+    payload = pack_record_payload(thread, field, record)
     parent = b"" if record.parent is None else to_bytes(record.parent)
-    place = _place.pack(
+    position = _position.pack(
         record.epoch, record.seq, record.created_at, _NONE if record.parent is None else len(parent)
     )
-    return place + server_checksum(place + parent + blob[-8:]) + parent + blob
+    return position + server_checksum(position + parent + payload[-8:]) + parent + payload
 
 
 def parse_record(thread: ThreadKey, field: bytes, value: bytes) -> CheckpointRecord:
     """Return a record, checked."""
-    namespace, id = _ids(thread, field)
+    namespace, id = _split_field(thread, field)
     try:
-        return _record(thread, field, value, namespace, id)
+        return _unpack_record(thread, field, value, namespace, id)
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise Corrupt("its record is damaged", thread=thread.id, checkpoint=id) from error
 
 
-def _record(thread: ThreadKey, field: bytes, value: bytes, namespace: str, id: str) -> CheckpointRecord:
-    epoch, seq, created_at, length = _place.unpack_from(value)
+def _unpack_record(
+    thread: ThreadKey, field: bytes, value: bytes, namespace: str, id: str
+) -> CheckpointRecord:
+    epoch, seq, created_at, length = _position.unpack_from(value)
     end = 36 + (0 if length == _NONE else length)
-    parent, blob = value[36:end], value[end:]
-    if value[28:36] != server_checksum(value[:28] + parent + blob[-8:]) or blob[-8:] != _client_checksum(
-        thread, field, blob[:-8]
-    ):
+    parent, payload = value[36:end], value[end:]
+    if value[28:36] != server_checksum(value[:28] + parent + payload[-8:]) or payload[
+        -8:
+    ] != _client_checksum(thread, field, payload[:-8]):
         raise ValueError("checksum")
-    n_names, _, n_run = _lengths.unpack_from(blob)
+    n_names, _, n_run = _lengths.unpack_from(payload)
     at = 12 + n_names + (0 if n_run == _NONE else n_run)
-    step, source, size, added, body, projection, format, version = ormsgpack.unpackb(blob[at:-8])
+    step, source, size, added, body, projection, format, version = ormsgpack.unpackb(payload[at:-8])
     return CheckpointRecord(
-        namespace, id, None if length == _NONE else to_text(parent), None if n_run == _NONE else to_text(blob[12 + n_names : at]),
-        step, source, size, added, unpack_names(blob[12 : 12 + n_names]), body, projection, format, epoch, seq,
+        namespace, id, None if length == _NONE else to_text(parent), None if n_run == _NONE else to_text(payload[12 + n_names : at]),
+        step, source, size, added, unpack_names(payload[12 : 12 + n_names]), body, projection, format, epoch, seq,
         created_at, version,
     )  # fmt: skip
 
 
-def _ids(thread: ThreadKey, field: bytes) -> tuple[str, str]:
+def _split_field(thread: ThreadKey, field: bytes) -> tuple[str, str]:
     namespace, nul, id = field.partition(b"\0")
     if not nul:
         raise Corrupt("the name of a record is damaged", thread=thread.id)
@@ -222,11 +227,11 @@ def _ids(thread: ThreadKey, field: bytes) -> tuple[str, str]:
         raise Corrupt("the name of a record is damaged", thread=thread.id) from error
 
 
-# Writes -----------------------------------------------------------------------------------------------------
+# Writes -------------------------------------------------------------------------------------------
 
 
 def pack_names(names: Sequence[bytes]) -> bytes:
-    """Write the names of chunks, each behind its length."""
+    """Pack the names of chunks, each after its length."""
     try:
         return b"".join([bytes((len(name),)) + name for name in names])
     except ValueError:
@@ -243,29 +248,29 @@ def unpack_names(packed: bytes) -> tuple[bytes, ...]:
 
 
 def pack_rank(rank: Rank) -> bytes:
-    """Write a rank so that bytes compare as the numbers do."""
+    """Pack a rank so that bytes compare as the numbers do."""
     if not all(0 <= number < 1 << 63 for number in rank):
         raise BadArgument(f"a rank has numbers from 0 to 2**63 - 1, not {rank!r}")
     return b"%016x%016x%016x" % rank
 
 
-def _rank(value: bytes) -> Rank:
+def _parse_rank(value: bytes) -> Rank:
     return int(value[:16], 16), int(value[16:32], 16), int(value[32:48], 16)
 
 
 def pack_write_payload(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
     names = pack_names(write.chunks)
-    blob = (
+    payload = (
         struct.pack(">I", len(names))
         + names
-        + _packed((to_bytes(write.channel), to_bytes(write.path), write.body))
+        + _pack_values((to_bytes(write.channel), to_bytes(write.path), write.body))
     )
-    return blob + _client_checksum(thread, field, blob)
+    return payload + _client_checksum(thread, field, payload)
 
 
 def pack_write(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
-    blob, rank = pack_write_payload(thread, field, write), pack_rank(write.rank)
-    return rank + server_checksum(rank + blob[-8:]) + blob
+    payload, rank = pack_write_payload(thread, field, write), pack_rank(write.rank)
+    return rank + server_checksum(rank + payload[-8:]) + payload
 
 
 def parse_write(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRecord:
@@ -279,22 +284,30 @@ def parse_write(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRe
     try:
         if value is None:
             raise ValueError("gone")
-        blob = value[56:]
-        if value[48:56] != server_checksum(value[:48] + blob[-8:]) or blob[-8:] != _client_checksum(
-            thread, field, blob[:-8]
+        payload = value[56:]
+        if value[48:56] != server_checksum(value[:48] + payload[-8:]) or payload[-8:] != _client_checksum(
+            thread, field, payload[:-8]
         ):
             raise ValueError("checksum")
-        (n_names,) = struct.unpack_from(">I", blob)
-        channel, path, body = ormsgpack.unpackb(blob[4 + n_names : -8])
-        names = unpack_names(blob[4 : 4 + n_names])
+        (n_names,) = struct.unpack_from(">I", payload)
+        channel, path, body = ormsgpack.unpackb(payload[4 + n_names : -8])
+        names = unpack_names(payload[4 : 4 + n_names])
         return WriteRecord(
-            namespace, checkpoint, task, index, to_text(channel), to_text(path), body, names, _rank(value)
+            namespace,
+            checkpoint,
+            task,
+            index,
+            to_text(channel),
+            to_text(path),
+            body,
+            names,
+            _parse_rank(value),
         )
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise Corrupt("a write is damaged", thread=thread.id, checkpoint=checkpoint) from error
 
 
-# Entries ----------------------------------------------------------------------------------------------------
+# Entries ------------------------------------------------------------------------------------------
 
 
 def pack_entry_payload(thread: ThreadKey, field: bytes, body: bytes) -> bytes:
@@ -321,7 +334,7 @@ def pack_entry(thread: ThreadKey, field: bytes, entry: EntryRecord) -> bytes:
 
 def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecord:
     """Return an entry, checked."""
-    kind, key = _ids(thread, field)
+    kind, key = _split_field(thread, field)
     check_stored_kind(kind, thread.id)
     try:
         if value is None:
@@ -333,7 +346,7 @@ def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRe
             -8:
         ] != _client_checksum(thread, field, payload[:-8]):
             raise ValueError("checksum")
-        epoch, fence, revision = _rank(value)
+        epoch, fence, revision = _parse_rank(value)
         status, clock = to_text(value[80 : 80 + n_status]), to_text(value[80 + n_status : start])
         return EntryRecord(
             kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock
@@ -342,7 +355,7 @@ def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRe
         raise DamagedEntry(thread.id, kind, key, "") from error
 
 
-# The row of a thread ----------------------------------------------------------------------------------------
+# The row of a thread ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -368,32 +381,37 @@ def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
     """Return the row of a thread, checked; None when there is none."""
     if raw is None:
         return None
-    if raw.startswith(b"!"):  # what a script found out
+    if raw.startswith(b"!"):  # the script found damage
         raise damage_error(thread, raw[1:])
-    said, check = raw[:-9], raw[-8:]
-    if server_checksum(thread.digest.hex().encode() + said) != check or not _row.fullmatch(said):
+    content, check = raw[:-9], raw[-8:]
+    expected = server_checksum(thread.digest.hex().encode() + content)
+    if check != expected or not _row_pattern.fullmatch(content):
         raise Corrupt("its row is damaged", thread=thread.id)
-    *numbers, tokens = said.split(b" ")
-    g, v, e, s, c, u, n, w, k, b, x, i, z = map(int, numbers)
-    return StoredThread(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i), bool(z))
+    *numbers, tokens = content.split(b" ")
+    generation, revision, epoch, seq, created_at, updated_at, *counts = map(int, numbers)
+    checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end = counts
+    row = Row(generation, revision, epoch, seq, created_at, info_version)
+    return StoredThread(
+        row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end)
+    )
 
 
-TORN = b"?"  # what a script says of a bucket whose roster is gone
+TORN = b"?"  # a script found the roster of the bucket or the identity gone
 
 
-def damage_error(thread: ThreadKey, found: bytes) -> Corrupt:
-    """Return the error for what a script found out about a thread."""
-    what = "the roster of its bucket is gone" if found == TORN else found.decode(errors="replace")
+def damage_error(thread: ThreadKey, reason: bytes) -> Corrupt:
+    """Return the error for damage that a script found."""
+    what = "the roster of its bucket is gone" if reason == TORN else reason.decode(errors="replace")
     return Corrupt(what, thread=thread.id)
 
 
 def is_ending(ttl_ms: int) -> bool:
-    """Tell whether keys that disagree may be those of a thread that a TTL is just taking, while a clock is set back."""
+    """Tell whether keys may disagree because a TTL ends now, while a clock is set back."""
     return 0 <= ttl_ms < 1000
 
 
 def is_torn_reply(reply: Sequence[Any]) -> bool:
-    """Tell whether a script gave up because the indexes of its bucket are not what they should be."""
+    """Tell whether a script stopped because the roster of its bucket or the identity is gone."""
     return bool(reply[0] == b"!" + TORN or (reply[0] == b"damaged" and reply[1] == TORN))
 
 
@@ -402,14 +420,14 @@ def pack_info(thread: ThreadKey, info: bytes, projection: str | None, version: i
 
 
 def _info_checksum(thread: ThreadKey, info: bytes, projection: bytes | None, version: int) -> bytes:
-    """The version is sealed too: an older copy does not pass."""
+    """Return the checksum of metadata. It covers the version too: an older copy does not pass."""
     return _client_checksum(thread, b"info", ormsgpack.packb((info, projection, version)))
 
 
 def parse_info(
     thread: ThreadKey, stored: StoredThread, value: bytes | None, projection: bytes | None
 ) -> bytes | None:
-    """Return the thread's own metadata, checked."""
+    """Return the metadata of a thread, checked."""
     if (value is not None) != stored.has_info:
         raise Corrupt("its metadata is gone", thread=thread.id)
     if value is None:
@@ -435,12 +453,12 @@ def to_pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def pack_args(said: Any) -> bytes:
-    """Write what a script is told. Its reader knows texts and numbers, no binary strings."""
-    return ormsgpack.packb(_each_text(said))
+def pack_args(args: Any) -> bytes:
+    """Pack the arguments of a script. Its reader knows texts and numbers, no binary strings."""
+    return ormsgpack.packb(_decoded(args))
 
 
-def _each_text(said: Any) -> Any:
-    if isinstance(said, bytes):
-        return said.decode()
-    return [_each_text(one) for one in said] if isinstance(said, list | tuple) else said
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return [_decoded(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""What all parts of the Redis backend share: the options of the store, where keys are, and calls with retries."""
+"""What all parts of the Redis backend share: options, the places of keys, calls with retries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which server to ask: the only one, the primary that Sentinels name, or the node of a Cluster that has the slot.
+"""Which server to ask: the only one, the primary of Sentinels, or the Cluster node of a slot.
 
-Every question on the way (which is the primary, which node has which slot) obeys the deadline of the call that
-needs it. An answer is forgotten when a node turns out to have another role than it named.
+Every question on the way (which is the primary, which node has which slot) obeys the deadline of
+the call that needs it. An answer is forgotten when a node turns out to have another role than it
+named.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Pool:
         self._close(lambda _: True)
 
     def _close(self, is_over: Callable[[object], bool]) -> None:
-        """Close idle connections. In a child process the parent keeps its own: only a copy is closed."""
+        """Close idle connections. A child process closes only its copies of its parent's."""
         for owner in list(self._idle):
             if is_over(owner) and (idle := self._idle.pop(owner, None)) is not None:
                 idle.close_all()
@@ -157,7 +158,7 @@ class _PoolsByAddress:
         *,
         accepts: Callable[[Reply], bool] = lambda _: True,
     ) -> tuple[Pool, Reply]:
-        """Ask one server after the other until a reply is accepted; each has its share of the time."""
+        """Ask servers in turn until a reply is accepted; each has its share of the time."""
         reason = "there is no server to ask"
         for left, pool in zip(range(len(pools), 0, -1), pools, strict=True):
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
@@ -180,7 +181,7 @@ class _PoolsByAddress:
 
 
 class Sentinels(_PoolsByAddress):
-    """The primary that Sentinels name. They are asked again when it is lost or turns out to be a replica."""
+    """The primary that Sentinels name; asked for again when it is lost or turns out a replica."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class Cluster(_PoolsByAddress):
         return self.at(self._slots[slot])
 
     async def _learn(self, slot: int, deadline: Deadline) -> None:
-        """Ask which node has which slot: first the node that a redirection named, then any other."""
+        """Ask which node has which slot: first the node of a redirection, then any other."""
         named = () if self._named is None else (self._named,)
         known = dict.fromkeys((*named, *list(self._slots.values()), *self._seeds, *list(self._pools)))
 

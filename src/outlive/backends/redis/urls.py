@@ -108,7 +108,7 @@ def _nodes(io_mode: IOMode, target: _Target, store: StoreOptions) -> Nodes:
     return Single(io_mode, settings.at(target.addresses[0]))
 
 
-# The URL --------------------------------------------------------------------------------------------------
+# The URL ------------------------------------------------------------------------------------------
 
 
 def _parse_target(scheme: str, url: str, options: dict[str, Any]) -> tuple[_Target, tuple[str, ...]]:
@@ -143,7 +143,7 @@ def _parse_address(text: str, default_port: int, example: str) -> tuple[str, int
 
 
 def _parse_path(scheme: str, path: str) -> tuple[str, int]:
-    """Return the service that Sentinels know, if the scheme has one, and the number of the database."""
+    """Return the service that Sentinels know, if any, and the number of the database."""
     service, example = "", EXAMPLES[scheme]
     parts = [unquote(part) for part in path.split("/") if part]
     if scheme == "redis+sentinel":
@@ -172,7 +172,7 @@ def _parse_tls(scheme: str, options: dict[str, Any]) -> dict[str, Any] | None:
     return tls
 
 
-# Options --------------------------------------------------------------------------------------------------
+# Options ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +202,12 @@ def parse_options(scheme: str, options: dict[str, Any], known: tuple[str, ...]) 
     prefix = options.get("prefix", "outlive:")
     if not isinstance(prefix, str) or len(prefix) > 200 or any(char in prefix for char in "{}\0"):
         raise BadURL(f"prefix must be a str of at most 200 characters without braces, not {prefix!r:.100}")
-    given = Options(scheme, options)
-    ttl_s, refreshes = given.seconds("ttl_s", None), given.switch("refresh_ttl_on_read", False)
+    checked = Options(scheme, options)
+    ttl_s, refreshes = checked.seconds("ttl_s", None), checked.switch("refresh_ttl_on_read", False)
     if refreshes and ttl_s is None:
         raise BadURL("refresh_ttl_on_read needs ttl_s, the time that a thread lives")
-    pool_size = given.count("pool_size", _DEFAULT_POOL_SIZE, least=1) or _DEFAULT_POOL_SIZE
-    idle = given.count("min_idle_conns", 0) or 0
+    pool_size = checked.count("pool_size", _DEFAULT_POOL_SIZE, least=1) or _DEFAULT_POOL_SIZE
+    idle = checked.count("min_idle_conns", 0) or 0
     if idle > pool_size:
         raise BadURL(
             f"min_idle_conns={idle} is more than pool_size={pool_size}, the most connections to one server; "
@@ -217,11 +217,13 @@ def parse_options(scheme: str, options: dict[str, Any], known: tuple[str, ...]) 
         "prefix": prefix,
         "ttl_ms": 0 if ttl_s is None else max(1, round(ttl_s * 1000)),
         "refreshes_on_read": refreshes,
-        "wait_replicas": given.count("wait_replicas", 0) or 0,
-        "max_retries": given.count("max_retries", None),
+        "wait_replicas": checked.count("wait_replicas", 0) or 0,
+        "max_retries": checked.count("max_retries", None),
         "idle_connections": idle,
-        "allow_eviction": given.switch("allow_eviction", False),
+        "allow_eviction": checked.switch("allow_eviction", False),
     }
-    limits = {name: given.seconds(f"{name[:-2]}_timeout_s", None) for name in ("dial_s", "read_s", "write_s")}
+    limits = {
+        name: checked.seconds(f"{name[:-2]}_timeout_s", None) for name in ("dial_s", "read_s", "write_s")
+    }
     connection = {name: limit for name, limit in limits.items() if limit is not None}
     return StoreOptions(records, {"pool_size": pool_size, **connection})

@@ -1,9 +1,10 @@
 """What the server backends share: deadlines and retries.
 
-A call has one deadline for all it does. When the connection is lost, or the server cannot serve now (it starts, it
-stops, it was demoted), the call is tried again on another connection until the deadline. That is safe for every
-commit: the server knows the tokens of the last ones (rule 9 of the backend protocol). An attempt ends when its
-connection makes no progress for half of the time that is left, so that one dead connection does not use up all of it.
+A call has one deadline for all it does. When the connection is lost, or the server cannot serve now
+(it starts, it stops, it was demoted), the call is tried again on another connection until the
+deadline. That is safe for every commit: the server knows the tokens of the last ones (rule 9 of the
+backend protocol). An attempt ends when its connection makes no progress for half of the time that
+is left, so that one dead connection does not use up all of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outlive.errors import (
     StoreError,
     StoreUnavailable,
 )
-from outlive.runtime.runtime import Deadline as Deadline  # imported from here by the server backends
+from outlive.runtime.runtime import Deadline as Deadline
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
@@ -33,7 +34,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
 class Attempt(Deadline):
-    """The deadline of one attempt: no progress for half of the time that was left, or the end of the call."""
+    """The deadline of one attempt: half of the time left without progress, or the call's end."""
 
     __slots__ = ("_call", "_idle_s")
 
@@ -50,12 +51,12 @@ class Attempt(Deadline):
 
 
 def lock_ms(deadline: Deadline) -> int:
-    """Return how long the server may wait for a lock: it gives up a little before its client does."""
+    """Return how long the server may wait for a lock: a little less than its client waits."""
     return max(1, int(min(deadline.left_s(), _MAX_IDLE_S) * 0.85 * 1000))
 
 
 class AbandonedCommits:
-    """Tokens of commits whose callers stopped waiting: they may still be on their way to the server.
+    """Tokens of commits whose callers stopped waiting: they may still be on their way.
 
     The thread's next commit names them, after which they have no effect when they arrive.
     """
@@ -102,8 +103,8 @@ class StoreReplaced(StoreUnavailable):
 class AttemptFailed(Exception):
     """The server could not be reached, or cannot serve now; another attempt may succeed.
 
-    `sent`: it may have done what it was asked. `busy`: it is there, but occupied by others. `is_over`: the
-    connection cannot be used again.
+    `sent`: it may have done what it was asked. `busy`: it is there, but occupied by others.
+    `is_over`: the connection cannot be used again.
     """
 
     def __init__(self, reason: str, *, sent: bool, busy: bool = False, is_over: bool = False) -> None:

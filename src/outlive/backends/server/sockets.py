@@ -1,4 +1,4 @@
-"""Waiting for sockets, sync and async, and looking up hosts. No wait lasts longer than its deadline."""
+"""Waiting for sockets and looking up hosts, sync and async, never past a deadline."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _settle(future: asyncio.Future[int], value: int) -> None:
 async def look_up(host: str, wait: Wait, deadline: Deadline) -> list[str]:
     """Return the addresses of a host; none when it is unknown or the time is over.
 
-    The system's lookup has no deadline. A thread of its own does it, and may stay stuck for minutes.
+    The system's lookup has no deadline. A thread does it, which may be stuck for minutes.
     """
     if _is_address(host):
         return [host]

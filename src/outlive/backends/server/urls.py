@@ -33,7 +33,7 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
 
 
 def query_of(url: str) -> list[tuple[str, str]]:
-    """Return the options in a URL. What may be the rest of a password is refused, and not repeated."""
+    """Return the options in a URL. What may be part of a password is refused, not repeated."""
     rest, _, query = url.partition("?")
     location = rest.partition("://")[2]
     pairs = parse_qsl(query.partition("#")[0], keep_blank_values=True)
@@ -60,13 +60,13 @@ def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tup
 class Options:
     """The options of a scheme, read and checked by name; a value from a URL is text."""
 
-    def __init__(self, scheme: str, given: dict[str, Any]) -> None:
+    def __init__(self, scheme: str, values: dict[str, Any]) -> None:
         self._scheme = scheme
-        self._given = given
+        self._values = values
 
     def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
         """Return a whole number."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             value = int(value)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
@@ -75,7 +75,7 @@ class Options:
 
     def seconds(self, name: str, default: float | None) -> float | None:
         """Return a duration."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         try:
             seconds = None if value is None or isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
@@ -86,18 +86,18 @@ class Options:
 
     def switch(self, name: str, default: bool) -> bool:
         """Return True or False."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         if isinstance(value, str):
             value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
                 value.lower()
             )
         if isinstance(value, bool):
             return value
-        raise BadURL(f"{self._scheme}: {name} must be True or False, not {self._given[name]!r:.100}")
+        raise BadURL(f"{self._scheme}: {name} must be True or False, not {self._values[name]!r:.100}")
 
     def word(self, name: str, default: str) -> str:
         """Return a str."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         if isinstance(value, str):
             return value
         raise BadURL(f"{self._scheme}: {name} must be a str, not {type(value).__name__}")
