@@ -23,8 +23,17 @@ import redis.asyncio
 import redis.sentinel
 
 import outlive
-from outlive.backend.protocol import NEXT, Commit, EntryRecord, Removal, ThreadKey
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import (
+    NEXT,
+    Commit,
+    EntryQuery,
+    EntryRecord,
+    HistoryQuery,
+    Removal,
+    ThreadKey,
+    ThreadQuery,
+)
+from outlive.backend import commit as commit_one
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.backends.redis.clients import parse_client
@@ -98,7 +107,7 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, io_mode,
             for call in (
                 lambda: store.thread("t").save({"n": 2}, id="second", timeout_s=0.6),
                 lambda: store.thread("t").load(timeout_s=0.6),
-                lambda: store._engine.backend.threads("", timeout_s=0.6),
+                lambda: store._engine.backend.threads(ThreadQuery(""), timeout_s=0.6),
             ):
                 began = time.monotonic()
                 with pytest.raises((OutcomeUnknown, StoreUnavailable)):
@@ -197,9 +206,9 @@ def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(io_mode, pr
             assert proxy.replies_lost == lost + 1
             return result
 
-        assert losing(thread.remove(["0", "1"])).checkpoints == 2
+        assert losing(thread.delete_checkpoints(["0", "1"])).checkpoints == 2
         assert losing(thread.save({"n": "other"}, id="3", replace=True)).seq == 5
-        losing(thread.update({"title": "another"}))
+        losing(thread.set_metadata({"title": "another"}))
         assert run(thread.metadata())["title"] == "another"
         for skip in range(6):
             proxy.lose_reply(skip=skip)
@@ -293,8 +302,8 @@ def test_a_deletion_and_an_update_get_their_turn_on_a_busy_thread(valkey_url):
             await asyncio.sleep(0.01)
         first = [item async for item in busy.history()][-1]
         try:
-            await busy.update({"title": "x"})
-            await busy.remove([first.id])
+            await busy.set_metadata({"title": "x"})
+            await busy.delete_checkpoints([first.id])
             await busy.prune(keep_last=20)
         finally:
             ended.set()
@@ -428,11 +437,11 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
         for call in (
             lambda: store.thread("t").save({"n": 2}),
             lambda: store.thread("new").save({"n": 2}),
-            lambda: store.thread("new").update({"title": "x"}),
+            lambda: store.thread("new").set_metadata({"title": "x"}),
         ):
             with pytest.raises(StoreUnavailable, match="new one there"):
                 run(call())
-        assert [row.id for row in run_now(other.threads(""))] == ["theirs"]
+        assert [row.id for row in run_now(other.threads(ThreadQuery("")))] == ["theirs"]
         run_now(other.close())
 
 
@@ -556,7 +565,7 @@ def whole_thread(run, store, id="t"):
     thread = store.thread(id)
     run(thread.save({"n": 1, "text": "x" * 3000}))
     run(thread.write("task", [("c", "y" * 3000)]))
-    run(thread.update({"title": "T"}))
+    run(thread.set_metadata({"title": "T"}))
     key = ThreadKey.of("", id)
     entry = EntryRecord("run", "r", b"body", "running", fence=1, lease_s=60)
     run(commit_one(store._engine.backend, Commit(key, entries=(entry,))))
@@ -609,7 +618,7 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, io_mode):
         eventually(lambda: run(thread.load()) is None)
         assert run(listed(thread)) == []
         assert run(thread_ids(store)) == []
-        assert run(store._engine.backend.entries("", "run")) == []
+        assert run(store._engine.backend.entries(EntryQuery("", "run"))) == []
         left = [key for key in valkey_server.call("KEYS", "*") if not key.endswith(b"identity")]
         assert left == [b"outlive:{310}:roster"]  # the lines of the indexes were cleared by the listings
         assert sorted(valkey_server.call("HGETALL", left[0])) == [b"0", b"0", b"entries", b"threads"]
@@ -633,7 +642,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
             return run(commit_one(backend, Commit(key, entries=(entry,), info=info))).entries[0].fence
 
         def bodies(**asked):
-            return [entry.body for _, entry in run(backend.entries("", "run", **asked))]
+            return [entry.body for _, entry in run(backend.entries(EntryQuery("", "run", **asked)))]
 
         old = put(body=b"old", status="running", lease_s=0.1)
         for other in ("other", "third"):
@@ -1088,7 +1097,7 @@ def test_a_checkpoint_with_a_flipped_bit_can_be_removed_and_its_thread_goes_on(p
         assert [item.id for item in run(listed(thread))] == ["d", "c", "a"]
         run(thread.save({"id": "e"}, id="e"))
         assert run(store.verify()).problems == ()
-        assert run(backend.threads(""))[0].stored >= 0
+        assert run(backend.threads(ThreadQuery("")))[0].stored >= 0
         assert run(thread.delete())
 
 
@@ -1117,7 +1126,7 @@ def test_a_damaged_thread_can_be_deleted_and_begun_again(damage, valkey_server, 
         receipt = run(commit_one(backend, Commit(key, removal=Removal(everything=True))))
         assert (receipt.removed, receipt.revision > revision) == (2, True)
         assert run(thread_ids(store)) == []
-        assert run(backend.entries("", "run")) == []
+        assert run(backend.entries(EntryQuery("", "run"))) == []
         assert run(thread.save({"n": 3})).seq == last.seq + 1
         assert run(store.verify()).problems == ()
 
@@ -1135,13 +1144,13 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
         )
         for call in (
             lambda: backend.read(key, ""),
-            lambda: backend.history(key, None),
+            lambda: backend.history(HistoryQuery(key, None)),
             lambda: backend.writes(key, None),
             lambda: backend.writes(key, [("", "a")]),
             lambda: backend.inventory(key),
-            lambda: backend.entries("", "run", thread=key),
-            lambda: backend.threads("", only="t"),
-            lambda: backend.threads(""),
+            lambda: backend.entries(EntryQuery("", "run", thread=key)),
+            lambda: backend.threads(ThreadQuery("", only="t")),
+            lambda: backend.threads(ThreadQuery("")),
             lambda: commit_one(backend, Commit(key, writes=())),
             lambda: commit_one(backend, Commit(key, info=b"x")),
         ):
@@ -1500,7 +1509,7 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
         ):
             with pytest.raises(BadArgument, match="2\\*\\*53"):
                 run(commit_one(backend, commit))
-            assert run(backend.threads("")) == [], number
+            assert run(backend.threads(ThreadQuery(""))) == [], number
         run(commit_one(backend, Commit(key, (draft("a", seq=most - 1, epoch=most - 1, step=most - 1),))))
         assert run(backend.read(key, "")).record.order[:2] == (most - 1, most - 1)
 
@@ -1575,11 +1584,11 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mo
         )
         assert not [result for result in results if isinstance(result, Exception)]
         seen, after = [], None
-        while page := run(backend.threads("", after=after, limit=90)):
+        while page := run(backend.threads(ThreadQuery("", after=after, limit=90))):
             seen += [row.id for row in page]
             after = seen[-1]
         assert seen == sorted(ids)
-        found = run(backend.threads("", prefix="thread 1", limit=1000))
+        found = run(backend.threads(ThreadQuery("", prefix="thread 1", limit=1000)))
         assert [row.id for row in found] == sorted(id for id in ids if id.startswith("thread 1"))
 
 
@@ -1597,7 +1606,9 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
         run(nap(0.01))
 
         def keys(**options):
-            return [entry.key for _, entry in run(backend.entries("", "run", limit=1000, **options))]
+            return [
+                entry.key for _, entry in run(backend.entries(EntryQuery("", "run", limit=1000, **options)))
+            ]
 
         assert keys(statuses=["running"], lapsed=True) == ["run 000", "run 040", "run 080"]
         assert keys(statuses=["running"], lapsed=False) == ["run 020", "run 060", "run 100"]
@@ -1613,7 +1624,11 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
         ended = EntryRecord("run", "run 000", None, "completed", fence=1, revision=1)
         run(commit_one(backend, Commit(ThreadKey.of("", "0"), entries=(ended,))))
         assert keys(statuses=["running"], lapsed=True) == ["run 040", "run 080"]
-        page = run(backend.entries("", "run", statuses=["running", "completed"], limit=7))
+        page = run(backend.entries(EntryQuery("", "run", statuses=["running", "completed"], limit=7)))
         cursor = (page[-1][1].key, page[-1][0].digest)
-        rest = run(backend.entries("", "run", statuses=["completed", "running"], after=cursor, limit=1000))
+        rest = run(
+            backend.entries(
+                EntryQuery("", "run", statuses=["completed", "running"], after=cursor, limit=1000)
+            )
+        )
         assert [entry.key for _, entry in page + rest] == keys()

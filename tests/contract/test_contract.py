@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.postgres import urls as postgres_url
@@ -212,9 +212,10 @@ class SendsByIdAlone(MemoryBackend):
 
 
 class ListsEverybody(MemoryBackend):
-    def threads(self, tenant, **options):
-        return [row for key in {table.key.tenant for table in self._all_tables()} | {tenant}
-                for row in super(ListsEverybody, self).threads(key, **options)]  # fmt: skip
+    def threads(self, query, **options):
+        tenants = {table.key.tenant for table in self._all_tables()} | {query.tenant}
+        return [row for tenant in tenants
+                for row in super(ListsEverybody, self).threads(replace(query, tenant=tenant))]  # fmt: skip
 
 
 class FoldsCase(MemoryBackend):
@@ -223,16 +224,16 @@ class FoldsCase(MemoryBackend):
 
 
 class LosesItsPlace(MemoryBackend):
-    def history(self, thread, namespace, *, before=None, **options):
-        _, whole = super().history(thread, namespace, limit=1000)
-        if before is not None and before not in [record.order for record in whole]:
-            before = None
-        return super().history(thread, namespace, before=before, **options)
+    def history(self, query, **options):
+        _, whole = super().history(replace(query, before=None, limit=1000))
+        if query.before not in [record.order for record in whole]:
+            query = replace(query, before=None)
+        return super().history(query)
 
 
 class OrdersByClock(MemoryBackend):
-    def history(self, thread, namespace, **options):
-        generation, page = super().history(thread, namespace, **options)
+    def history(self, query, **options):
+        generation, page = super().history(query)
         return generation, sorted(page, key=lambda record: record.created_at, reverse=True)
 
 
@@ -376,17 +377,17 @@ def test_no_byte_of_what_was_erased_is_left_in_any_file(make, how, tmp_path):
         thread = store.thread("t")
         thread.save({"secret": secret}, id="one", metadata={"about": secret})
         thread.write("task", [("c", secret)], checkpoint="one")
-        thread.update({"about": secret})
+        thread.set_metadata({"about": secret})
         thread.save({"plain": random.Random(6).randbytes(600)}, id="two")
         assert found()
-        thread.update({"about": None})
+        thread.set_metadata({"about": None})
         if how == "pruned":
             thread.prune(keep_last=1, erase=True)
         elif how == "removed":
-            thread.remove(["one"], erase=True)
+            thread.delete_checkpoints(["one"], erase=True)
         elif how == "replaced":
             thread.save({}, id="one", replace=True)
-            thread.remove(["one"], erase=True)
+            thread.delete_checkpoints(["one"], erase=True)
         else:
             thread.delete()
             store.close()  # without erase SQLite empties its log when the last handle goes

@@ -7,8 +7,8 @@ import random
 import apsw
 
 import outlive
+from outlive.backend import RESERVED, Commit, EntryQuery, EntryRecord, ThreadKey, commit
 from outlive.backend.entries import KINDS, SEALED, EntryKind
-from outlive.backend.protocol import RESERVED, Commit, EntryRecord, ThreadKey, commit
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
@@ -36,7 +36,7 @@ def put(store, *kinds, keys=(LISTED, UNLISTED)):
 
 
 def get(backend, kind, key):
-    return [entry for _, entry in run_now(backend.entries(key.tenant, kind.name, thread=key))]
+    return [entry for _, entry in run_now(backend.entries(EntryQuery(key.tenant, kind.name, thread=key)))]
 
 
 def test_a_rotation_seals_each_kind_under_the_new_key(tmp_path):
@@ -100,7 +100,7 @@ def test_verify_finds_damage_in_each_kind(tmp_path):
                 for thread, kind, body in rows:
                     db.execute(damage, [bytes(len(body)), thread, kind])
                     (problem,) = store.verify().problems
-                    assert f"{kind} 'k'" in problem
+                    assert f"{kind} 'k'" in str(problem)
                     db.execute(damage, [body, thread, kind])
             assert store.verify().problems == ()
 
@@ -112,4 +112,4 @@ def test_verify_reports_a_stored_entry_of_an_unknown_kind(tmp_path, monkeypatch)
             with monkeypatch.context() as patch:
                 patch.setitem(KINDS, "stray", stray)
                 put(store, stray, keys=(LISTED,))
-            assert "unknown kind 'stray'" in " ".join(store.verify().problems)
+            assert "unknown kind 'stray'" in str(store.verify().problems)

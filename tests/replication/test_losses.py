@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 import outlive
-from outlive.backend.protocol import OUTBOX, Commit
+from outlive.backend import OUTBOX, Commit, EntryQuery
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
@@ -66,7 +66,7 @@ def test_any_two_stores_are_a_pair(url_of, primary, secondary):
         store.promote()
         assert thread.load()["n"] == 3
         thread.save({"n": 4}, id="4")
-        thread.remove(["0"])
+        thread.delete_checkpoints(["0"])
         store.failback()
         assert [one.id for one in thread.history()] == ["4", "3", "2", "1"]
         store.promote()
@@ -357,7 +357,7 @@ def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, mo
     with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
         thread, pair = store.thread("t"), store._store._pair
         thread.save("old", id="same")
-        notes = run_now(pair.entries("", OUTBOX))
+        notes = run_now(pair.entries(EntryQuery("", OUTBOX)))
         thread.save("new", id="same", replace=True)
         thread.save("newest", id="newest")
         for _ in range(3):
@@ -377,7 +377,7 @@ def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch)
         store.thread("t").save(1)
         store.thread("t").save(2)
         primary = store._store._pair.stores.both[0]
-        for key, note in run_now(primary.entries("", OUTBOX)):
+        for key, note in run_now(primary.entries(EntryQuery("", OUTBOX))):
             other = replace(note, body=b"of another version")
             run_now(primary.commit_all([Commit(key, entries=(other,))]))
         assert store.replication_status().queued == 2
@@ -486,7 +486,7 @@ def test_a_lock_whose_owner_is_cancelled_is_free_at_once(url_of):
 def test_no_name_of_a_thread_reaches_what_the_pair_keeps_for_itself(pair, id):
     pair.thread(id).save("mine", id=id)
     pair.thread(id, namespace=id).save("sub", id=id)
-    pair.thread(id).remove([id])
+    pair.thread(id).delete_checkpoints([id])
     pair.promote()
     assert pair.thread(id).load() is None
     assert pair.thread(id, namespace=id).load() == "sub"

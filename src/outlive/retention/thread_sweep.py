@@ -5,17 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow
+from outlive.backend import (
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    Removal,
+    ThreadKey,
+    ThreadRow,
+    all_entries,
+)
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
-from outlive.runs.lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
+from outlive.runs.lease import LOCK, PARKED, RELEASED, RUN, RUNNING
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
 from outlive.threads.engine import Engine
 from outlive.threads.prune import ThreadContents
 
-CheckpointKey = tuple[str, str]  # (namespace, id)
 Needed = Mapping[str, set[CheckpointKey]]  # by reason
 MAX_SEEN = 200_000  # threads that are remembered
 _PAGE = 200
@@ -91,7 +99,7 @@ class ThreadSweep:
         taken = self._swept.ttl
         taken.threads += 1
         taken.checkpoints += len(look.records)
-        taken.bytes += row.stored
+        taken.freed_bytes += row.stored
         return True
 
     async def _needs(self, key: ThreadKey, look: ThreadContents) -> str | None:
@@ -99,7 +107,9 @@ class ThreadSweep:
         if await self._unfinished(key):
             return "unfinished run"
         backend = self._engine.backend
-        if await backend.entries(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1):
+        if await backend.entries(
+            EntryQuery(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1)
+        ):
             return "lock"
         if await prune.open_interrupts(self._engine, key, look.records):
             return "open interrupt"
@@ -107,16 +117,9 @@ class ThreadSweep:
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
-        found: set[str] = set()
-        after = None
-        while True:
-            page = await self._engine.backend.entries(
-                key.tenant, RUN, thread=key, statuses=[RUNNING, INTERRUPTED, PARKED], after=after, limit=_PAGE
-            )
-            found |= {entry.key for _, entry in page}
-            if len(page) < _PAGE:
-                return found
-            after = (page[-1][1].key, page[-1][0].digest)
+        statuses = [RUNNING, RELEASED, PARKED]
+        runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
+        return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
 
     # Single checkpoints
 
@@ -185,7 +188,7 @@ class ThreadSweep:
         ):
             taken.threads += bool(pairs)
             taken.checkpoints += len(pairs)
-            taken.bytes += size
+            taken.freed_bytes += size
 
     async def _prune(self, key: ThreadKey, look: ThreadContents, needed: Needed) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
@@ -218,7 +221,7 @@ class ThreadSweep:
         if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
-        self._swept.orphans.bytes += size
+        self._swept.orphans.freed_bytes += size
         return True
 
     def _remember(self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, cast
 
 import pytest
 
-from outlive.backend.protocol import Backend, ThreadKey
+from outlive.backend import Backend, ThreadKey
 from outlive.backends.local.inline import Local, SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.threaded import AsyncLocal
@@ -235,7 +235,7 @@ class _Awaited:
             return found
         if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(found(*args, **options))
-        if name in ("history", "threads", "runs", "interrupted"):
+        if name in ("history", "threads", "runs", "recoverable"):
             return lambda **options: _each(found(**options))
 
         async def call(*args: Any, **options: Any) -> Any:

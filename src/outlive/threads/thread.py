@@ -9,7 +9,7 @@ import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from outlive.arguments import (
     check_filter,
@@ -26,7 +26,17 @@ from outlive.arguments import (
     check_writes,
     optional_id,
 )
-from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
+from outlive.backend import (
+    CheckpointRecord,
+    Commit,
+    Removal,
+    ThreadKey,
+    ThreadQuery,
+    ThreadRow,
+    WriteRecord,
+    lineage,
+    retry_stale,
+)
 from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
@@ -40,9 +50,12 @@ from outlive.threads.metadata import describe_thread, open_info, pack_info
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
     CONTROL,
+    NEW,
     Change,
     Checkpoint,
+    CheckpointInfo,
     Interrupt,
+    New,
     PendingWrite,
     Pruned,
     Sizes,
@@ -103,7 +116,7 @@ class AsyncThread:
         *,
         id: str | None = None,
         parent: str | None = None,
-        expect: str | None = None,
+        expect: str | New | None = None,
         step: int | None = None,
         source: str = "loop",
         metadata: Mapping[str, Any] | None = None,
@@ -116,11 +129,11 @@ class AsyncThread:
         fence: Fencing | None = None,
         durability: str | None = None,
         timeout_s: float | None = None,
-    ) -> Checkpoint:
+    ) -> CheckpointInfo:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        head must still have (`outlive.NEW`: there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
         writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
         has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
         HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
@@ -150,7 +163,7 @@ class AsyncThread:
         *,
         id: str | None = None,
         parent: str | None = None,
-        expect: str | None = None,
+        expect: str | New | None = None,
         step: int | None = None,
         source: str = "loop",
         metadata: Mapping[str, Any] | None = None,
@@ -167,11 +180,11 @@ class AsyncThread:
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
             # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
-            parent=optional_id("parent", parent) or (None if replace else expect or None),
+            parent=optional_id("parent", parent) or (None if replace or expect is NEW else expect),
             follows=parent is None and (expect is None or replace),
             expect=None
             if expect is None
-            else (self.namespace, check_id("expect", expect) if expect else None),
+            else (self.namespace, None if expect is NEW else check_id("expect", expect)),
             step=step if step is None else check_step(step),
             source=check_source(source),
             run=optional_id("run", run),
@@ -192,7 +205,7 @@ class AsyncThread:
             raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
         return fence._fence_of(self._engine, self._key)
 
-    async def _save(self, state: Any, draft: Draft) -> Checkpoint:
+    async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
         if self._home._queues:
             await self._settled()
         return await self._engine.save(self._key, state, draft)
@@ -215,7 +228,7 @@ class AsyncThread:
         record = reading.record
         state = self._engine.unpack(self._key, record.id, stream)
         writes = self._engine.pending(self._key, reading.writes, reading.chunks)
-        return self._engine.checkpoint(self._key, record, state=state, writes=writes)
+        return Checkpoint.of(self._engine.checkpoint(self._key, record), state, writes)
 
     async def exists(self, id: str | None = None) -> bool:
         """Tell whether the thread has any checkpoint in this namespace, or this one."""
@@ -242,16 +255,38 @@ class AsyncThread:
 
     # Looking back
 
+    @overload
     def history(
         self,
         *,
         limit: int | None = None,
-        before: str | Checkpoint | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[False] = False,
+    ) -> AsyncIterator[CheckpointInfo]: ...
+    @overload
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[True],
+    ) -> AsyncIterator[Checkpoint]: ...
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
         states: bool = False,
-    ) -> AsyncIterator[Checkpoint]:
+    ) -> AsyncIterator[CheckpointInfo] | AsyncIterator[Checkpoint]:
         """Iterate over checkpoints, newest first. With `states` each has its state, read page by page; else none is read.
 
         `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
@@ -271,8 +306,8 @@ class AsyncThread:
             states=states,
         )
 
-    def _start(self, before: str | Checkpoint | None) -> str | Checkpoint | None:
-        if not isinstance(before, Checkpoint):
+    def _start(self, before: str | CheckpointInfo | None) -> str | CheckpointInfo | None:
+        if not isinstance(before, CheckpointInfo):
             is_cursor = (
                 isinstance(before, str) and parse_cursor(before) is not None
             )  # longer than an id may be
@@ -283,18 +318,14 @@ class AsyncThread:
             )
         return before
 
-    async def lineage(self, id: str | None = None) -> list[Checkpoint]:
+    async def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
         """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
         await self._settled()
-        records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
-        record = next(iter(records.values()), None) if id is None else records.get(check_id("id", id))
-        found: dict[str, Checkpoint] = {}
-        while record is not None and record.id not in found:
-            found[record.id] = self._engine.checkpoint(self._key, record)
-            record = records.get(record.parent) if record.parent is not None else None
-        return list(found.values())
+        records = await self._engine.records(self._key, self.namespace)
+        line = lineage(records, optional_id("id", id))
+        return [self._engine.checkpoint(self._key, record) for record in line]
 
-    async def heads(self) -> list[Checkpoint]:
+    async def tips(self) -> list[CheckpointInfo]:
         """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
@@ -402,31 +433,32 @@ class AsyncThread:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
         target = self._home.thread(id, namespace=self.namespace, type=self._type)
-        for _ in range(_TRIES):
-            reading = await self._engine.backend.read(
-                self._key, self.namespace, optional_id("at", at), chunks=False
-            )
+        id_at = optional_id("at", at)
+
+        async def attempt() -> AsyncThread | None:
+            reading = await self._engine.backend.read(self._key, self.namespace, id_at, chunks=False)
             if reading.record is None:
                 raise CheckpointMissing(self.id, at)
             record = replace(reading.record, source="fork")
             origin = (self.id, record.id)
-            if await self._copy(target, [record], reading.writes, reading.generation, origin):
-                return target
-        raise StaleBase(self.id)
+            return await self._copy(target, [record], reading.writes, reading.generation, origin)
+
+        return await retry_stale(self.id, attempt)
 
     async def copy(self, id: str) -> AsyncThread:
         """Make a new thread with the whole history of this one, all namespaces."""
         await self._settled()
         target = self._home.thread(id, namespace=self.namespace, type=self._type)
-        for _ in range(_TRIES):
+
+        async def attempt() -> AsyncThread | None:
             generation = (await self._engine.backend.inventory(self._key)).generation
             records = await self._engine.records(self._key)
             if not records:
                 raise CheckpointMissing(self.id, None)
             writes = await self._engine.backend.writes(self._key, None)
-            if await self._copy(target, records, writes, generation, None):
-                return target
-        raise StaleBase(self.id)
+            return await self._copy(target, records, writes, generation, None)
+
+        return await retry_stale(self.id, attempt)
 
     async def _copy(
         self,
@@ -435,8 +467,8 @@ class AsyncThread:
         writes: Sequence[WriteRecord],
         generation: int,
         origin: tuple[str, str] | None,
-    ) -> bool:
-        """Copy into an empty thread; False when a deletion came in between and the records must be read again."""
+    ) -> AsyncThread | None:
+        """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
         metadata, forked_from = open_info(self._engine, await self._row())
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
@@ -444,8 +476,8 @@ class AsyncThread:
         except (Corrupt, StaleBase):
             if not await self._engine.has_moved(self._key, generation):
                 raise
-            return False
-        return True
+            return None
+        return target
 
     async def export(self) -> str:
         """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
@@ -464,7 +496,7 @@ class AsyncThread:
         """Return the thread's own metadata (title, user, tags, ...)."""
         return open_info(self._engine, await self._row())[0]
 
-    async def update(
+    async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
     ) -> dict[str, Any]:
         """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result.
@@ -472,24 +504,24 @@ class AsyncThread:
         `fence` is a lock on this thread that must still be held.
         """
         new, token = check_metadata(metadata), self._fence(fence)
-        for _ in range(100):
+
+        async def attempt() -> dict[str, Any]:
             row = await self._row()
             old, forked_from = open_info(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
             body, text = pack_info(self._engine, merged, forked_from)
             version = row.info_version if row else 0
-            try:
-                await self._engine.commit(
-                    Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
-                )
-            except MetadataMoved:  # somebody else changed it: merge into theirs
-                continue
+            await self._engine.commit(
+                Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
+            )
             return merged
-        raise MetadataMoved(self.id)
+
+        # When another process changed the metadata meanwhile, merge into theirs.
+        return await retry_stale(self.id, attempt, errors=(MetadataMoved,), attempts=100)
 
     async def _row(self) -> ThreadRow | None:
-        rows = await self._engine.backend.threads(self._key.tenant, only=self.id)
+        rows = await self._engine.backend.threads(ThreadQuery(self._key.tenant, only=self.id))
         return rows[0] if rows else None
 
     # Deleting
@@ -502,9 +534,9 @@ class AsyncThread:
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 
-    async def remove(
+    async def delete_checkpoints(
         self,
-        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        ids: str | CheckpointInfo | Iterable[str | CheckpointInfo | tuple[str, str]] = (),
         *,
         run: str | None = None,
         erase: bool = False,
@@ -523,12 +555,12 @@ class AsyncThread:
 
     def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
         """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
-        if not isinstance(ids, str | Checkpoint | Iterable):
+        if not isinstance(ids, str | CheckpointInfo | Iterable):
             raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
         pairs: set[tuple[str, str]] = set()
         anywhere: set[str] = set()
-        for one in [ids] if isinstance(ids, str | Checkpoint) else ids:
-            if isinstance(one, Checkpoint):
+        for one in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
+            if isinstance(one, CheckpointInfo):
                 if one.thread != self.id:
                     raise BadArgument(
                         f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"

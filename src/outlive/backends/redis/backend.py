@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
-    Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
 )
@@ -34,7 +35,7 @@ from outlive.backends.redis.bucket_audit import BucketAudit
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.commits import Commits, renews_only
 from outlive.backends.redis.identity import Identity
-from outlive.backends.redis.listing import EntryFilter, Listing
+from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread, checkpoint_field, to_bytes
 from outlive.backends.redis.session import Session
@@ -141,29 +142,31 @@ class RedisBackend:
         return ReadResult(stored.row.generation)
 
     async def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        args = (
-            False if namespace is None else to_bytes(namespace),
-            False if before is None else before,
-            limit,
-            False if run is None else to_bytes(run),
-        )
-        generation, page, _ = await self._page(thread, args, timeout_s)
+        generation, page, _ = await self._page(query, (), timeout_s)
         return generation, page
 
+    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        generation, page, rest = await self._page(query, (max_bytes, self._refresh_ttl_ms), timeout_s)
+        if not rest:
+            return Page(generation)
+        names, data, is_cut = rest
+        chunks = {name: chunk for name, chunk in zip(names, data, strict=True) if chunk is not None}
+        return Page(generation, page, chunks, bool(is_cut))
+
     async def _page(
-        self, thread: ThreadKey, args: tuple[Any, ...], timeout_s: float | None
+        self, query: HistoryQuery, chunk_args: tuple[int, ...], timeout_s: float | None
     ) -> tuple[int, list[CheckpointRecord], list[Any]]:
         """Return the generation, a page of records and, if asked for, their chunks."""
-        reply = await self._repair.ask(thread, "history", args, timeout_s)
+        thread = query.thread
+        args = (
+            False if query.namespace is None else to_bytes(query.namespace),
+            False if query.before is None else query.before,
+            query.limit,
+            False if query.run is None else to_bytes(query.run),
+        )
+        reply = await self._repair.ask(thread, "history", (*args, *chunk_args), timeout_s)
         stored = rows.parse_row(thread, reply[0])
         if stored is None:
             return 0, [], []
@@ -171,32 +174,6 @@ class RedisBackend:
             raise Corrupt(f"it has {reply[1]} checkpoints instead of {stored.checkpoints}", thread=thread.id)
         page = [rows.parse_record(thread, field, value or b"") for field, value in rows.to_pairs(reply[2])]
         return stored.row.generation, page, reply[3:]
-
-    async def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
-        args = (
-            False if namespace is None else to_bytes(namespace),
-            False if before is None else before,
-            limit,
-            False if run is None else to_bytes(run),
-            max_bytes,
-            self._refresh_ttl_ms,
-        )
-        generation, page, rest = await self._page(thread, args, timeout_s)
-        if not rest:
-            return Page(generation)
-        names, data, is_cut = rest
-        chunks = {name: chunk for name, chunk in zip(names, data, strict=True) if chunk is not None}
-        return Page(generation, page, chunks, bool(is_cut))
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -212,54 +189,35 @@ class RedisBackend:
         return sorted(writes, key=write_order)
 
     async def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        filter = EntryFilter(statuses, lapsed, prefix, after, limit)
+        thread = query.thread
         if thread is None:
-            return await self._listing.entries(tenant, kind, filter, self.session.deadline(timeout_s))
-        if thread.tenant != tenant:
+            return await self._listing.entries(query, self.session.deadline(timeout_s))
+        if thread.tenant != query.tenant:
             return []
-        start = b"e" + to_bytes(kind) + b"\0"
-        low = b"[" + start + to_bytes(prefix)
-        if after is not None and start + to_bytes(after[0]) >= low[1:]:
-            low = b"[" + start + to_bytes(after[0])
-            if after[1] >= thread.digest:
+        start = b"e" + to_bytes(query.kind) + b"\0"
+        low = b"[" + start + to_bytes(query.prefix)
+        if query.after is not None and start + to_bytes(query.after[0]) >= low[1:]:
+            key, digest = query.after
+            low = b"[" + start + to_bytes(key)
+            if digest >= thread.digest:
                 # Continue after the key and the checksum that follows it.
-                low = b"(" + start + to_bytes(after[0]) + b"\0\xff"
-        high = b"(" + start + to_bytes(prefix) + b"\xff"
-        reply = await self._repair.ask(thread, "entries", (limit, *filter.args), timeout_s, low, high)
+                low = b"(" + start + to_bytes(key) + b"\0\xff"
+        high = b"(" + start + to_bytes(query.prefix) + b"\xff"
+        args = (query.limit, *filter_args(query))
+        reply = await self._repair.ask(thread, "entries", args, timeout_s, low, high)
         rows.parse_row(thread, reply[0])  # raises when it is damaged
         pairs = rows.to_pairs(reply[1:])
         return [(thread, rows.parse_entry(thread, field, value)) for field, value in pairs]
 
-    async def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        if only is not None:
-            thread = ThreadKey.of(tenant, only)
-            reply = await self._repair.ask(thread, "summary", (heads, False), timeout_s)
-            row = self._listing.row(thread, reply, heads)
-            return [] if row is None else [row]
-        deadline = self.session.deadline(timeout_s)
-        return await self._listing.threads(tenant, prefix, after, limit, heads, deadline)
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        if query.only is None:
+            return await self._listing.threads(query, self.session.deadline(timeout_s))
+        thread = ThreadKey.of(query.tenant, query.only)
+        reply = await self._repair.ask(thread, "summary", (query.heads, False), timeout_s)
+        row = self._listing.row(thread, reply, query.heads)
+        return [] if row is None else [row]
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self._repair.ask(thread, "inventory", (), timeout_s)

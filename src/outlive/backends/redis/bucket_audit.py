@@ -5,7 +5,7 @@ A wrong index is reported and then rebuilt from the threads: a `verify` reads al
 
 from __future__ import annotations
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.backends.redis.io_modes import IOMode, Sync
 from outlive.backends.redis.urls import (
     SENTINEL_POOL_SIZE,

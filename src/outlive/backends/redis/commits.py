@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from outlive.backend import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backend.entries import KINDS, check_kinds
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backends.local.memory import new_token
 from outlive.backends.redis import messages, rows
 from outlive.backends.redis.client import Call

@@ -12,7 +12,7 @@ from typing import Any
 
 import ormsgpack
 
-from outlive.backend.protocol import checksum
+from outlive.backend import checksum
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.rows import BUCKETS

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outlive.backend.protocol import CheckpointRecord, EntryCursor, EntryRecord, ThreadKey, ThreadRow
+from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRow
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
@@ -35,23 +35,6 @@ class _TornIndex(Exception):
     def __init__(self, buckets: set[int]) -> None:
         super().__init__(buckets)
         self.buckets = buckets
-
-
-@dataclass(frozen=True, slots=True)
-class EntryFilter:
-    """Which entries of a kind are listed."""
-
-    statuses: Sequence[str] | None = None
-    lapsed: bool | None = None
-    prefix: str = ""
-    after: EntryCursor | None = None
-    limit: int = 100
-
-    @property
-    def args(self) -> tuple[Any, Any]:
-        """Statuses and lapsed leases as the scripts expect them."""
-        statuses = False if self.statuses is None else [to_bytes(status) for status in self.statuses]
-        return statuses, "any" if self.lapsed is None else self.lapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +68,19 @@ class Listing:
 
     # Threads
 
-    async def threads(
-        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, deadline: Deadline
-    ) -> list[ThreadRow]:
+    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
         """Return threads by id."""
 
         async def work() -> list[ThreadRow]:
             await self._identity.complete(deadline)
-            start, position = to_bytes(tenant) + b"\0", None if after is None else to_bytes(after)
-            ranges = [
-                Range.of(bucket, start, to_bytes(prefix), position)
-                for bucket in sorted(self._identity.buckets)
-            ]
-            merge = self._merge(rows.threads_key, ranges, limit, (False, "any"), deadline)
+            start, prefix = to_bytes(query.tenant) + b"\0", to_bytes(query.prefix)
+            after = None if query.after is None else to_bytes(query.after)
+            buckets = sorted(self._identity.buckets)
+            ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets]
+            merge = self._merge(rows.threads_key, ranges, query.limit, (False, "any"), deadline)
             page: list[ThreadRow] = []
-            while len(page) < limit and (lines := await merge.take(limit - len(page))):
-                page += await self._rows(tenant, lines, heads, deadline)
+            while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
+                page += await self._rows(query.tenant, lines, query.heads, deadline)
             return page
 
         return await self._repeat(work)
@@ -136,44 +116,41 @@ class Listing:
 
     # Entries
 
-    async def entries(
-        self, tenant: str, kind: str, filter: EntryFilter, deadline: Deadline
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
+    async def entries(self, query: EntryQuery, deadline: Deadline) -> list[tuple[ThreadKey, EntryRecord]]:
         """Return entries by key and thread."""
 
         async def work() -> list[tuple[ThreadKey, EntryRecord]]:
             await self._identity.complete(deadline)
-            ranges, args = self._entry_ranges(tenant, kind, filter)
-            merge = self._merge(rows.entries_key, ranges, filter.limit, args, deadline)
+            ranges, args = self._entry_ranges(query)
+            merge = self._merge(rows.entries_key, ranges, query.limit, args, deadline)
             # By id: an entry that has two lines for a moment is listed once.
             page: dict[EntryId, tuple[ThreadKey, EntryRecord]] = {}
-            while len(page) < filter.limit and (lines := await merge.take(filter.limit - len(page))):
-                page.update(await self._values(tenant, to_bytes(kind), lines, filter.args, deadline))
+            while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
+                page.update(await self._values(query, lines, deadline))
             return list(page.values())
 
         return await self._repeat(work)
 
-    def _entry_ranges(
-        self, tenant: str, kind: str, filter: EntryFilter
-    ) -> tuple[list[Range], tuple[Any, Any]]:
+    def _entry_ranges(self, query: EntryQuery) -> tuple[list[Range], tuple[Any, Any]]:
         """Return the parts of the indexes to read, and by what the script filters them."""
-        statuses, lapsed = filter.args
-        start = to_bytes(tenant) + b"\0" + to_bytes(kind) + b"\0"
-        starts = [b"k" + start]
+        statuses, lapsed = filter_args(query)
+        common = to_bytes(query.tenant) + b"\0" + to_bytes(query.kind) + b"\0"
+        starts = [b"k" + common]
         if statuses is not False and b"" not in statuses:  # each status has lines of its own
-            starts, statuses = [b"s" + start + status + b"\0" for status in dict.fromkeys(statuses)], False
-        position = None
-        if filter.after is not None:
-            key, digest = filter.after
-            position = to_bytes(key) + b"\0" + digest.hex().encode() + b"\x7f"
-        prefix, buckets = to_bytes(filter.prefix), sorted(self._identity.buckets)
-        ranges = [Range.of(bucket, start, prefix, position) for bucket in buckets for start in starts]
+            starts, statuses = [b"s" + common + status + b"\0" for status in dict.fromkeys(statuses)], False
+        after = None
+        if query.after is not None:
+            key, digest = query.after
+            after = to_bytes(key) + b"\0" + digest.hex().encode() + b"\x7f"
+        prefix, buckets = to_bytes(query.prefix), sorted(self._identity.buckets)
+        ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets for start in starts]
         return ranges, (statuses, lapsed)
 
     async def _values(
-        self, tenant: str, kind: bytes, lines: Sequence[Line], args: tuple[Any, Any], deadline: Deadline
+        self, query: EntryQuery, lines: Sequence[Line], deadline: Deadline
     ) -> dict[EntryId, tuple[ThreadKey, EntryRecord]]:
         """Read the entries that lines name. Those that are gone meanwhile are left out."""
+        tenant, kind = query.tenant, to_bytes(query.kind)
         by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}  # fields and lines by digest
         order: list[EntryId] = []
         buckets: dict[bytes, int] = {}
@@ -185,7 +162,9 @@ class Listing:
             buckets[digest] = line.bucket
         questions = [
             _Question(
-                digest, buckets[digest], pack_args((to_bytes(tenant), *zip(*named, strict=True), *args))
+                digest,
+                buckets[digest],
+                pack_args((to_bytes(tenant), *zip(*named, strict=True), *filter_args(query))),
             )
             for digest, named in by_thread.items()
         ]
@@ -283,6 +262,12 @@ class Listing:
 
         page_size = min(limit, max(_FIRST_LINES, 3 * limit // max(1, len(ranges)) + 1))
         return Merge(ask, ranges, page_size)
+
+
+def filter_args(query: EntryQuery) -> tuple[Any, Any]:
+    """Return statuses and lapsed leases as the scripts expect them."""
+    statuses = False if query.statuses is None else [to_bytes(status) for status in query.statuses]
+    return statuses, "any" if query.lapsed is None else query.lapsed
 
 
 def _entry(thread: ThreadKey, field: bytes, value: bytes, line: bytes) -> EntryRecord:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outlive.backend.protocol import Commit, ThreadKey
+from outlive.backend import Commit, ThreadKey
 from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.connection import Command, Reply

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.backends.server.urls import BackendFactory, Options, query_of
 from outlive.errors import BadURL, MissingExtra
 

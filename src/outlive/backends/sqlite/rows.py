@@ -12,10 +12,11 @@ from typing import Any
 import apsw
 import ormsgpack
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CheckpointRecord,
     Cursor,
     EntryRecord,
+    HistoryQuery,
     ThreadKey,
     ThreadRow,
     WriteRecord,
@@ -243,15 +244,14 @@ class Rows(ThreadRows):
         records = list(self._records(namespace, None))
         return next((record for record in records if record.created_at <= at), None)
 
-    def page(
-        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
-    ) -> list[CheckpointRecord]:
-        if before is None:
-            self.check_count(namespace)
-            if namespace is not None:
-                self.newest_head(namespace)  # its place may have been changed to that of another page
-        found = (record for record in self._records(namespace, before) if run is None or record.run == run)
-        return list(itertools.islice(found, limit))
+    def page(self, query: HistoryQuery) -> list[CheckpointRecord]:
+        if query.before is None:
+            self.check_count(query.namespace)
+            if query.namespace is not None:
+                self.newest_head(query.namespace)  # its place may have been changed to that of another page
+        records = self._records(query.namespace, query.before)
+        matches = (record for record in records if query.run is None or record.run == query.run)
+        return list(itertools.islice(matches, query.limit))
 
     def _records(self, namespace: str | None, before: Cursor | None) -> Iterator[CheckpointRecord]:
         """Yield records, newest first, each one checked."""

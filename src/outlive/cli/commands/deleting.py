@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from outlive.backend import EntryQuery
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import backend_of, find_checkpoint, find_run, key_of
@@ -63,7 +64,9 @@ def _runs(store: Store, place: Thread) -> tuple[int, RunInfo | None]:
         runs = list(store.runs(thread=place.id))
     except (Corrupt, KeyMissing):
         key = key_of(store, place.id)
-        return len(run_now(backend_of(store).entries(key.tenant, RUN, thread=key, limit=1_000_000))), None
+        return len(
+            run_now(backend_of(store).entries(EntryQuery(key.tenant, RUN, thread=key, limit=1_000_000)))
+        ), None
     clock = LeaseClock.of(store)
     return len(runs), next((run for run in runs if clock.standing(run) == "live"), None)
 
@@ -82,7 +85,7 @@ def remove_checkpoints(
     of_run = f"those of run {shown(run_id)}" if run_id else ""
     what = f"delete {counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
     call.confirm(what)
-    done = place.remove(ids, run=run_id, erase=erase)
+    done = place.delete_checkpoints(ids, run=run_id, erase=erase)
     is_ok = done.erased or not erase
     sentence = f"deleted {_told(done)}" + ("" if is_ok else f"; {_LEFT}")
     call.answer([{"thread": place.id, **asdict(done)}], lambda: print(shown_lines(sentence)), is_ok=is_ok)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     OUTBOX,
     Commit,

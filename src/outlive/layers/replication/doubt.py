@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from outlive.backend.protocol import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
 from outlive.layers.replication.commit import Result, StoredElsewhere, saved_ids
 from outlive.layers.replication.queue import Queue, SavedId

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.runtime.runtime import Runtime
 
 SavedId: TypeAlias = tuple[bytes, str, str]  # thread's digest, namespace, id
