@@ -7,44 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from outlive.backends.server.sockets import Wait, wait_blocking, wait_suspended
+from outlive.backends.server.sockets import wait_blocking, wait_suspended
 from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
-
-
-class Limiter(Protocol):
-    """Lets a limited number of calls in at a time."""
-
-    async def enter(self, deadline: Deadline) -> bool:
-        """Wait for a turn. Returns False when the deadline comes first."""
-        ...
-
-    def leave(self) -> None: ...
-
-
-class IOMode(Protocol):
-    """What differs between sync and async."""
-
-    wait: Wait
-
-    def owner(self) -> object:
-        """Return the process, and in async mode the event loop, to which new connections belong."""
-        ...
-
-    def is_gone(self, owner: object) -> bool:
-        """Tell whether an owner is the process before a fork, or a closed event loop."""
-        ...
-
-    def limiter(self, size: int) -> Limiter: ...
-    async def pause(self, seconds: float) -> None: ...
-    async def together(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]: ...
-
-    async def credentials(self, provider: Any) -> Sequence[str]:
-        """Ask a credential provider of redis-py for (user, password) or (password,)."""
-        ...
 
 
 class Sync:
@@ -53,12 +21,15 @@ class Sync:
     wait = staticmethod(wait_blocking)
 
     def owner(self) -> object:
+        """Return the process, and in async mode the event loop, to which new connections belong."""
         return os.getpid()
 
     def is_gone(self, owner: object) -> bool:
+        """Tell whether an owner is the process before a fork, or a closed event loop."""
         return owner != os.getpid()
 
-    def limiter(self, size: int) -> Limiter:
+    def limiter(self, size: int) -> _ThreadLimiter:
+        """Return what lets so many calls in at a time."""
         return _ThreadLimiter(size)
 
     async def pause(self, seconds: float) -> None:
@@ -73,6 +44,7 @@ class Sync:
                 work.close()
 
     async def credentials(self, provider: Any) -> Sequence[str]:
+        """Ask a credential provider of redis-py for (user, password) or (password,)."""
         return provider.get_credentials()  # type: ignore[no-any-return]
 
 
@@ -81,6 +53,7 @@ class _ThreadLimiter:
         self._semaphore = threading.Semaphore(size)
 
     async def enter(self, deadline: Deadline) -> bool:
+        """Wait for a turn. Returns False when the deadline comes first."""
         if self._semaphore.acquire(blocking=False):
             return True
         left_s = deadline.left_s()
@@ -102,7 +75,7 @@ class Async:
         pid, loop = owner
         return bool(pid != os.getpid() or loop.is_closed())
 
-    def limiter(self, size: int) -> Limiter:
+    def limiter(self, size: int) -> _TaskLimiter:
         return _TaskLimiter(size)
 
     async def pause(self, seconds: float) -> None:
@@ -133,3 +106,7 @@ class _TaskLimiter:
 
     def leave(self) -> None:
         self._semaphore.release()
+
+
+IOMode = Sync | Async
+Limiter = _ThreadLimiter | _TaskLimiter

@@ -10,7 +10,6 @@ from __future__ import annotations
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outlive.backends.redis.connection import Address, Command, Connection, ConnectionSettings, Reply
 from outlive.backends.redis.io_modes import IOMode, Limiter
@@ -88,19 +87,6 @@ class Pool:
         for owner in list(self._idle):
             if is_over(owner) and (idle := self._idle.pop(owner, None)) is not None:
                 idle.close_all()
-
-
-class Nodes(Protocol):
-    """Finds the server that has a slot."""
-
-    is_sharded: bool
-
-    async def pool(self, slot: int, deadline: Deadline) -> Pool: ...
-    def at(self, address: Address) -> Pool: ...
-    def moved(self, slot: int, address: Address) -> None: ...
-    def distrust(self, pool: Pool) -> None: ...
-    async def pools(self, deadline: Deadline) -> list[Pool]: ...
-    def close(self) -> None: ...
 
 
 class Single:
@@ -284,6 +270,9 @@ class Cluster(_PoolsByAddress):
         """Return the pools of all primaries."""
         await self.pool(0, deadline)
         return [self.at(address) for address in dict.fromkeys(list(self._slots.values()))]
+
+
+Nodes = Single | Sentinels | Cluster
 
 
 def slot_of(key: str) -> int:
