@@ -103,7 +103,7 @@ def test_what_was_deleted_since_is_not_referred_to(engine):
     more = message(rng, 5000)
     write(engine, key, [more])
     other = Engine(engine.backend, engine.codec, engine.namer, Cache(1 << 24), engine.runtime)
-    run_now(prune.remove(other, key, ids=[("", "c")]))  # takes the write along, and its chunk
+    run_now(prune.remove(other, key, keys=[("", "c")]))  # takes the write along, and its chunk
     run_now(engine.save(key, [more], Draft("", "two")))
     _, stream = run_now(other.load(key, "", "two", None, None))
     assert other.unpack(key, "two", stream) == [more]

@@ -27,6 +27,7 @@ from outlive.arguments import (
     optional_id,
 )
 from outlive.backend import (
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     Removal,
@@ -46,6 +47,7 @@ from outlive.threads import export, prune
 from outlive.threads import verify as verifying
 from outlive.threads.engine import Draft, Engine
 from outlive.threads.history import History
+from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
@@ -522,32 +524,32 @@ class AsyncThread:
         An id means this namespace, or with `all_namespaces` every one. A checkpoint, or a pair of (namespace, id), brings its own.
         What is not there is not counted.
         """
-        pairs, anywhere = self._chosen(ids, all_namespaces)
+        keys, ids_anywhere = self._chosen(ids, all_namespaces)
         await self._settled()
         return await prune.remove(
-            self._engine, self._key, pairs=pairs, ids=anywhere, run=optional_id("run", run), erase=erase
+            self._engine, self._key, keys=keys, ids=ids_anywhere, run=optional_id("run", run), erase=erase
         )
 
-    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
-        """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
+    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[CheckpointKey], set[str]]:
+        """Return the checkpoints that a caller means: by (namespace, id), and by id in every namespace."""
         if not isinstance(ids, str | Checkpoint | Iterable):
             raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
-        pairs: set[tuple[str, str]] = set()
+        keys: set[CheckpointKey] = set()
         anywhere: set[str] = set()
-        for one in [ids] if isinstance(ids, str | Checkpoint) else ids:
-            if isinstance(one, Checkpoint):
-                if one.thread != self.id:
+        for item in [ids] if isinstance(ids, str | Checkpoint) else ids:
+            if isinstance(item, Checkpoint):
+                if item.thread != self.id:
                     raise BadArgument(
-                        f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"
+                        f"checkpoint {item.id!r} belongs to thread {item.thread!r}, not to {self.id!r}"
                     )
-                pairs.add((one.namespace, one.id))
-            elif isinstance(one, tuple) and len(one) == 2:
-                pairs.add((check_namespace(one[0]), check_id("id", one[1])))
+                keys.add((item.namespace, item.id))
+            elif isinstance(item, tuple) and len(item) == 2:
+                keys.add((check_namespace(item[0]), check_id("id", item[1])))
             elif all_namespaces:
-                anywhere.add(check_id("id", one))
+                anywhere.add(check_id("id", item))
             else:
-                pairs.add((self.namespace, check_id("id", one)))
-        return pairs, anywhere
+                keys.add((self.namespace, check_id("id", item)))
+        return keys, anywhere
 
     async def prune(
         self,
@@ -566,9 +568,14 @@ class AsyncThread:
             raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
         await self._settled()
         return await prune.prune(
-            self._engine, self._key, keep_last=keep_last, keep_lineage=keep_lineage, erase=erase, dry_run=dry_run,
+            self._engine,
+            self._key,
+            KeepPolicy(keep_last),
+            keep_lineage=keep_lineage,
+            erase=erase,
+            dry_run=dry_run,
             namespace=None if all_namespaces else self.namespace,
-        )  # fmt: skip
+        )
 
     # Care
 
