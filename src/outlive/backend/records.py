@@ -221,10 +221,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class CachedHead:
-    """What the reader has at hand: when the head is still this, its chunks need not be sent again."""
+    """The head as the reader has it in memory: while it is this, its chunks need not be sent again."""
 
     id: str
     chunks: tuple[bytes, ...]
+
+    def matches(self, record: CheckpointRecord) -> bool:
+        """Tell whether the reader has this checkpoint."""
+        return self.id == record.id and self.chunks == record.chunks
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from outlive.backend import Backend, ThreadKey
-from outlive.backends.local.inline import Local, SyncLocal
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.protocol import Local
 from outlive.backends.local.threaded import AsyncLocal
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec

@@ -63,7 +63,7 @@ from outlive.backends.file.index import Index
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.store_file import make_folders, read_key, write_key
 from outlive.backends.file.table import LoggedTable, log_of, problems
-from outlive.backends.local.memory import MemoryBackend, Table, same
+from outlive.backends.local.memory import MemoryBackend, Table
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting
@@ -223,7 +223,7 @@ class FileBackend(MemoryBackend):
             if record is None:
                 return ReadResult(generation)
             writes = table.writes_of([(namespace, record.id)])
-            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
             data = table.data(fd, wanted, record.id) if chunks else {}
             return ReadResult(generation, record, data, tuple(writes))

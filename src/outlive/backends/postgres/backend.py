@@ -35,7 +35,6 @@ from outlive.backend import (
     WriteRecord,
     outcome_unknown,
 )
-from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.pool import Pool
@@ -68,6 +67,7 @@ from outlive.backends.postgres.save import (
 )
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
+from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
 from outlive.errors import (

@@ -23,8 +23,7 @@ from outlive.backend import (
     unescape,
 )
 from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
-from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Row, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "postgresql"  # the name of the server's clock in leases

@@ -15,7 +15,6 @@ from outlive.backend import (
     stamped,
 )
 from outlive.backend.entries import check_kinds
-from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (
     Cells,
@@ -36,6 +35,7 @@ from outlive.backends.postgres.rows import (
     to_text,
     write_documents,
 )
+from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import lock_ms
 from outlive.errors import BadArgument

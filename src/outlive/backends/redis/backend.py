@@ -28,7 +28,6 @@ from outlive.backend import (
     ThreadRow,
     WriteRecord,
 )
-from outlive.backends.local.memory import write_order
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.audit import Audit
 from outlive.backends.redis.bucket_audit import BucketAudit
@@ -40,6 +39,7 @@ from outlive.backends.redis.rebuild import Rebuild
 from outlive.backends.redis.rows import Keys, Stored, pack, pair_field, text
 from outlive.backends.redis.scripts import script
 from outlive.backends.redis.topology import slot_of
+from outlive.backends.rules.view import write_order
 from outlive.backends.server.attempts import Attempts, Deadline
 from outlive.errors import Corrupt, OutliveError, StoreClosed
 

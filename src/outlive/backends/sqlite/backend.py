@@ -37,10 +37,10 @@ from outlive.backend import (
     checksum,
     escape,
 )
-from outlive.backends.local.memory import clock, new_token, same, write_order
+from outlive.backends.rules.clock import clock, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
-from outlive.backends.rules.view import fitting
+from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
@@ -191,7 +191,7 @@ class SQLiteBackend:
                 view.check_absent(namespace)
                 return ReadResult(view.row.generation)
             writes = view.writes_of(namespace, record.id)
-            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
             return ReadResult(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
 

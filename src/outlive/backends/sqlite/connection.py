@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from outlive.backends.local.memory import boot_id
+from outlive.backends.rules.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,

@@ -24,8 +24,7 @@ from outlive.backend import (
     escape,
     unescape,
 )
-from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Row, write_order
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
 from outlive.backends.sqlite.heads import Found, look_up
