@@ -372,10 +372,10 @@ CHILD = textwrap.dedent(
     """
     import json, resource, sys, time
     import numpy, ormsgpack
-    from outlive import chunk
-    from outlive.codec import Codec
+    from outlive.format import chunk
+    from outlive.format.codec import Codec
     from outlive.errors import OutliveError
-    from outlive.registry import Registry
+    from outlive.format.registry import Registry
 
     codec = Codec(Registry())
     packb, Ext = ormsgpack.packb, ormsgpack.Ext
@@ -536,7 +536,7 @@ BOMBS = textwrap.dedent(
     """
     import json, resource, time
     from backports import zstd
-    from outlive import chunk
+    from outlive.format import chunk
     from outlive.errors import OutliveError
 
     rle = ((128 * 1024) << 3 | 1 << 1).to_bytes(3, "little") + b"\\0"

@@ -27,8 +27,7 @@ from outlive.backend import (
 from outlive.backends.rules.view import Row, write_order
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
-from outlive.backends.sqlite.heads import Found, look_up
-from outlive.backends.sqlite.thread_row import ThreadRows, guess
+from outlive.backends.sqlite.thread_row import FoundThread, ThreadRows, guess, look_up
 from outlive.errors import Corrupt
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
@@ -69,12 +68,12 @@ class KnownKeys:
 
     def of(self, digest: bytes, row: Row) -> dict[bytes, int]:
         """Return the keys of a thread in its present generation."""
-        held = self._threads.get(digest)
-        if held is None or held[0] != row.generation:
+        known = self._threads.get(digest)
+        if known is None or known[0] != row.generation:
             if len(self._threads) >= _KNOWN_THREADS:
                 self._threads.pop(next(iter(self._threads)))
-            held = self._threads[digest] = (row.generation, {})
-        return held[1]
+            known = self._threads[digest] = (row.generation, {})
+        return known[1]
 
     def forget(self) -> None:
         """Drop everything: what a transaction that was rolled back said is not true."""
@@ -95,7 +94,7 @@ class Rows(ThreadRows):
         *,
         draft: CheckpointRecord | None = None,
         deletes: bool = False,  # then it may be damaged
-        found: Found | None = None,
+        found: FoundThread | None = None,
     ) -> None:
         if found is None:
             space = draft.namespace if draft is not None else namespace
