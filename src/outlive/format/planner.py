@@ -81,7 +81,7 @@ class _Extent:
         )
 
 
-def plan(
+def plan_chunks(
     codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, stored_pieces: StoredPieces | None = None
 ) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
@@ -212,7 +212,7 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
         # The part grew when the last range that it keeps ends where the earlier part ended.
         _, length, other, offset = extent.part.kept[-1]
         is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
-        if offset + length != other.size or not is_last or _is_alone(extent):
+        if offset + length != other.size or not is_last or (extent.length >= LARGE and _is_alone(extent)):
             continue
         for neighbour in extents[_merge_from(extents, index, cap) : index]:
             neighbour.chunk = extent.chunk = None

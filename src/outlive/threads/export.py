@@ -28,7 +28,7 @@ from outlive.backend import (
 )
 from outlive.errors import BadArgument, CallerError, Corrupt, MetadataMoved, NewerFormat, StaleBase
 from outlive.format import manifest
-from outlive.format import planner as planning
+from outlive.format.planner import Plan, plan_chunks
 from outlive.format.readable import Json, changed, changes, packed, readable, readable_text, text_of
 from outlive.format.splitter import Pieces, split
 from outlive.threads.engine import Draft, Engine, Located
@@ -308,10 +308,10 @@ class _Importing:
         self._states[namespace, id] = state
         return state
 
-    async def _plan(self, namespace: str, form: Json) -> planning.Plan:
+    async def _plan(self, namespace: str, form: Json) -> Plan:
         engine, old = self._engine, self._bases.get(namespace)
         pieces = split(engine.codec, self.unpacked(form), old)
-        plan = planning.plan(engine.codec, engine.namer, pieces, old)
+        plan = plan_chunks(engine.codec, engine.namer, pieces, old)
         plan.settle()  # nobody reads it before all is stored, and nothing is when this fails
         self._bases[namespace] = pieces
         await self._bring(plan.chunks)

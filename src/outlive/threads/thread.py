@@ -42,13 +42,14 @@ from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMove
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
 from outlive.runtime.runtime import Deadline, new_id
-from outlive.threads import copy as copying
-from outlive.threads import export, prune
-from outlive.threads import verify as verifying
+from outlive.threads import prune
+from outlive.threads.copy import into_thread
 from outlive.threads.engine import Draft, Engine
+from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
     CONTROL,
@@ -179,21 +180,21 @@ class AsyncThread:
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
             # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
-            parent=optional_id("parent", parent) or (None if replace else expect or None),
+            parent=(None if replace else expect or None) if parent is None else check_id("parent", parent),
             follows=parent is None and (expect is None or replace),
             expect=None
             if expect is None
             else (self.namespace, check_id("expect", expect) if expect else None),
             step=step if step is None else check_step(step),
-            source=check_source(source),
-            run=optional_id("run", run),
+            source=source if source == "loop" else check_source(source),
+            run=None if run is None else check_id("run", run),
             replace=replace,
             writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
             next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
             completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
             interrupts=check_interrupts(interrupts) if interrupts else (),
-            timeout_s=self._home._timeout(timeout_s),
+            timeout_s=self._engine.timeout_s if timeout_s is None else self._home._timeout(timeout_s),
         )
 
     def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
@@ -449,7 +450,7 @@ class AsyncThread:
         metadata, forked_from = open_info(self._engine, await self._row())
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
-            await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+            await into_thread(self._engine, self._key, target._key, records, writes, info)
         except (Corrupt, StaleBase):
             if not await self._engine.has_moved(self._key, generation):
                 raise
@@ -459,7 +460,7 @@ class AsyncThread:
     async def export(self) -> str:
         """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
         await self._settled()
-        return await export.export_thread(self._engine, self._key)
+        return await export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 
@@ -582,7 +583,7 @@ class AsyncThread:
     async def verify(self) -> Verified:
         """Check every stored byte of the thread; problems are listed, not raised."""
         await self._settled()
-        return await verifying.verify_thread(self._engine, self._key)
+        return await verify_thread(self._engine, self._key)
 
     async def size(self) -> Sizes:
         """Return what the thread holds."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
-from outlive.format import planner as planning
+from outlive.format.planner import plan_chunks
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft, Engine, Prepared, describe
@@ -155,7 +155,7 @@ class Delayed:
         self._bases.drop(self._key.digest)
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
-        plan = planning.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
+        plan = plan_chunks(engine.codec, engine.namer, prepared.plan.pieces, None)
         record = engine.record(prepared.draft, plan, prepared.written.digest)
         chunks = plan.chunks | prepared.written.chunks
         return replace(prepared.commit, checkpoints=(record,), chunks=tuple(chunks.items()), generation=None)
