@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive.format import chunk
-from outlive.format import planner
+from outlive.format import chunk, planner
 from outlive.format import splitter as piece
 from outlive.format.codec import Codec
 from outlive.format.part import Part

@@ -1,7 +1,9 @@
-"""Links to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
+"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
 
-Taking one from psycopg's pool costs as much CPU as the whole save; here it is a pop from a list. No lock is held
-while a call runs. When one link breaks, the idle ones are closed too: most likely the server went away under all.
+Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting failed (a wrong
+password, a server that is starting), and it knows nothing of the deadline of a call. It would cost no more CPU; what
+saves CPU is speaking to `PGconn` directly (`connection.py`). No lock is held while a call runs. When one connection
+breaks, the idle ones are closed too: most likely the server went away under all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Connect = Callable[[Deadline], Awaitable[Connection]]
 
 
 class Pool:
-    """Where a call gets its link."""
+    """Where a call gets its connection."""
 
     def __init__(self, connect: Connect, size: int) -> None:
         self._connect = connect
