@@ -110,7 +110,7 @@ class Removal:
     chunks: tuple[bytes, ...] = ()
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
-    erase: bool = False  # leave no byte of it behind, whatever that costs
+    erase: bool = False  # leave no byte of it in the files, whatever that costs
     leaves_tombstones: bool = (
         False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
     )

@@ -117,7 +117,7 @@ class ThreadSweep:
         return None
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
-        """Return the runs of a thread that may still go on."""
+        """Return the runs of a thread that are not finished."""
         statuses = [RUNNING, INTERRUPTED, PARKED]
         runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
         return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}

@@ -255,7 +255,7 @@ class _Importing:
         namespace = check_namespace(text_of(told.get("namespace", "")))
         id = check_id("id", text_of(told.get("id")))
         if (namespace, id) in self._ids:
-            raise BadArgument(f"checkpoint {id!r:.60} stands here twice")
+            raise BadArgument(f"checkpoint {id!r:.60} is in this document twice")
         self._ids.add((namespace, id))
         draft = Draft(
             namespace,

@@ -133,7 +133,7 @@ class AsyncThread:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        head must still have ("": there must be none yet); `parent` names another checkpoint to continue from. `writes` are pending
         writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
         has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
         HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
@@ -304,7 +304,7 @@ class AsyncThread:
         return [self._engine.checkpoint(self._key, record) for record in line]
 
     async def heads(self) -> list[Checkpoint]:
-        """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
+        """Return the tips: checkpoints from which nobody continued, newest first. More than one means branches."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
         parents = {record.parent for record in records}

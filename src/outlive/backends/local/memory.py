@@ -191,7 +191,7 @@ class Table:
 
     @property
     def is_listed(self) -> bool:
-        """A thread that was deleted leaves its counters behind, and nothing to be listed."""
+        """Tell whether a thread has anything to list: of a deleted one only the counters are left."""
         return bool(self.records or self.pending) or self.metadata is not None
 
 

@@ -91,7 +91,7 @@ _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
 class PostgresBackend:
-    """The waist over a pool of links; the pool has the mode."""
+    """The backend protocol over a pool of connections; the pool is sync or async."""
 
     name = "postgresql"
 
@@ -191,7 +191,7 @@ class PostgresBackend:
         return results
 
     async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Do many commits in one transaction: one that is refused changes nothing, and the others go on."""
+        """Do many commits in one transaction: one that is refused changes nothing, and the others are done."""
         times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         timeout_s = min(times, default=self._timeout_s)
         # By thread, so that two who do this at once do not wait for each other in a circle.
@@ -349,7 +349,7 @@ class PostgresBackend:
         reading = _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
         record = reading.record
         if record is not None and (record.namespace != namespace or record.id != (id or record.id)):
-            raise Corrupt("its row stands in the place of another", thread=thread.id, checkpoint=record.id)
+            raise Corrupt("its row is in the place of another", thread=thread.id, checkpoint=record.id)
         return reading
 
     async def history(

@@ -34,7 +34,7 @@ class Pool:
         _pools.add(self)
 
     def begin(self) -> None:
-        """Start without any link. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
+        """Start without any connection. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
         self._idle: list[Connection] = []
 
     async def pause(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Pool:
         raise NotImplementedError
 
     async def take(self, deadline: Deadline) -> Connection:
-        """Return a link for one call; every one taken is given back."""
+        """Return a connection for one call; every one taken is given back."""
         if self._closed:
             raise StoreClosed
         await self._acquire(deadline)
@@ -120,7 +120,7 @@ class SuspendingPool(Pool):
             await self._wait_for_one(deadline)
 
     async def _wait_for_one(self, deadline: Deadline) -> None:
-        """Stand in the queue. Whoever gives a link back hands its place on."""
+        """Wait in the queue. A call that gives a connection back passes its place on."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
@@ -150,7 +150,7 @@ class SuspendingPool(Pool):
 
 
 def _pop(links: list[Connection]) -> Connection | None:
-    """Return a link that still works; those that ended meanwhile are closed."""
+    """Return a connection that still works; those that ended meanwhile are closed."""
     while True:
         try:
             link = links.pop()

@@ -48,19 +48,19 @@ Cells = Sequence[bytes | None]
 
 
 def digest(*texts: str) -> bytes:
-    """Return what stands for texts in an index: they may be too long for one."""
+    """Return the digest of texts for an index: they may be too long for one."""
     joined = "\0".join(map(escape, texts)).encode()
     return hashlib.blake2b(joined, digest_size=16, person=b"outlive.name").digest()
 
 
 @functools.lru_cache(maxsize=4096)
 def space(namespace: str) -> bytes:
-    """Return what stands for a namespace."""
+    """Return the digest of a namespace."""
     return digest(namespace) if namespace else b""
 
 
 def entry_name(kind: str, key: str) -> bytes:
-    """Return what stands for an entry; those of many and those of few are apart in the index."""
+    """Return the digest of an entry; those of many and those of few are apart in the index."""
     return (b"\1" if kind in MANY else b"\0") + digest(kind, key)
 
 

@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in 
 
 @functools.cache
 def boot_id() -> str:
-    """Name the clock for leases: it starts anew with the machine."""
+    """Name the clock for leases: it starts again with the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -50,7 +50,7 @@ def is_plain(commit: Commit) -> bool:
 
 
 def is_apart(commit: Commit) -> bool:
-    """Tell whether a commit may come behind plain ones that it has not seen: it neither puts nor expects what they put."""
+    """Tell whether a commit may come after plain ones that it has not seen: it neither puts nor expects what they put."""
     return not (
         commit.checkpoints
         or commit.writes

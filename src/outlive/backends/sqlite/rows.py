@@ -188,7 +188,7 @@ class Rows(ThreadRows):
         return None if row is None else row[0]
 
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
-        """Return the names behind the keys of a record, checked: no row of `chunk` can stand in for another.
+        """Return the names of the chunks of a record by their keys, checked: no row of `chunk` can replace another.
 
         A chunk that is gone gets a name that no chunk has: the record can be listed and deleted, not loaded.
         """
