@@ -2,7 +2,7 @@
 
 A call has one deadline for all it does. When the connection is lost, or the server says that it cannot serve now
 (it starts, it stops, it was demoted), the call is tried again on another connection until the deadline. That is
-safe for every commit: the server knows the tokens of the last ones (rule 9 of the waist). A connection on which nothing
+safe for every commit: the server knows the tokens of the last ones (rule 9 of the backend protocol). A connection on which nothing
 moves for half of the time that is left is given up, so that one which swallows everything does not use up the whole.
 """
 
