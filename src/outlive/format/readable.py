@@ -309,11 +309,11 @@ def _compare_lists(old: list[Json], new: list[Json], path: list[str | int], foun
         found.append({"at": path, "splice": [start, gone, new[start : start + come]]})
 
 
-def changed(form: Json, said: Any) -> Json:
+def changed(form: Json, changes: Any) -> Json:
     """Return a form with changes made; the old one stays as it is. Raises BadArgument when they do not fit."""
-    if not isinstance(said, list):
+    if not isinstance(changes, list):
         raise BadArgument("changes must be a list")
-    for change in said:
+    for change in changes:
         try:
             form = _made(form, change["at"], change)
         except _WRONG as error:

@@ -329,10 +329,10 @@ class FileBackend(MemoryBackend):
     def _check_newest(self, table: LoggedTable) -> None:
         """Raise when a log had more commits before. A table that this process has kept is a witness of its own."""
         marked = self._marked(table.key)
-        held = 0 if table.row is None else table.row.revision
-        if held < marked:
+        revision = 0 if table.row is None else table.row.revision
+        if revision < marked:
             raise table.log.corrupt(
-                f"{table.log.name} is an older copy of itself: it ends with commit {held}, and {marked} were acknowledged"
+                f"{table.log.name} is an older copy of itself: it ends with commit {revision}, and {marked} were acknowledged"
             )
 
     def _keep(self, table: LoggedTable) -> None:

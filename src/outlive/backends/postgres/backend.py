@@ -202,8 +202,8 @@ class PostgresBackend:
             await link.begin(attempt)
             try:
                 for place in order:
-                    said = parameters(commits[place], b"", attempt)
-                    found[place] = next(rows(await link.query(self._sql.save, said, attempt)))
+                    values = parameters(commits[place], b"", attempt)
+                    found[place] = next(rows(await link.query(self._sql.save, values, attempt)))
             except BaseException:
                 if link.is_in_transaction:
                     await link.run("rollback", attempt)
@@ -274,8 +274,8 @@ class PostgresBackend:
                 raise StaleBase(key.id)
             receipt.existing = reading.record
         if receipt.existing is None:
-            held = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
-            receipt.entries, receipt.writes = tuple(held), commit.writes
+            stored = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
+            receipt.entries, receipt.writes = tuple(stored), commit.writes
         return receipt
 
     async def _refusal(self, commit: Commit, verdict: str, cells: Cells, deadline: Deadline) -> OutliveError:
@@ -291,8 +291,8 @@ class PostgresBackend:
             return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
         if verdict == "entry":
             entry = commit.entries[found]
-            held = await self._entry(commit.thread, entry, deadline)
-            return EntryHeld(thread, entry.kind, entry.key, held)
+            stored = await self._entry(commit.thread, entry, deadline)
+            return EntryHeld(thread, entry.kind, entry.key, stored)
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:

@@ -224,8 +224,8 @@ def sealed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict
     """Return writes whose ranks are known, with their seals."""
     writes = list(writes)
     return [
-        {**said, "seal": write_seal(thread.digest, write, bytes.fromhex(said["checksum"]))}
-        for write, said in zip(writes, write_documents(writes), strict=True)
+        {**row, "seal": write_seal(thread.digest, write, bytes.fromhex(row["checksum"]))}
+        for write, row in zip(writes, write_documents(writes), strict=True)
     ]
 
 
@@ -256,8 +256,8 @@ def sealed_entries(thread: ThreadKey, entries: Iterable[EntryRecord]) -> list[di
     """Return entries whose fences and leases are known, with their seals."""
     entries = list(entries)
     return [
-        {**said, "seal": entry_seal(thread, entry, bytes.fromhex(said["checksum"]))}
-        for entry, said in zip(entries, entry_documents(entries), strict=True)
+        {**row, "seal": entry_seal(thread, entry, bytes.fromhex(row["checksum"]))}
+        for entry, row in zip(entries, entry_documents(entries), strict=True)
     ]
 
 
