@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import struct
+import time
 import zlib
 
 import apsw
@@ -190,6 +191,27 @@ def test_a_log_that_is_cut_in_or_behind_its_header_is_damage(size, killed, folde
     assert last_state(url) == "next"
 
 
+def save_into_an_emptied_log(report, folder):
+    store = outlive.open(f"sqlite:///{folder}/a.db")
+    for n in range(SAVES):
+        store.thread("t").save({"n": n})
+        if n == SAVES // 2:
+            os.truncate(f"{folder}/a.db-wal", 0)
+    report("done")
+    signal.pause()  # until it is killed
+
+
+def test_a_log_that_was_emptied_under_an_open_store_is_damage(server, folder):
+    """What is saved then is behind a hole, where SQLite finds no header."""
+    with server.spawn(save_into_an_emptied_log, str(folder)) as worker:
+        assert worker.receive() == ("done",)
+        worker.kill()
+    before = contents(folder)
+    with pytest.raises(Corrupt, match=r"header is damaged.*were acknowledged"):
+        outlive.open(f"sqlite:///{folder}/a.db")
+    assert contents(folder) == before
+
+
 def test_a_power_cut_is_no_damage(killed, folder):
     """Any part of the last commit may be missing; with fsync=normal, any part of all commits since the log was begun."""
     first, *_, acknowledged, last = commits(killed / "a.db-wal")
@@ -219,7 +241,7 @@ def test_verify_finds_damage_in_the_log_of_an_open_store(folder):
             file.seek(log.stat().st_size - 2 * FRAME)
             file.write(b"xxxx")
         report = store.verify()
-        assert any("frames" in problem and "a.db-wal" in problem for problem in report.problems)
+        assert any("frames" in str(problem) and "a.db-wal" in str(problem) for problem in report.problems)
 
 
 def test_the_mark_goes_with_the_log_and_several_processes_share_it(folder):
@@ -266,14 +288,30 @@ def replace_the_log_by_a_copy(folder):
     shutil.copy2(folder / "moved-wal", folder / "a.db-wal")
 
 
+def delete_the_index_of_the_log(folder):
+    (folder / "a.db-shm").unlink()
+
+
 @pytest.mark.parametrize(
-    "remove", [delete_all, replace_by_another, delete_the_log, move_the_log, replace_the_log_by_a_copy]
+    "remove",
+    [
+        delete_all,
+        replace_by_another,
+        delete_the_log,
+        move_the_log,
+        replace_the_log_by_a_copy,
+        delete_the_index_of_the_log,
+    ],
 )
-def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
+@pytest.mark.parametrize("age_s", [0, 3600], ids=["a new folder", "a folder that has not changed for long"])
+def test_a_file_that_is_deleted_or_replaced_takes_no_saves(age_s, remove, folder):
     url = f"sqlite:///{folder}/a.db"
     with outlive.open(url) as store:
         thread = store.thread("t")
         thread.save({"n": 1})
+        if age_s:
+            os.utime(folder, (time.time() - age_s,) * 2)
+            thread.save({"n": 1})
         remove(folder)
         calls = [
             lambda: thread.save({"n": 2}),
@@ -383,7 +421,9 @@ def test_verify_finds_a_checkpoint_that_comes_back_into_a_deleted_thread(folder)
         with pytest.raises(Corrupt):
             store.thread("t").load()
         report = store.verify()
-        assert any("1 checkpoints instead of 0" in problem for problem in report.problems), report.problems
+        assert any("1 checkpoints instead of 0" in str(problem) for problem in report.problems), (
+            report.problems
+        )
 
 
 # What errors say ------------------------------------------------------------------------------------------

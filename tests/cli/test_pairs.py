@@ -12,7 +12,7 @@ import time
 import pytest
 
 import outlive
-from outlive.layers.replication.dissolve import end_pair
+from outlive.layers.replication.pair import end_pair
 from outlive.runtime.runtime import run_now
 from outlive.testing.interposed import Interposed
 from rig.proxy import FaultProxy
@@ -130,15 +130,13 @@ def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
     (joined.folder / "agents.py").write_text(f"{kind}def go_on(run):\n    return 'done'\n")
     primary, secondary = joined.env.values()
     with outlive.open(primary, secondary=secondary) as store:
-        store.run("t", run_id="r-1", agent="planner").start().interrupt()
+        store.run("t", run_id="r-1", agent="planner").start().release()
     joined("promote", "--yes")
-    assert joined("runs", "--json").items[0]["standing"] == "interrupted"
+    assert joined("runs", "--json").items[0]["standing"] == "released"
     call = ("recover", "--handlers", "agents:go_on", "--json")
     refused = joined(*call)
     assert refused.code == 1
-    assert [(item["outcome"], item["reason"]) for item in refused.items] == [
-        ("refused", "primary_unreachable")
-    ]
+    assert [(item["outcome"], item["code"]) for item in refused.items] == [("skipped", "primary_unreachable")]
     assert [item["outcome"] for item in joined(*call, "--after-failover").items] == ["resumed"]
 
 
@@ -475,7 +473,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
     with outlive.open(urls[0], secondary=urls[1], tenant=tenant) as store:
         store.thread("t").save(1)
         stores = store._store._pair.stores
-        sides = [run_now(stores.side(role)) for role in (0, 1)]
+        sides = [run_now(stores.record(role)) for role in (0, 1)]
         failing = Interposed(stores.both[0])
 
         async def fail(*args):

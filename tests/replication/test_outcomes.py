@@ -265,14 +265,41 @@ def test_what_came_back_as_a_branch_is_stored_for_whoever_asks_again(mode):
     world.other.links[0].mode = "refuse"
     over(world)
     world.acknowledged.add("b")
+    world.client.links[0].mode, world.client.links[1].mode = "refuse", "pass"
+    world.client.store.replication_status()  # from which it learns of the promotion
+    with pytest.raises(outlive.OutcomeUnknown):  # a refusal would say that it is stored nowhere
+        world.client.store.thread("t").save(2, id="b", expect="a")
     world.settle()
     assert world.client.store.thread("t").save(2, id="b", expect="a").id == "b"
     world.check(mode, is_line=False)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_save_that_is_nowhere_is_refused_when_the_store_that_may_have_it_is_asked_again(mode):
+    """The primary never got it. In the queueing modes only the primary itself can tell."""
+    world = World(mode, 0)
+    world.settle()
+
+    async def lose(*_):
+        raise outlive.OutcomeUnknown("t", "b", None, "no answer")
+
+    world.client.links[0].inner.before("commit_all", lose)
+    with pytest.raises(outlive.OutcomeUnknown):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    over(world)
+    world.client.store.replication_status()
+    with pytest.raises(outlive.HeadMoved if mode == "strict" else outlive.OutcomeUnknown):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    world.settle()
+    world.client.store.replication_status()
+    with pytest.raises(outlive.HeadMoved):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    assert "b" not in [checkpoint.id for checkpoint in world.client.store.thread("t").history()]
+
+
 DEEDS = {
     "metadata": (
-        lambda store: store.thread("t").update({"by": "orphan"}),
+        lambda store: store.thread("t").set_metadata({"by": "orphan"}),
         lambda store: store.thread("t").info().metadata,
     ),
     "replacement": (
@@ -286,7 +313,7 @@ DEEDS = {
 def test_what_else_was_not_acknowledged_is_withdrawn_too(deed):
     act, look = DEEDS[deed]
     world = World("strict", 0)
-    world.client.store.thread("t").update({"by": "first"})
+    world.client.store.thread("t").set_metadata({"by": "first"})
     before = look(world.other.store)
     world.client.links[1].mode = "refuse"
     with pytest.raises(outlive.OutcomeUnknown):
@@ -310,7 +337,7 @@ def test_what_is_acknowledged_has_everything_before_it_in_both_stores(how):
     if how == "asked again":
         world.other.store.thread("t").save("c", id="c")
     else:
-        queue = world.other.pair._queue
-        run_now(world.other.pair.stores.drain(0, queue, mine=queue.mine))
+        outbox = world.other.pair._outbox
+        run_now(world.other.pair.stores.drain(0, outbox, process=outbox.process))
     found = run_now(world.backends[1].history(HistoryQuery(ThreadKey.of("", "t"), None)))[1]
     assert [one.id for one in found] == ["c", "b", "a"]

@@ -4,7 +4,7 @@ import pytest
 
 import outlive
 from outlive.backend import OUTBOX, Commit, EntryQuery, Removal
-from outlive.layers.replication.note import ChangeSet
+from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
 
@@ -71,8 +71,8 @@ def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in
 DELETIONS = {
     "prune": lambda thread: thread.prune(keep_last=1),
     "prune and erase": lambda thread: thread.prune(keep_last=1, erase=True),
-    "remove and erase": lambda thread: thread.remove(["0", "1"], erase=True),
-    "remove a run": lambda thread: thread.remove(run="r"),
+    "remove and erase": lambda thread: thread.delete_checkpoints(["0", "1"], erase=True),
+    "remove a run": lambda thread: thread.delete_checkpoints(run="r"),
     "delete": lambda thread: thread.delete(),
 }
 
@@ -176,7 +176,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         await thread.save({"n": 1}, id="a", interrupts=[outlive.Interrupt("i", "node")], metadata={"m": 1})
         await thread.write("task", [("channel", "v" * 3000)])
         await thread.resume("i", "yes")
-        await thread.update({"title": "trip"})
+        await thread.set_metadata({"title": "trip"})
         await thread.save({"n": 2}, id="b")
         await thread.save({"n": 3}, id="b", replace=True)
         await thread.fork("fork", at="a")
@@ -201,7 +201,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         found["writes"] = await alone.thread("t").writes("a")
         found["runs"] = [(run.id, run.status, run.agent) async for run in alone.runs()]
         entries = alone._engine.backend.entries
-        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries("", "step")]
+        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries(EntryQuery("", "step"))]
         return found
 
     run(rig, scenario)
@@ -251,7 +251,7 @@ def disturb(store, times):
         if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
             left[0] -= 1
             await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
-            await stores.carrier(0, 10).carry(commits[0].thread, ChangeSet(pairs={("", "two")}))
+            await stores.replicator(0, 10).transfer(commits[0].thread, ChangeSet(checkpoints={("", "two")}))
         return await real(commits)
 
     secondary.commit_all = commit_all
@@ -397,7 +397,7 @@ def test_what_an_async_primary_had_queued_when_it_was_left_comes_back_as_a_branc
         for which in (0, 1):
             alone = await rig.alone(which)
             assert await alone.thread("t").load() == "went on from the base"
-            assert {one.id for one in await alone.thread("t").heads()} == {"went on", "left"}
+            assert {one.id for one in await alone.thread("t").tips()} == {"went on", "left"}
             assert await alone.thread("t").load("left") == "only the primary has it"
 
     run(rig, scenario)
@@ -439,7 +439,7 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         store = await rig.open(health_check_interval_s=100)
         await store.promote()
         await store.thread("t").save(1, id="one")
-        pair = store._pair._switching
+        pair = store._pair._switch
 
         async def die(*args):
             raise outlive.errors.StoreUnavailable("killed here")
@@ -453,6 +453,29 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         pair._finish_failback = whole
         assert (await store.thread("t").save(2, id="two")).epoch == 2
         assert await ids(other, "t") == ["two", "one"]
+
+    run(rig, scenario)
+
+
+def test_a_process_that_died_while_it_raised_the_epoch_keeps_nobody_from_starting_runs(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        await store.thread("t").save(1)
+        stores, write = store._pair.stores, store._pair.stores.write
+
+        async def die(role, old, new):
+            if role == 1:
+                raise outlive.errors.StoreUnavailable("killed here")
+            return await write(role, old, new)
+
+        stores.write = die
+        with pytest.raises(outlive.errors.StoreUnavailable, match="killed here"):
+            await store._pair._switch.raise_epoch(3)
+        other = await rig.open(health_check_interval_s=100)
+        live = await other.run("t").start()
+        assert (await live.save(2)).epoch == 4
+        await live.complete()
+        assert (await other.promote()).epoch == 5
 
     run(rig, scenario)
 
@@ -485,10 +508,10 @@ def test_after_a_failover_dead_runs_are_left_alone_unless_that_is_allowed(rig):
         store = await rig.open()
         run = store.run("r", run_id="run", agent="planner")
         await run.start()
-        await run.interrupt()
+        await run.release()
         await store.promote()
         report = await store.recover({"planner": lambda run: "never"})
-        assert [(one.run.id, one.reason) for one in report.refused] == [("run", "primary_unreachable")]
+        assert [(one.run_id, one.code) for one in report.skipped] == [("run", "primary_unreachable")]
         report = await store.recover({"planner": lambda run: "done"}, after_failover=True)
         assert [one.id for one in report.resumed] == ["run"]
         await store.failback()

@@ -48,7 +48,7 @@ from outlive.format.planner import INLINE, PIECE_KEY, Plan, StoredPieces, plan_c
 from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
-from outlive.values import NOT_READ, Checkpoint, PendingWrite, moment
+from outlive.values import CheckpointInfo, PendingWrite, moment
 
 _MAX_STORED_PIECES = 100  # that are remembered of a thread
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
@@ -144,18 +144,19 @@ class Engine:
 
     # Saving
 
-    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
+    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> CheckpointInfo:
         """Commit a state and return its checkpoint."""
         start = time.perf_counter() if self._is_watched else 0.0
         saved, _ = await self.save_with_receipt(key, state, draft)
         if self._is_watched:
-            event = Event(
-                SAVE, key.id, saved.namespace, saved.id, saved.run, size=saved.size, added=saved.added
-            )
-            self.watched.tell(replace(event, seconds=time.perf_counter() - start))
+            took_s = time.perf_counter() - start
+            event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)
+            self.watched.tell(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
         return saved
 
-    async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
+    async def save_with_receipt(
+        self, key: ThreadKey, state: Any, draft: Draft
+    ) -> tuple[CheckpointInfo, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
         deadline, reason = Deadline(draft.timeout_s), ""
         for attempt in range(_REBASES + 1):
@@ -178,7 +179,7 @@ class Engine:
 
     async def _try_to_save(
         self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
-    ) -> tuple[Checkpoint, Receipt] | None:
+    ) -> tuple[CheckpointInfo, Receipt] | None:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
         # 1. Split and plan. Nothing is stored yet.
         prepared = await self.prepare(key, state, draft, cache)
@@ -293,7 +294,7 @@ class Engine:
             follows=draft.follows,
         )
 
-    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> Checkpoint:
+    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> CheckpointInfo:
         """Make what was just committed the new base."""
         prepared.plan.settle()
         record = receipt.checkpoints[0]
@@ -303,7 +304,7 @@ class Engine:
 
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
-    ) -> Checkpoint | None:
+    ) -> CheckpointInfo | None:
         """Answer a save whose id is there already: a repetition gets its checkpoint, anything else is an error.
 
         What counts is what the caller passed (state, metadata, named fields), not how it is laid out.
@@ -351,8 +352,8 @@ class Engine:
         start = time.perf_counter() if self._is_watched else 0.0
         loaded = await self._load(key, namespace, id, at, timeout_s)
         if loaded is not None and self._is_watched and (record := loaded[0].record) is not None:
-            event = Event(LOAD, key.id, namespace, record.id, record.run, size=record.size)
-            self.watched.tell(replace(event, seconds=time.perf_counter() - start))
+            event = Event(LOAD, key.id, namespace, record.id, record.run, state_bytes=record.size)
+            self.watched.tell(replace(event, duration_s=time.perf_counter() - start))
         return loaded
 
     async def _load(
@@ -407,15 +408,7 @@ class Engine:
         with Located(key, id):
             return self.codec.unpack(stream, opaque=opaque)
 
-    def checkpoint(
-        self,
-        key: ThreadKey,
-        record: CheckpointRecord,
-        *,
-        state: Any = NOT_READ,
-        writes: Any = NOT_READ,
-        opaque: bool = False,
-    ) -> Checkpoint:
+    def checkpoint(self, key: ThreadKey, record: CheckpointRecord, *, opaque: bool = False) -> CheckpointInfo:
         """Return what a record says, as the user sees it."""
         with Located(key, record.id):
             check_format(record)
@@ -424,7 +417,7 @@ class Engine:
             except (BadArgument, UnknownTag):
                 # Metadata that an adapter or another program alone can build: that must not hide the rest.
                 contents = manifest.decode(self.codec, record.body, opaque=True)
-        return replace(describe(key, record, contents), _state=state, _writes=writes)
+        return describe(key, record, contents)
 
     # Pending writes
 
@@ -511,9 +504,9 @@ class Located:
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 
 
-def describe(key: ThreadKey, record: CheckpointRecord, contents: Draft | manifest.Manifest) -> Checkpoint:
+def describe(key: ThreadKey, record: CheckpointRecord, contents: Draft | manifest.Manifest) -> CheckpointInfo:
     """Return a checkpoint as the user sees it."""
-    return Checkpoint(
+    return CheckpointInfo(
         thread=key.id,
         id=record.id,
         namespace=record.namespace,
@@ -524,8 +517,8 @@ def describe(key: ThreadKey, record: CheckpointRecord, contents: Draft | manifes
         source=record.source,
         run=record.run,
         created_at=moment(record.created_at) if record.created_at else None,
-        size=record.size,
-        added=record.added,
+        state_bytes=record.size,
+        new_bytes=record.added,
         metadata=contents.metadata,
         next_nodes=contents.next_nodes,
         completed_tasks=contents.completed_tasks,

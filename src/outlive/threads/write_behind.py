@@ -22,7 +22,7 @@ from outlive.format.planner import plan_chunks
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft, Engine, Prepared, describe
-from outlive.values import Checkpoint
+from outlive.values import CheckpointInfo
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Delayed:
             self._bases.drop(self._key.digest)
             self._reset()
 
-    async def save(self, state: Any, draft: Draft) -> Checkpoint:
+    async def save(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save; it has no seq yet."""
         self._after_fork()
         async with self._turn:  # saves are queued in the order in which they are split

@@ -154,6 +154,8 @@ class SQLiteBackend:
         deletes = commit.removal is not None and is_deletion(commit)
         view = Rows(db, commit.thread, draft=draft, deletes=deletes)
         effect, receipt = decide(commit, view, clock(), new_token())
+        if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
+            view.check_index()  # what was not found was never there
         if effect is not None:
             Writer(db, view, effect, self._known).write()
         return receipt

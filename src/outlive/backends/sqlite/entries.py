@@ -141,17 +141,29 @@ class EntrySearch:
         rows: list[Any] = self._db.execute(sql, (*values, *self._moments, tenant, self._limit)).fetchall()
         bound, last = "", []
         if len(rows) == self._limit:
-            bound, last = " and (v.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
+            bound, last = " and ({0}.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
         missing = (
             f"select t.id, v.kind, v.key, v.status from entry_version v{by_version} left join entry e using(thread, kind, key) "
-            f"left join thread t on t.key = v.thread where {where.format('v')}{bound} "
+            f"left join thread t on t.key = v.thread where {f'{where}{bound}'.format('v')} "
             f"and (t.tenant = ? or t.key is null) and (t.key is null or {_DIFFERS}) "
             "order by v.key, t.digest limit 1"
         )
         for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
             raise DamagedEntry(_text(id), *[_text(field) for field in row])
+        bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
+        listed = _count(self._db, f"entry e{by_run}", bounds.format("e"), bound_values)
+        if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
+            raise Corrupt("an index of the entries of this store is damaged, and hides some of them")
         found = [(thread_key(*row[1:4]), row) for row in rows]
         return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in found]
+
+
+def _count(db: apsw.Connection, table: str, where: str, values: Sequence[Any]) -> int:
+    """Count entries by the index that lists them, or by that of their versions."""
+    sql = f"select count(*) from {table} join thread t on t.key = thread where {where}"
+    ((count,),) = db.execute(sql, values).fetchall()
+    assert isinstance(count, int)
+    return count
 
 
 def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: int) -> list[Corrupt]:
@@ -168,7 +180,10 @@ def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: i
             found.append(error)
     if len(rows) != expected:
         found.append(Corrupt(f"it has {len(rows)} entries instead of {expected}", thread=thread))
-    lost = "select kind, key, status from entry_version v where thread = ? and not exists(select 1 from entry e where e.thread = v.thread and e.kind = v.kind and e.key = v.key)"
+    lost = (
+        "select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
+        "where v.thread = ? and (e.key is null or e.status is not v.status)"
+    )
     return found + [
         DamagedEntry(thread, *[_text(field) for field in row]) for row in db.execute(lost, (thread_key,))
     ]
