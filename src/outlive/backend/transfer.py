@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outlive.backend.protocol import Backend
 from outlive.backend.keys import CheckpointKey, ThreadKey
 from outlive.backend.paging import all_entries
+from outlive.backend.protocol import Backend
 from outlive.backend.queries import EntryQuery, HistoryQuery
 from outlive.backend.records import (
     CheckpointRecord,
