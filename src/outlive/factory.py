@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
 from outlive.backend import RESERVED, Backend, escape
-from outlive.backends.local.inline import Local, SharedSyncLocal, SyncLocal
+from outlive.backends.local.inline import SharedSyncLocal, SyncLocal
 from outlive.backends.local.memory import MemoryBackend, NullBackend
+from outlive.backends.local.protocol import Local
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadArgument, BadURL, KeyMissing
 from outlive.events import EventSink

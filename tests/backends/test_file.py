@@ -49,7 +49,8 @@ from outlive.backends.file.log import START, Log
 from outlive.backends.local import memory as memory_module
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.backends.rules.view import Clock, Effect, Row
+from outlive.backends.rules.clock import Clock
+from outlive.backends.rules.view import Effect, Row
 from outlive.errors import (
     BadArgument,
     BadURL,

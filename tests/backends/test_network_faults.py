@@ -19,7 +19,7 @@ from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
-from outlive.testing.thread_records import Waist, draft, write
+from outlive.testing.thread_records import Probe, draft, write
 from rig.proxy import FaultProxy
 
 BACKENDS = ("postgresql", "redis")
@@ -243,19 +243,19 @@ def test_an_outcome_that_nobody_knows_is_said_and_settled_by_saving_the_same_id(
         assert [one.seq for one in thread.history()] == [2, 1]
 
 
-# At the waist ---------------------------------------------------------------------------------------------------
+# At the backend protocol ---------------------------------------------------------------------------------------------------
 
 KEY = ThreadKey.of("", "t")
 
 
 @contextlib.contextmanager
-def waist(url, timeout_s=PATIENCE_S):
+def probe(url, timeout_s=PATIENCE_S):
     """Open a backend without a store."""
     served = (postgres_url if url.startswith("postgres") else redis_url).parse_url(url, {})
     backend = served.sync(timeout_s)
     run_now(backend.identity(b"k" * 32))
     try:
-        yield Waist(backend, KEY)
+        yield Probe(backend, KEY)
     finally:
         run_now(backend.close())
 
@@ -323,7 +323,7 @@ ONCE = {
 def test_a_commit_that_was_done_is_not_refused_for_what_it_did_itself(backend, what, url, proxy):
     before, commit, fits = ONCE[what]
     lost = 0
-    with waist(proxy.through(url)) as found:
+    with probe(proxy.through(url)) as found:
         for skip in range(12):
             do(found, Commit(KEY, removal=Removal(everything=True)))
             receipt = do(found, Commit(KEY, (draft(f"c{skip}"),), entries=before))
@@ -435,7 +435,7 @@ async def seen(found):
 @pytest.mark.parametrize("what", LATE)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_commit_whose_first_attempt_comes_late_is_done_once(backend, what, url):
-    with Holding(url) as network, waist(network.url, 3) as found, waist(url) as direct:
+    with Holding(url) as network, probe(network.url, 3) as found, probe(url) as direct:
         assert isinstance(do(found, Commit(KEY, (draft("c"),))), Receipt)
         network.hold()
         assert isinstance(do(found, LATE[what](b"A")), Receipt)  # by its second attempt
@@ -448,7 +448,7 @@ def test_a_commit_whose_first_attempt_comes_late_is_done_once(backend, what, url
 @pytest.mark.parametrize("what", LATE)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_commit_that_was_given_up_does_nothing_after_the_next_one(backend, what, url):
-    with Holding(url) as network, waist(once(network.url)) as found, waist(url) as direct:
+    with Holding(url) as network, probe(once(network.url)) as found, probe(url) as direct:
         assert isinstance(do(found, Commit(KEY, (draft("c"),))), Receipt)
         network.hold()
         commit = LATE[what](b"A")

@@ -106,9 +106,9 @@ def test_a_contract_test_cannot_be_overridden():
 
 def test_a_class_that_joins_may_have_tests_of_its_own():
     class TestMine(RecordsContract):
-        async def test_that_nobody_else_has(self, waist):
-            await waist.save("a")
-            seen.append(await waist.ids())
+        async def test_that_nobody_else_has(self, probe):
+            await probe.save("a")
+            seen.append(await probe.ids())
 
     seen = []
     for io_mode in ("sync", "async"):

@@ -20,8 +20,7 @@ from backports import zstd
 
 import outlive
 from outlive.errors import Corrupt, NewerFormat, OutliveError, Unencodable, UnknownTag
-from outlive.format import chunk, manifest
-from outlive.format import planner as planning
+from outlive.format import chunk, manifest, planner
 from outlive.format.codec import Codec
 from outlive.format.extensions import (
     COMPOSITE_REVIVERS,
@@ -372,10 +371,10 @@ CHILD = textwrap.dedent(
     """
     import json, resource, sys, time
     import numpy, ormsgpack
-    from outlive import chunk
-    from outlive.codec import Codec
+    from outlive.format import chunk
+    from outlive.format.codec import Codec
     from outlive.errors import OutliveError
-    from outlive.registry import Registry
+    from outlive.format.registry import Registry
 
     codec = Codec(Registry())
     packb, Ext = ormsgpack.packb, ormsgpack.Ext
@@ -536,7 +535,7 @@ BOMBS = textwrap.dedent(
     """
     import json, resource, time
     from backports import zstd
-    from outlive import chunk
+    from outlive.format import chunk
     from outlive.errors import OutliveError
 
     rle = ((128 * 1024) << 3 | 1 << 1).to_bytes(3, "little") + b"\\0"
@@ -572,7 +571,7 @@ def test_ten_gigabytes_in_300_kilobytes_stop_at_what_was_declared():
 
 def test_what_decode_would_refuse_is_refused_at_save(monkeypatch):
     """A leaf beyond the limit of one chunk may not be stored in a form that no load accepts."""
-    for module in (chunk, planning):
+    for module in (chunk, planner):
         monkeypatch.setattr(module, "MAX_RAW", 1 << 20)
     state = {"image": bytes(3 << 20)}
     with outlive.open("memory:") as store:

@@ -12,8 +12,7 @@ import pydantic
 import pytest
 
 import outlive
-from outlive.format import chunk, manifest
-from outlive.format import planner as planning
+from outlive.format import chunk, manifest, planner
 from outlive.format.codec import Codec
 from outlive.format.registry import Registry
 from outlive.format.splitter import LARGE, split
@@ -85,7 +84,7 @@ class Saver:
 
     def save(self, state, *, commits=True):
         pieces = split(self.codec, state, self.base)
-        plan = planning.plan(self.codec, self.namer, pieces, self.base)
+        plan = planner.plan_chunks(self.codec, self.namer, pieces, self.base)
         body = manifest.encode(self.codec, manifest.Manifest(plan.layout))
         layout = manifest.layout_of(body)
         new = {name: data for name, data in plan.chunks.items() if name not in self.chunks}
@@ -133,9 +132,9 @@ class Saver:
             large += sum(end - start >= LARGE for start, end in zip([0, *part.ends], part.ends, strict=False))
         spans = [item for item in layout if isinstance(item, tuple)]
         # Two neighbours of a large piece count once more each: it divides them.
-        assert len(spans) - large <= planning.MAX_SPANS + large, (len(spans), large)
+        assert len(spans) - large <= planner.MAX_SPANS + large, (len(spans), large)
         if not large:
-            assert len(spans) <= planning.MAX_SPANS
+            assert len(spans) <= planner.MAX_SPANS
 
     def rebase(self):
         """Forget the pieces and read them back, as another process does that knows none of the types."""
@@ -144,7 +143,7 @@ class Saver:
         pieces = split(BARE, BARE.unpack(stream, opaque=True))
         again = b"".join(part.bytes_of(BARE) for part in pieces.parts)
         assert again == stream, "read back, the stream is another one"
-        planning.place(pieces, layout, names)
+        planner.place(pieces, layout, names)
         raws = {name: chunk.decode(self.chunks[name]) for name in names}
         for part in pieces.parts:
             data = part.bytes_of(BARE)

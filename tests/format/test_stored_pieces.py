@@ -6,8 +6,7 @@ import pytest
 
 from outlive.backend import Commit, ThreadKey
 from outlive.factory import open as open_store
-from outlive.format import chunk, manifest
-from outlive.format import planner as planning
+from outlive.format import chunk, manifest, planner
 from outlive.format.codec import Codec
 from outlive.format.registry import Registry
 from outlive.format.splitter import split
@@ -35,7 +34,7 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
         data = chunk.encode(raw)
         stored[NAMER.name(data)] = data
         stored_pieces = {
-            packed[: planning.PIECE_KEY]: (packed, NAMER.name(data), raw.find(packed))
+            packed[: planner.PIECE_KEY]: (packed, NAMER.name(data), raw.find(packed))
             for packed in map(CODEC.pack, written)
         }
         for one in written:
@@ -43,11 +42,11 @@ def test_a_plan_with_loose_bytes_gives_the_state_again(seed):
                 one["id"] = rng.getrandbits(60)  # as LangGraph does to a message without one
         state = [*state, *written] if rng.random() < 0.8 else [*state[1:], *written, message(rng)]
         pieces = split(CODEC, state, old)
-        plan = planning.plan(CODEC, NAMER, pieces, old, stored_pieces)
+        plan = planner.plan_chunks(CODEC, NAMER, pieces, old, stored_pieces)
         stored.update(plan.chunks)
         raws = [chunk.decode(stored[name]) for name in plan.names]
         assert CODEC.unpack(chunk.assemble(plan.layout, raws, pieces.size)) == state
-        assert len(plan.layout) <= 2 * planning.MAX_SPANS
+        assert len(plan.layout) <= 2 * planner.MAX_SPANS
         plan.settle()
         old = pieces
 
@@ -103,7 +102,7 @@ def test_what_was_deleted_since_is_not_referred_to(engine):
     more = message(rng, 5000)
     write(engine, key, [more])
     other = Engine(engine.backend, engine.codec, engine.namer, Cache(1 << 24), engine.runtime)
-    run_now(prune.remove(other, key, ids=[("", "c")]))  # takes the write along, and its chunk
+    run_now(prune.remove(other, key, keys=[("", "c")]))  # takes the write along, and its chunk
     run_now(engine.save(key, [more], Draft("", "two")))
     _, stream = run_now(other.load(key, "", "two", None, None))
     assert other.unpack(key, "two", stream) == [more]

@@ -314,8 +314,8 @@ def test_an_end_that_could_not_be_stored_can_be_repeated(backend, url):
         run = store.run("t", run_id="r", throttle_s=60).start()
         run.save({"n": 0})
         run.save({"n": 1})
-        waist = store._store._engine.backend
-        real, stored = waist.commit_all, []
+        probe = store._store._engine.backend
+        real, stored = probe.commit_all, []
 
         async def commit_all(commits):
             if stored:  # the end itself is stored, and its answer gets lost
@@ -324,10 +324,10 @@ def test_an_end_that_could_not_be_stored_can_be_repeated(backend, url):
             stored.append(await real(commits))
             return stored[0]
 
-        waist.commit_all = commit_all
+        probe.commit_all = commit_all
         with pytest.raises(outlive.OutcomeUnknown):
             run.complete({"n": 1})
-        del waist.commit_all
+        del probe.commit_all
         assert run.status == "running"
         run.complete({"n": 1})
         assert (run.status, run.result) == ("completed", {"n": 1})
@@ -337,14 +337,14 @@ def test_an_end_that_could_not_be_stored_can_be_repeated(backend, url):
 
 def test_a_store_that_fails_at_the_end_leaves_nobody_in_the_run(tmp_path):
     with outlive.open(f"sqlite:///{tmp_path}/store.db") as store:
-        waist = store._store._engine.backend
+        probe = store._store._engine.backend
 
         async def commit_all(commits):
             raise outlive.errors.StoreUnavailable("down")
 
         with pytest.raises(outlive.errors.StoreUnavailable), store.run("t", run_id="r"):
-            waist.commit_all = commit_all
-        del waist.commit_all
+            probe.commit_all = commit_all
+        del probe.commit_all
         assert store._store._heart._runs == {}
         assert [one.status for one in store.runs()] == ["running"]  # until its lease has run out
 

@@ -539,16 +539,16 @@ def test_a_result_that_cannot_be_kept_fails_the_run_and_is_named():
 @pytest.mark.parametrize("backend", ALL)
 def test_a_beat_and_a_step_that_overtake_each_other_are_both_done(backend, url, overtaken):
     with outlive.open(url) as store, store.run("t") as run:
-        waist, heart = store._store._engine.backend, store._store._heart
+        probe, heart = store._store._engine.backend, store._store._heart
         calls = {"beat": lambda: run_now(heart.beat()), "step": lambda: run.step("add", lambda: 1)}
-        real = waist.commit_all
+        real = probe.commit_all
 
         async def commit_all(commits):
-            del waist.commit_all
+            del probe.commit_all
             calls["step" if overtaken == "beat" else "beat"]()
             return await real(commits)
 
-        waist.commit_all = commit_all
+        probe.commit_all = commit_all
         calls[overtaken]()
         assert run.step("add", lambda: 2) == 2
         assert [one.status for one in store.runs()] == ["running"]

@@ -21,6 +21,7 @@ from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
 from outlive.testing.trial import _Awaited
 from outlive.threads import prune
+from outlive.threads.keep_policy import open_interrupts
 from rig.crash import rounds
 
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
@@ -269,11 +270,11 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
     line = fill(store, count=3)
     engine, key = store._store._engine, ThreadKey.of("", "t")
     records = run_now(engine.records(key))
-    assert run_now(prune.open_interrupts(engine, key, records)) == set()
+    assert run_now(open_interrupts(engine, key, records)) == set()
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[0])
-    assert run_now(prune.open_interrupts(engine, key, records)) == set()  # somebody went on from there
+    assert run_now(open_interrupts(engine, key, records)) == set()  # somebody went on from there
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[2])
-    assert run_now(prune.open_interrupts(engine, key, records)) == {("", line[2])}
+    assert run_now(open_interrupts(engine, key, records)) == {("", line[2])}
     assert WriteRecord("", "c", "t", -3, "__interrupt__", "", b"").index < 0
 
 

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive.format import chunk
-from outlive.format import planner as planning
+from outlive.format import chunk, planner
 from outlive.format import splitter as piece
 from outlive.format.codec import Codec
 from outlive.format.part import Part
@@ -74,7 +73,7 @@ def checked_split(state, old, stored):
     """Split along the old state, and compare with splitting alone and with packing; return pieces that are stored."""
     pieces = piece.split(CODEC, state, old)
     assert stream_of(pieces) == CODEC.pack(state) == stream_of(piece.split(CODEC, state))
-    plan = planning.plan(CODEC, NAMER, pieces, old)
+    plan = planner.plan_chunks(CODEC, NAMER, pieces, old)
     stored.update(plan.chunks)
     raws = [chunk.decode(stored[name]) for name in plan.names]
     assert chunk.assemble(plan.layout, raws, pieces.size) == CODEC.pack(state)
@@ -149,7 +148,7 @@ def calls_of_a_small_change(files):
     sys.setprofile(count)
     try:
         pieces = piece.split(CODEC, {**state, "step": 2}, old)
-        planning.plan(CODEC, NAMER, pieces, old)
+        planner.plan_chunks(CODEC, NAMER, pieces, old)
     finally:
         sys.setprofile(None)
     return calls

@@ -1,48 +1,49 @@
-"""The waist: the few methods that a backend has, and the records that pass through it.
+"""The backend protocol: the few methods that a backend has, and the rules that it keeps.
 
-A backend keeps records and knows nothing of state, codecs or diffs. What a checkpoint contains stands in
-its opaque `body`; what a backend needs to order, find and sweep stands in clear fields beside it.
+A backend stores records and knows nothing of states, codecs or diffs. What a checkpoint contains is in its opaque
+`body`; what a backend needs to order, find and sweep is in clear fields beside it.
 
-The heart is `commit`: everything of one save, atomically, or nothing. It carries what is new and what
-must still hold. The rules, each of which the contract suite (`outlive.testing`) tests:
+The central method is `commit_all`: everything of one save, atomically, or nothing. A commit carries what is new and
+what must still hold. The rules, each of which the contract suite (`outlive.testing`) tests:
 
-1. Idempotency first. A checkpoint is identified by (thread, namespace, id). If a commit's checkpoint is
-   there already, nothing of the commit is done, no expectation is checked, and the stored record is the
-   answer (`Receipt.existing`). The core then compares contents. A replacing commit is such a repeat when the stored record has
-   its very content; otherwise all that it expects must hold.
-2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is
-   seq order, whatever the clocks say. It is never used again, also not after delete and re-create. A
+1. Idempotency first. A checkpoint is identified by (thread, namespace, id). If a commit's checkpoint is there
+   already, nothing of the commit is done, no expectation is checked, and the stored record is the answer
+   (`Receipt.existing`). The core then compares contents. A replacing commit is such a repetition when the stored
+   record has its very content; otherwise all that it expects must hold.
+2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is seq
+   order, whatever the clocks say. It is never used again, also not after the thread is deleted and created again. A
    record that brings its own seq (a copy, a replica) keeps it. The head of a namespace is the greatest
    (epoch, seq, escaped id in bytes).
-3. Generation is a random token. Every deletion replaces it, and so does every commit that could give back
-   life to a chunk behind a sweep's back: one that overwrites a record, brings records with a seq of their
-   own, or names chunks that it does not carry without saying in which generation it saw them (those
-   must be there). A save names the generation in which it saw the chunks it refers to; when that is
-   gone, the commit is refused (`StaleBase`).
-4. Revision counts the commits of a thread in this store. Storing a chunk, also one that is there already,
-   stamps it with the revision of the commit. A sweep removes the chunks outside the live set that it read
-   at (generation, revision) and that were stamped no later: a chunk that came back to life stays. A
-   chunk that is there already keeps its bytes. In one commit removals come before what is put.
-5. One refusal refuses all of a commit, and other commits of the same group not at all.
+3. Generation is a random token. Every deletion replaces it. So does every commit that could bring a chunk back to
+   life without a running sweep noticing: one that overwrites a record, brings records with a seq of their own, or
+   names chunks that it does not carry without saying in which generation it saw them (those must be there). A save
+   names the generation in which it saw the chunks it refers to; when that is gone, it is refused (`StaleBase`).
+4. Revision counts the commits of a thread in this store. Storing a chunk, also one that is there already, stamps it
+   with the revision of the commit. A sweep removes the chunks outside the live set that it read at
+   (generation, revision) and that were stamped no later: a chunk that came back to life stays. A chunk that is there
+   already keeps its bytes. In one commit removals come before what is put.
+5. One refusal refuses all of a commit, and no other commit of the same group.
 6. A draft that `follows` gets as parent the head of its namespace at commit.
-7. With `merge` a commit brings what another store has: what is here stays unless the other has the greater
-   version or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. It expects
-   nothing, but with `strict` the epoch: a thread that is in a later one refuses it; and with `requires_next_seq` that the
-   new record has the next seq and that no entry has a lower rank than here (`OutOfTurn`). A removal that `leaves_tombstones` leaves tombstones (entries of that kind): what was
-   removed is not merged in again, and what comes back by a commit that is no merge, with places of its own, is placed behind them. A merge
-   raises the revision to the greatest fence that it brings: whoever takes a run that came from elsewhere outranks what came with it.
-   A merge that `overrules` replaces what is here by what it brings, whatever the versions, ranks and tombstones: it withdraws what
-   this store alone has.
+7. With `merge` a commit brings what another store has. What is here stays unless the other has the greater version
+   or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. A merge expects
+   nothing, with two exceptions: `strict` refuses it when the thread is in a later epoch, and `requires_next_seq`
+   when the new record does not have the next seq or an entry has a lower rank than here (`OutOfTurn`). A removal
+   that `leaves_tombstones` leaves entries of that kind: what was removed is not merged in again, and a copy that
+   comes back with seqs of its own is placed after them. A merge raises the revision to the greatest fence that it
+   brings: the process that takes over a run copied from another store outranks what was copied with it. A merge
+   that `overrules` replaces what is here whatever the versions, ranks and tombstones: it withdraws what this store
+   alone has.
 8. A thread is listed while it has checkpoints, writes or metadata of its own.
-9. Over a network a commit may arrive twice, or late. A server's backend keeps the tokens of a thread's last commits
-   and of those that their callers gave up: a commit whose token is known does nothing and is answered as done.
-10. A chunk that one commit both removes and puts stays in its place with the new bytes: whoever names it reads
-   these. `ReencryptedBodies` does the same for writes, entries and metadata, each only where the old bytes still stand. So all of a
-   thread can be sealed anew, in parts, while others go on; no rank, lease, version or place changes.
+9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of a thread's last
+   commits and of those that their callers gave up: a commit whose token is known does nothing and is answered as
+   done.
+10. A chunk that one commit both removes and puts stays in its place with the new bytes: records that name it read
+   these. `ReencryptedBodies` does the same for writes, entries and metadata, each only where the old bytes are
+   unchanged. So all of a thread can be encrypted again, in parts, while others use it; no rank, lease, version or
+   place changes.
 11. An entry has one of the kinds in `entries.py`. A commit with any other kind is refused (`BadArgument`).
 
-Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in
-one place.
+Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in one place.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Backend(Protocol):
     name: str
 
     async def identity(self, offered: bytes) -> bytes:
-        """Return the store's naming key, adopting `offered` when the store is new; nothing is adopted when that is empty, and returned then."""
+        """Return the naming key of the store. A new store adopts `offered`, unless that is empty."""
         ...
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
@@ -149,9 +150,9 @@ class Backend(Protocol):
         ...
 
 
-async def commit(backend: Backend, one: Commit) -> Receipt:
+async def commit(backend: Backend, commit: Commit) -> Receipt:
     """Do one commit; raise when it is refused."""
-    (result,) = await backend.commit_all([one])
+    (result,) = await backend.commit_all([commit])
     if isinstance(result, Receipt):
         return result
     raise result

@@ -110,7 +110,7 @@ class Removal:
     chunks: tuple[bytes, ...] = ()
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
-    erase: bool = False  # leave no byte of it behind, whatever that costs
+    erase: bool = False  # leave no byte of it in the files, whatever that costs
     leaves_tombstones: bool = (
         False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
     )
@@ -221,10 +221,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class CachedHead:
-    """What the reader has at hand: when the head is still this, its chunks need not be sent again."""
+    """The head as the reader has it in memory: while it is this, its chunks need not be sent again."""
 
     id: str
     chunks: tuple[bytes, ...]
+
+    def matches(self, record: CheckpointRecord) -> bool:
+        """Tell whether the reader has this checkpoint."""
+        return self.id == record.id and self.chunks == record.chunks
 
 
 @dataclass(frozen=True, slots=True)

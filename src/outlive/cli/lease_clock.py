@@ -28,7 +28,7 @@ class LeaseClock:
         backend = backend_of(store)
         if backend.name in ("postgresql", "redis"):
             return cls._of_server(backend)
-        from outlive.backends.local.memory import clock
+        from outlive.backends.rules.clock import clock
 
         here = clock()
         return cls(here.lease, here.id)

@@ -1,4 +1,4 @@
-"""What a run of elements has in common with the run that stood there before. Pure, no I/O.
+"""What a run of elements has in common with the run that was there before. Pure, no I/O.
 
 By far the most common is a run that grew: one comparison. Then come edits (a common beginning and end), a
 window that moved on, and at last single pieces wherever they are now.
@@ -7,13 +7,14 @@ window that moved on, and at last single pieces wherever they are now.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outlive.format.part import Part
 
 
 class LayoutChanged(Exception):
-    """The warm road does not fit this container: take the thorough one."""
+    """The old branch does not fit this container: split it fully."""
 
 
 class Packer(Protocol):
@@ -25,23 +26,21 @@ class Packer(Protocol):
     ) -> tuple[list[bytes], list[int], bool]: ...
 
 
+@dataclass(slots=True)
 class Alignment:
-    """Finds which bytes of a run stood in its predecessor: first at its start, then at its end, then anywhere."""
+    """Finds which bytes of a run were in its predecessor: first at its start, then at its end, then anywhere."""
 
-    def __init__(
-        self, packer: Packer, elements: list[Any], is_dict: bool, limit: int, data: bytes, start: int
-    ) -> None:
-        self._packer = packer
-        self._elements = elements
-        self._is_dict = is_dict
-        self._limit = limit
-        self._data = data
-        self._start = start
-        self._size = len(data) - start
+    _packer: Packer
+    _elements: list[Any]
+    _is_dict: bool
+    _limit: int
+    _data: bytes
+    _start: int  # of the run in `_data`; below 0, the old run was found before these bytes
+    _size: int
 
     def align(self, old: Part) -> Part:
         """Return the new part, with what it keeps of the old one."""
-        if self._start < 0:  # the old run was found before these bytes
+        if self._start < 0:
             return self._grown(old)
         head = self._common_prefix(old)
         if head == len(old.ends):
@@ -82,11 +81,11 @@ class Alignment:
         return self._finish(part, old, self._elements[part.marks[-1] if part.marks else 0 :])
 
     def _assemble(self, old: Part, head: int, tail: int) -> Part:
-        """Keep the first `head` and the last `tail` cuts of the old run; pack what is between anew."""
+        """Keep the first `head` and the last `tail` cuts of the old run; pack what is between them."""
         part = Part(None, old.ends[:head], old.marks[:head])
         if head:
             part.kept = [(0, part.size, old, 0)]
-        before, count = _before_tail(old, tail)
+        before, count = _before_tail(old, tail) if tail else (old.size, 0)
         done = part.marks[-1] if part.marks else 0
         part = self._finish(part, old, self._elements[done : len(self._elements) - count], old.size - before)
         if tail:
@@ -102,9 +101,9 @@ class Alignment:
         at, mark = part.size, part.marks[-1] if part.marks else 0
         packed = self._data[self._start + at : len(self._data) - after]
         pieces, counts, holds_bytes = self._packer.cut(elements, self._is_dict, self._limit, average, packed)
-        found = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
+        leftovers = _leftovers(old, part.kept) if len(pieces) > 1 or not part.kept else {}
         for piece, count in zip(pieces, counts, strict=True):
-            if (where := found.get(piece)) is not None:
+            if (where := leftovers.get(piece)) is not None:
                 part.kept.append((at, len(piece), old, where))
             at += len(piece)
             mark += count

@@ -1,4 +1,4 @@
-"""What msgpack does not have: which code stands for which type, taken apart and put together. Pure, no I/O.
+"""What msgpack does not have: the codes of types, and how each is taken apart and put together. Pure, no I/O.
 
 The codes are part of the storage format and are never reused. A scalar is a code and its payload; a
 composite contains other values: a code, leading bytes, and the list or dict inside.

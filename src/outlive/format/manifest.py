@@ -37,31 +37,31 @@ class Manifest:
 
 def encode(codec: Codec, manifest: Manifest) -> bytes:
     """Return the body of a checkpoint."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if manifest.metadata:
-        said["metadata"] = codec.pack(dict(manifest.metadata), "metadata")
+        fields["metadata"] = codec.pack(dict(manifest.metadata), "metadata")
     if manifest.next_nodes:
-        said["next"] = codec.pack(list(manifest.next_nodes), "next_nodes")
+        fields["next"] = codec.pack(list(manifest.next_nodes), "next_nodes")
     if manifest.completed_tasks:
-        said["done"] = codec.pack(list(manifest.completed_tasks), "completed_tasks")
+        fields["done"] = codec.pack(list(manifest.completed_tasks), "completed_tasks")
     if manifest.interrupts:
         rows = [[interrupt.id, interrupt.node, interrupt.payload] for interrupt in manifest.interrupts]
-        said["interrupts"] = codec.pack(rows, "interrupts")
+        fields["interrupts"] = codec.pack(rows, "interrupts")
     if manifest.needs_parent:
-        said["leans"] = codec.pack(True)
+        fields["needs_parent"] = codec.pack(True)
     if manifest.written:
-        said["written"] = codec.pack(manifest.written)
+        fields["written"] = codec.pack(manifest.written)
     return ormsgpack.packb(
-        [FORMAT, _flat(manifest.layout), said] if said else [FORMAT, _flat(manifest.layout)]
+        [FORMAT, _flat(manifest.layout), fields] if fields else [FORMAT, _flat(manifest.layout)]
     )
 
 
 def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
     """Return what a body says; raise Corrupt or NewerFormat."""
-    layout, said = _open(body)
+    layout, fields = _open(body)
 
     def part(name: str, kind: type, empty: Any) -> Any:
-        value = codec.unpack(said[name], opaque=opaque) if name in said else empty
+        value = codec.unpack(fields[name], opaque=opaque) if name in fields else empty
         if type(value) is not kind:
             raise Corrupt(f"the {name} of the manifest is no {kind.__name__}")
         return value
@@ -73,7 +73,7 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
             tuple(part("next", list, [])),
             tuple(part("done", list, [])),
             tuple(Interrupt(*row) for row in part("interrupts", list, [])),
-            "leans" in said,
+            "needs_parent" in fields,
             part("written", bytes, b""),
         )
     except TypeError as error:
@@ -82,7 +82,7 @@ def decode(codec: Codec, body: bytes, *, opaque: bool = False) -> Manifest:
 
 def needs_parent(body: bytes) -> bool:
     """Tell whether a checkpoint is of no use without its parent."""
-    return "leans" in _open(body)[1]
+    return "needs_parent" in _open(body)[1]
 
 
 def layout_of(body: bytes) -> Layout:
@@ -90,19 +90,19 @@ def layout_of(body: bytes) -> Layout:
     return _open(body)[0]
 
 
-def said_of(body: bytes) -> dict[str, bytes]:
-    """Return what the user said, each part packed."""
+def fields_of(body: bytes) -> dict[str, bytes]:
+    """Return the fields of a body, each packed."""
     return _open(body)[1]
 
 
-def encode_said(layout: Layout, said: Mapping[str, bytes]) -> bytes:
-    """Return a body of a layout and of parts that are packed already."""
-    return ormsgpack.packb([FORMAT, _flat(layout), dict(said)] if said else [FORMAT, _flat(layout)])
+def encode_fields(layout: Layout, fields: Mapping[str, bytes]) -> bytes:
+    """Return a body of a layout and of fields that are packed already."""
+    return ormsgpack.packb([FORMAT, _flat(layout), dict(fields)] if fields else [FORMAT, _flat(layout)])
 
 
 def with_layout(body: bytes, layout: Layout) -> bytes:
-    """Return a body that says the same but finds its bytes elsewhere."""
-    return encode_said(layout, said_of(body))
+    """Return a body with the same fields and another layout."""
+    return encode_fields(layout, fields_of(body))
 
 
 def _flat(layout: Layout) -> list[Any]:
@@ -125,14 +125,14 @@ def _open(body: bytes) -> tuple[Layout, dict[str, bytes]]:
         raise Corrupt("the body is no manifest")
     if version > FORMAT:
         raise NewerFormat("a checkpoint", version, FORMAT)
-    said = rest[0] if rest else {}
+    fields = rest[0] if rest else {}
     if (
         type(flat) is not list
-        or type(said) is not dict
-        or not all(type(part) is bytes for part in said.values())
+        or type(fields) is not dict
+        or not all(type(part) is bytes for part in fields.values())
     ):
         raise Corrupt("the body is no manifest")
-    return _layout(flat), said
+    return _layout(flat), fields
 
 
 def _layout(flat: Any) -> Layout:

@@ -12,12 +12,11 @@ class Part:
     rest: a new buffer for every state would cost more than comparing does.
     """
 
-    __slots__ = ("_held", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")
+    __slots__ = ("_bytes", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")
 
     def __init__(self, data: bytes | None, ends: list[int], marks: list[int] | None = None) -> None:
-        self._held = (
-            None if data is None else (data, 0, b"")
-        )  # (beginning, where in it the part starts, rest)
+        # (beginning, where in it the part starts, rest); None: see `forget_packed`
+        self._bytes = None if data is None else (data, 0, b"")
         self.ends = ends
         self.marks = marks if marks is not None else list(range(1, len(ends) + 1))
         self.size = ends[-1] if ends else 0
@@ -28,33 +27,33 @@ class Part:
 
     def hold(self, data: bytes, start: int) -> None:
         """Take the bytes of `data` from `start` on; cutting off what is before would copy them."""
-        self._held = (data, start, b"")
+        self._bytes = (data, start, b"")
 
     def hold_more(self, old: Part, rest: bytes) -> None:
         """Take the bytes of an earlier part and `rest`."""
-        assert old._held is not None
-        data, start, more = old._held
+        assert old._bytes is not None
+        data, start, more = old._bytes
         more += rest
         if len(more) * _SHORT > len(data):
             data, start, more = b"".join((memoryview(data)[start:], more)), 0, b""
-        self._held = (data, start, more)
+        self._bytes = (data, start, more)
 
-    def let_go(self) -> None:
+    def forget_packed(self) -> None:
         """Forget the packed form of a leaf: the leaf itself is kept, and both would take the room twice."""
-        self._held = None
+        self._bytes = None
 
     def starts(self, data: bytes, at: int) -> bool:
         """Tell whether `data` has the bytes of this part at `at`."""
-        assert self._held is not None
-        long, start, more = self._held
+        assert self._bytes is not None
+        long, start, more = self._bytes
         length = len(long) - start
         return data.startswith(memoryview(long)[start:], at) and data.startswith(more, at + length)
 
     def has(self, data: memoryview, low: int, high: int) -> bool:
         """Tell whether `data` is what this part has from `low` to `high`."""
-        assert self._held is not None
-        long, start, more = self._held
-        border = len(long) - start - low  # what lies behind it in `data` is in the rest
+        assert self._bytes is not None
+        long, start, more = self._bytes
+        border = len(long) - start - low  # what comes after it in `data` is in the rest
         return (
             len(data) == high - low
             and (border <= 0 or long.startswith(data[:border], start + low))
@@ -63,31 +62,27 @@ class Part:
 
     def whole(self) -> memoryview:
         """Return all bytes of a run or of glue."""
-        assert self._held is not None
-        data, start, more = self._held
+        assert self._bytes is not None
+        data, start, more = self._bytes
         if more:
             data, start = b"".join((memoryview(data)[start:], more)), 0
-            self._held = (data, start, b"")
+            self._bytes = (data, start, b"")
         return memoryview(data)[start:]
 
     def bytes_of(self, codec: Codec) -> bytes | memoryview:
         """Return the bytes; those of a leaf are packed when asked for."""
-        return codec.pack_native(self.leaf) if self._held is None else self.whole()
+        return codec.pack_native(self.leaf) if self._bytes is None else self.whole()
 
     def cut(self, low: int, high: int) -> bytes:
         """Return the bytes from `low` to `high`."""
-        assert self._held is not None
-        data, start, more = self._held
+        assert self._bytes is not None
+        data, start, more = self._bytes
         length = len(data) - start
         if high <= length:
             return data[start + low : start + high]
         if low >= length:
             return more[low - length : high - length]
         return data[start + low :] + more[: high - length]
-
-    def weight(self) -> int:
-        """Return about how much memory this part holds."""
-        return self.size + 40 * len(self.ends) + 200
 
 
 _SHORT = 8  # the rest is joined with the beginning when it is longer than an eighth of it

@@ -10,9 +10,9 @@ import ormsgpack
 
 from outlive.backend import WriteRecord
 from outlive.format import manifest
-from outlive.format import planner as planning
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
+from outlive.format.planner import plan_chunks
 from outlive.format.splitter import split
 from outlive.values import PendingWrite
 
@@ -33,7 +33,7 @@ def write_record(
     codec: Codec, namer: Namer, namespace: str, checkpoint: str, write: PendingWrite
 ) -> tuple[WriteRecord, dict[bytes, bytes]]:
     """Return the record of a write and its chunks."""
-    plan = planning.plan(codec, namer, split(codec, write.value), None)
+    plan = plan_chunks(codec, namer, split(codec, write.value), None)
     body = manifest.encode(codec, manifest.Manifest(plan.layout))
     record = WriteRecord(
         namespace, checkpoint, write.task, write.index, write.channel, write.path, body, tuple(plan.names)

@@ -1,13 +1,15 @@
 """Parts to chunks: what is new, and how it is packed together.
 
-Theory of operation. A checkpoint lists its stream as spans, each a range of bytes in a chunk; what is very
-short stands inline. A save that shares with an earlier one names the old ranges and puts what is new
-into one new chunk. Appending for ever would make one short span per save, so short neighbours at the
-end of a run are merged like the levels of a log-structured store: when the last FAN of them are of one level or
-below, they are written again as one. Each byte is so rewritten log_FAN(n) times at most, and a list that
-grew in a thousand steps is a dozen spans. A large piece stands in a chunk of its own and is never
-rewritten. Apart from large pieces a stream never has more than MAX_SPANS
-spans; the smallest neighbours give way first.
+Theory of operation. A checkpoint lists its stream as spans, each a range of bytes in a chunk; very short stretches are
+stored inline, in the checkpoint itself. A save that shares with an earlier one names the old ranges and puts what is
+new into one new chunk. Appending without end would make one short span per save, so short neighbours at the end of a
+run are merged like the levels of a log-structured store: when the last FAN of them are of one level or below, they are
+written again as one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is a
+dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces a stream never has
+more than MAX_SPANS spans; the smallest neighbours are merged first.
+
+A plan changes nothing in the store, and nothing in the parts until `settle`: a save that is refused, or a crash before
+the commit, leaves both as they were.
 """
 
 from __future__ import annotations
@@ -30,11 +32,9 @@ CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 
 PIECE_KEY = 48
-
-INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
-StoredPieces = Mapping[
-    bytes, tuple[bytes, bytes, int]
-]  # the first LOOSE_KEY bytes → (all of them, chunk, offset)
+INLINED = b""  # in place of a chunk's name: these bytes are in the checkpoint itself
+# The first PIECE_KEY bytes of a piece → (all of its bytes, chunk, offset)
+StoredPieces = Mapping[bytes, tuple[bytes, bytes, int]]
 
 
 @dataclass(slots=True)
@@ -46,10 +46,7 @@ class Plan:
     names: list[bytes]
     layout: Layout
     places: list[tuple[Part, list[tuple[bytes, int, int]]]]
-
-    @property
-    def added(self) -> int:
-        return sum(map(len, self.chunks.values()))
+    added: int  # bytes of the new chunks
 
     @property
     def shared(self) -> set[bytes]:
@@ -62,23 +59,19 @@ class Plan:
             part.spans = spans
             part.kept = []
             if part.leaf is not None:
-                part.let_go()
+                part.forget_packed()
 
 
+@dataclass(slots=True)
 class _Extent:
-    """A range of the stream: stored already (`chunk`), to stand in the checkpoint (INLINED), or new (None)."""
+    """A range of the stream: stored already (`chunk`), to be in the checkpoint itself (INLINED), or new (None)."""
 
-    __slots__ = ("chunk", "is_loose", "length", "offset", "part", "start")
-
-    def __init__(
-        self, part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
-    ) -> None:
-        self.is_loose = False  # new in this stream, but stored already
-        self.part = part
-        self.start = start
-        self.length = length
-        self.chunk = chunk
-        self.offset = offset
+    part: Part
+    start: int
+    length: int
+    chunk: bytes | None = None
+    offset: int = 0
+    is_stored_piece: bool = False  # new in this stream, but stored already
 
     def follows(self, other: _Extent) -> bool:
         return (
@@ -88,24 +81,31 @@ class _Extent:
         )
 
 
-def plan(
+def plan_chunks(
     codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, stored_pieces: StoredPieces | None = None
 ) -> Plan:
     """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
 
-    `stored_pieces` are bytes that are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
+    `stored_pieces` are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
     """
+    # 1. Find what is stored already: parts of `old`, then pieces that tasks wrote.
     if old is not None:
         _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
     if stored_pieces:
-        extents = [found for extent in extents for found in _reuse(extent, stored_pieces)]
+        extents = [reused for extent in extents for reused in _reuse(extent, stored_pieces)]
+    # 2. Choose what is written again although it is stored, to keep the number of spans small.
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
-    _limit_spans(extents)
+    if len(extents) > MAX_SPANS:
+        _limit_spans(extents)
+    # 3. Choose what is too short for a span of its own. From here on `chunk` is None only for what is written.
     _choose_inline(extents)
-    extents = _divide(extents, cap)
+    # 4. Put what is written into chunks.
+    if any(extent.length >= LARGE and extent.chunk is None for extent in extents):
+        extents = _divide(extents, cap)
     chunks = _build(codec, namer, extents, cap)
+    # 5. List the spans of the whole stream in order.
     return _lay_out(codec, pieces, extents, chunks)
 
 
@@ -114,20 +114,19 @@ def _reuse(extent: _Extent, stored_pieces: StoredPieces) -> list[_Extent]:
     part, stop = extent.part, extent.start + extent.length
     if extent.chunk is not None or part.leaf is not None:
         return [extent]
-    found: list[_Extent] = []
+    extents: list[_Extent] = []
     begin = extent.start
     for end in (*part.ends[bisect_right(part.ends, begin) : bisect_left(part.ends, stop)], stop):
         piece = part.cut(begin, end)
         data, name, offset = stored_pieces.get(piece[:PIECE_KEY], (b"", None, 0))
         same = _common(piece, data)
         if same >= INLINE:
-            found.append(_Extent(part, begin, same, name, offset))
-            found[-1].is_loose = True
+            extents.append(_Extent(part, begin, same, name, offset, is_stored_piece=True))
             begin += same
         if begin < end:
-            _append(found, part, begin, end - begin)
+            _append(extents, part, begin, end - begin)
         begin = end
-    return found
+    return extents
 
 
 def _common(a: bytes, b: bytes) -> int:
@@ -144,14 +143,14 @@ def _common(a: bytes, b: bytes) -> int:
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
     """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
-    lost = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
-    sizes = {part.size for part in lost}
+    alone = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
+    sizes = {part.size for part in alone}
     known = {
         other.cut(0, other.size): other
         for other in old.parts
         if other.size in sizes and other.spans is not None and other.leaf is None
     }
-    for part in lost:
+    for part in alone:
         other = known.get(part.cut(0, part.size))
         if other is not None:
             part.kept = [(0, part.size, other, 0)]
@@ -192,7 +191,7 @@ def _locate(extents: list[_Extent], part: Part, start: int, length: int, other: 
 def _append(
     extents: list[_Extent], part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
 ) -> None:
-    """Append what comes next in a part; where it goes on with what the last one is, the two become one."""
+    """Append what comes next in a part; where it continues the last extent, the two become one."""
     if extents:
         last = extents[-1]
         if last.chunk == chunk and (chunk is None or last.offset + last.length == offset):
@@ -206,24 +205,17 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
-    for index in [index for index, extent in enumerate(extents) if extent.chunk is None or extent.is_loose]:
-        extent = extents[index]
-        if not _grew(extent.part):
+    for index, extent in enumerate(extents):
+        is_new = extent.chunk is None or extent.is_stored_piece
+        if not is_new or not extent.part.kept:
             continue
+        # The part grew when the last range that it keeps ends where the earlier part ended.
+        _, length, other, offset = extent.part.kept[-1]
         is_last = index + 1 == len(extents) or extents[index + 1].part is not extent.part
-        if is_last and not _is_alone(extent):
-            first = _merge_from(extents, index, cap)
-            if first < index:
-                for other in extents[first : index + 1]:
-                    other.chunk = None
-
-
-def _grew(part: Part) -> bool:
-    """Tell whether a part goes on where an earlier one ended."""
-    if not part.kept:
-        return False
-    _, length, other, offset = part.kept[-1]
-    return offset + length == other.size
+        if offset + length != other.size or not is_last or (extent.length >= LARGE and _is_alone(extent)):
+            continue
+        for neighbour in extents[_merge_from(extents, index, cap) : index]:
+            neighbour.chunk = extent.chunk = None
 
 
 def _merge_from(extents: list[_Extent], index: int, cap: int) -> int:
@@ -249,7 +241,8 @@ def _level(length: int) -> int:
 
 def _limit_spans(extents: list[_Extent]) -> None:
     """Write the smallest neighbours again, as one, while there are too many spans."""
-    if len(extents) <= MAX_SPANS or (count := _count_spans(extents)) <= MAX_SPANS:
+    count = _count_spans(extents)
+    if count <= MAX_SPANS:
         return
     while count > CALM_SPANS:
         pairs = sorted(_pairs(extents))
@@ -283,23 +276,19 @@ def _count_spans(extents: list[_Extent]) -> int:
 
 
 def _choose_inline(extents: list[_Extent]) -> None:
-    """A short new stretch between stored ones stands in the checkpoint itself; so does what is shorter than a span."""
-    stretch: list[_Extent] = []
-    for index, extent in enumerate(extents):
-        if extent.length <= SPAN_COST and not _has_neighbour(extents, index):
-            extent.chunk = None
-        if extent.chunk is None:
-            stretch.append(extent)
-        elif stretch:
-            _inline(stretch)
-            stretch = []
-    _inline(stretch)
-
-
-def _inline(stretch: list[_Extent]) -> None:
-    if sum([extent.length for extent in stretch]) < INLINE:
-        for extent in stretch:
-            extent.chunk = INLINED
+    """Put a short new stretch between stored ones into the checkpoint itself; also what is shorter than a span."""
+    stretch: list[_Extent] = []  # neighbours that are written
+    for index, extent in enumerate((*extents, None)):
+        if extent is not None:
+            if extent.length <= SPAN_COST and not _has_neighbour(extents, index):
+                extent.chunk = None
+            if extent.chunk is None:
+                stretch.append(extent)
+                continue
+        if stretch and sum([written.length for written in stretch]) < INLINE:
+            for written in stretch:
+                written.chunk = INLINED
+        stretch = []
 
 
 def _has_neighbour(extents: list[_Extent], index: int) -> bool:
@@ -313,8 +302,6 @@ def _has_neighbour(extents: list[_Extent], index: int) -> bool:
 
 def _divide(extents: list[_Extent], cap: int) -> list[_Extent]:
     """Cut new extents so that a large piece is alone and none is longer than a chunk may be."""
-    if not [extent for extent in extents if extent.length >= LARGE and extent.chunk is None]:
-        return extents
     divided = []
     for extent in extents:
         if extent.chunk is not None or extent.length < LARGE:
@@ -358,7 +345,7 @@ def _build(codec: Codec, namer: Namer, extents: list[_Extent], cap: int) -> dict
     for extent in extents:
         if extent.chunk is not None:
             continue
-        alone = _is_alone(extent)
+        alone = extent.length >= LARGE and _is_alone(extent)
         size = sum([other.length for other in waiting])
         if (waiting and size + extent.length > cap) or (alone and size >= INLINE):
             _close(codec, namer, waiting, chunks)
@@ -394,14 +381,10 @@ def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[
     layout: Layout = []
     places: list[tuple[Part, list[tuple[bytes, int, int]]]] = []
     spans: list[tuple[bytes, int, int]] = []
-    part, last, begin, end = (
-        None,
-        -1,
-        0,
-        0,
-    )  # the last span: number of its chunk, and where it begins and ends
+    part = None
+    last, begin, end = -1, 0, 0  # the last span: number of its chunk, and where it begins and ends
     for extent in extents:
-        if extent.part is not part:  # the extents of a part stand side by side
+        if extent.part is not part:  # the extents of a part are neighbours
             part, spans = extent.part, []
             places.append((part, spans))
         name, offset, length = extent.chunk, extent.offset, extent.length
@@ -418,7 +401,7 @@ def _lay_out(codec: Codec, pieces: Pieces, extents: list[_Extent], chunks: dict[
         else:
             last, begin, end = number, offset, offset + length
             layout.append((number, offset, length))
-    return Plan(pieces, chunks, list(index), layout, places)
+    return Plan(pieces, chunks, list(index), layout, places, sum(map(len, chunks.values())))
 
 
 def _append_inline(layout: Layout, data: bytes) -> None:
@@ -444,4 +427,4 @@ def place(pieces: Pieces, layout: Layout, names: list[bytes]) -> None:
                 spans.append((name, offset + take, length - take))
             need -= take
         if part.leaf is not None:
-            part.let_go()
+            part.forget_packed()

@@ -1,6 +1,6 @@
 r"""Packed values as JSON that a person can read, and back to the same bytes. Pure, no I/O.
 
-What JSON has stands for itself. All else is an object with one key that begins with `$`:
+What JSON has is written as it is. All else is an object with one key that begins with `$`:
 
     {"$tuple": [...]}  {"$set": [...]}  {"$frozenset": [...]}  {"$map": [[key, value], ...]}: a dict with keys that are no str
     {"$bytes": base64}  {"$bytearray": base64}  {"$int": "0x..."}  {"$float": "nan"}  {"$text": a str with \udXXX for lone surrogates}
@@ -103,7 +103,7 @@ def text_of(form: Json) -> str:
         except Corrupt as error:
             raise BadArgument(f"{form!r:.60} is no str that was exported ({error.what})") from None
     if not isinstance(form, str):
-        raise BadArgument(f"a str is missing where {form!r:.60} stands")
+        raise BadArgument(f"a str is missing: {form!r:.60} is in its place")
     return form
 
 
@@ -309,11 +309,11 @@ def _compare_lists(old: list[Json], new: list[Json], path: list[str | int], foun
         found.append({"at": path, "splice": [start, gone, new[start : start + come]]})
 
 
-def changed(form: Json, said: Any) -> Json:
+def changed(form: Json, changes: Any) -> Json:
     """Return a form with changes made; the old one stays as it is. Raises BadArgument when they do not fit."""
-    if not isinstance(said, list):
+    if not isinstance(changes, list):
         raise BadArgument("changes must be a list")
-    for change in said:
+    for change in changes:
         try:
             form = _made(form, change["at"], change)
         except _WRONG as error:

@@ -158,7 +158,7 @@ def _check(cls: object, tag: object, version: object, encode: object, decode: ob
 
 
 def _same_class(old: type, new: type) -> bool:
-    """A module that was reloaded makes its classes anew: that is no conflict."""
+    """Tell a reloaded module, which makes its classes again, from a conflict."""
     return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
 
 

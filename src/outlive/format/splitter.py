@@ -6,14 +6,15 @@ checkpoint needs no skeleton: the order of dict keys, nesting and types are all 
 
 Splitting yields *parts*, stretches of the stream:
 - a run: neighbouring elements of one container, with the offsets at which it may be cut;
-- a large leaf: a str or bytes of 64 KiB and more, which stands alone; so does what an adapter has sealed, from 1 KiB on;
+- a large leaf: a str or bytes of 64 KiB and more, alone in its part; the same goes for a value that an adapter
+  has packed (`Raw`), from 1 KiB on;
 - glue: what is between them (headers, keys).
 
 A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
 elements, several big ones, or something inside that is itself split. Elements of long containers stay
 whole up to 32 KiB, so an ordinary message is one piece.
 
-The cost of a save. Splitting anew packs every element. Splitting against the tree of an earlier state
+The cost of a save. Splitting fully packs every element. Splitting against the tree of an earlier state
 (`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
 and its new elements. A large leaf that is the very same object as before is not even packed. That is
 sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
@@ -32,7 +33,7 @@ from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.extensions import MAP, Raw
 from outlive.format.part import Part
 
-LARGE = 64 * 1024  # a str or bytes from here on stands alone
+LARGE = 64 * 1024  # a str or bytes from here on has a part of its own
 SPLIT = 2 * 1024  # a container below this stays whole
 HEAVY = 32 * 1024  # an element of a long container below this stays whole
 LONG = 8  # elements from which a container is long
@@ -40,7 +41,7 @@ BIG = 1024  # two elements from here on make even a short container worth splitt
 TINY = 64  # elements smaller than this on average are cut in groups
 GROUP = 32
 SEGMENT = 64 * 1024  # a long run is packed and compared in steps of about this
-SHORT = 128  # a run up to this is stored anew when it changes
+SHORT = 128  # a run up to this is stored again when it changes
 
 _WHOLE = frozenset((int, float, bool, type(None), str, bytes, set, frozenset))  # never opened
 
@@ -86,42 +87,47 @@ class Pieces:
     leaves: dict[int, Part] = field(default_factory=dict)
 
     def weight(self) -> int:
-        return sum([part.weight() for part in self.parts])
+        """Return about how much memory this holds."""
+        return sum([part.size + 40 * len(part.ends) + 200 for part in self.parts])
 
 
 def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
     """Split `value`, sharing with `old` what is the same; raise Unencodable naming the path of what is not data."""
+    splitter = _Splitter(codec, old)
     try:
-        return _Splitter(codec, old).split(value)
+        node = splitter.visit(value, old.root if old else None, SPLIT)
     except Unencodable:
         codec.pack(value)  # inside the tree a path is relative; this one starts at the state
         raise
+    if isinstance(node, bytes):
+        return Pieces(None, [Part(node, [len(node)])], len(node))
+    parts = _flatten(node)
+    return Pieces(node, parts, sum([part.size for part in parts]), splitter.leaves)
 
 
+@dataclass(slots=True)
 class _Splitter:
-    def __init__(self, codec: Codec, old: Pieces | None) -> None:
-        self._codec = codec
-        self._old = old
-        self._leaves: dict[int, Part] = {}
+    _codec: Codec
+    _old: Pieces | None
+    leaves: dict[int, Part] = field(default_factory=dict)
 
-    def split(self, value: Any) -> Pieces:
-        node = self._visit(value, self._old.root if self._old else None, SPLIT)
-        if isinstance(node, bytes):
-            return Pieces(None, [Part(node, [len(node)])], len(node))
-        parts = _flatten(node)
-        return Pieces(node, parts, sum([part.size for part in parts]), self._leaves)
-
-    def _visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
+    def visit(self, value: Any, old: Node | None, limit: int) -> bytes | Node:
         """Return the packed bytes of a value that stays whole, or the node of one that is split."""
         kind = type(value)
+        # 1. Leaves: large ones are shared or stored as a whole.
         if kind is str or kind is bytes:
             return self._leaf(value, old) if len(value) >= LARGE else self._codec.pack(value)
         if kind is Raw and len(value.payload) >= BIG:
-            return self._sealed(value, old)
+            return self._packed_leaf(value, old)
+        # 2. A container of the same shape as before is split where the old one was: the fast way.
         if isinstance(old, Branch):
             wraps, inner = self._open(value)
             if wraps == old.wraps and type(inner) is (dict if old.is_dict else list):
-                return self._split_against_base(inner, old)
+                try:
+                    return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
+                except LayoutChanged:
+                    return self._split_fully(old.wraps, inner, old)
+        # 3. Anything else is packed whole, and split when that pays.
         data = self._codec.pack(value)
         if len(data) < limit:
             return data
@@ -150,7 +156,7 @@ class _Splitter:
 
     def _leaf(self, value: str | bytes, old: Node | None) -> bytes | Leaf:
         if isinstance(old, Leaf) and old.part.leaf is value:  # the usual case: the very same object
-            self._leaves[id(value)] = old.part
+            self.leaves[id(value)] = old.part
             return old
         known = self._old.leaves.get(id(value)) if self._old else None
         if known is None and isinstance(old, Leaf):
@@ -166,72 +172,68 @@ class _Splitter:
             if data[0] in _STR_OR_BIN:
                 part.leaf = value
         if part.leaf is not None:
-            self._leaves[id(part.leaf)] = part
+            self.leaves[id(part.leaf)] = part
         return Leaf(part)
 
-    def _sealed(self, value: Raw, old: Node | None) -> Leaf:
-        """Nothing inside can be shared, so all of it should be."""
+    def _packed_leaf(self, value: Raw, old: Node | None) -> Leaf:
+        """Return the leaf of what an adapter has packed: no range of it can be shared, so all of it is or none."""
         data = self._codec.pack(value)
         if isinstance(old, Leaf) and old.part.size == len(data) and old.part.starts(data, 0):
             return old
         return Leaf(Part(data, [len(data)]))
 
-    # The warm road: position by position along the old branch
-
-    def _split_against_base(self, inner: Any, old: Branch) -> Node:
-        try:
-            return Branch(old.wraps, old.is_dict, len(inner), self._follow(inner, old))
-        except LayoutChanged:
-            return self._split_fully(old.wraps, inner, old)
+    # Against the base: position by position along the old branch. LayoutChanged ends it anywhere, and nothing was changed.
 
     def _follow(self, inner: Any, old: Branch) -> list[ElementRun | Child]:
-        entries = list(inner.items()) if old.is_dict else inner
-        limit = _limit(len(entries))
+        is_dict, entries = old.is_dict, list(inner.items()) if old.is_dict else inner
+        limit = HEAVY if len(entries) >= LONG else SPLIT
         items: list[ElementRun | Child] = []
         at = 0
         for index, item in enumerate(old.items):
             if isinstance(item, ElementRun):
+                # A run has as many elements as before; the last one takes what was appended.
                 stop = len(entries) if index == len(old.items) - 1 else at + item.count
                 if stop > len(entries):
                     raise LayoutChanged
-                items.append(self._rerun(entries[at:stop], item, old.is_dict, limit))
+                items.append(self._rerun(entries[at:stop], item, is_dict, limit))
                 at = stop
-            else:
-                items.append(self._revisit(entries, at, item, old.is_dict, limit))
-                at += 1
+                continue
+            # A child is at the same position, under the same key, and still large enough to be split.
+            if at >= len(entries) or (is_dict and entries[at][0] != item.key):
+                raise LayoutChanged
+            node = self.visit(entries[at][1] if is_dict else entries[at], item.node, limit)
+            if isinstance(node, bytes):
+                raise LayoutChanged
+            items.append(item if node is item.node else Child(item.key, item.lead, node))
+            at += 1
         if at < len(entries):
-            items.extend(self._fresh(entries[at:], old.is_dict, limit, {}))
+            items.extend(self._split_elements(entries[at:], is_dict, limit, {}))
         return items
-
-    def _revisit(
-        self, entries: list[Any], at: int, item: Child, is_dict: bool, limit: int
-    ) -> ElementRun | Child:
-        if at >= len(entries) or (is_dict and entries[at][0] != item.key):
-            raise LayoutChanged
-        node = self._visit(entries[at][1] if is_dict else entries[at], item.node, limit)
-        if isinstance(node, bytes):
-            raise LayoutChanged  # it became small
-        return item if node is item.node else Child(item.key, item.lead, node)
 
     def _rerun(self, elements: list[Any], run: ElementRun, is_dict: bool, limit: int) -> ElementRun:
         """Pack a run and find what it shares with the old one."""
         old = run.part
-        data, start = self._pack_along(elements, is_dict, old)
-        if (
-            old.holds_bytes
-            and self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
-            is bytearray
-        ):
+        # 1. Pack all of it: native code packs faster than Python can ask what has changed.
+        if old.size <= SEGMENT:
+            data, start = self._pack_whole(elements, is_dict)
+        else:
+            data, start = self._pack_along(elements, is_dict, old)
+        # msgpack has one type for bytes and bytearray; only a full split tells them apart.
+        if old.holds_bytes and self._byte_types(elements, is_dict) is bytearray:
             raise LayoutChanged
+        # 2. The same bytes as before: the old run is the new one. A start below 0 says that they were compared.
         size = len(data) - start
         if size == old.size and (start < 0 or old.starts(data, start)):
             return run
-        if 0 < size <= SHORT and not may_hold_bytes(
-            data
-        ):  # not worth a comparison: it costs less than a span
+        # 3. So short that storing it again costs less than a span.
+        if 0 < size <= SHORT and not may_hold_bytes(data):
             return ElementRun(Part(data[start:], [size], [len(elements)]), len(elements))
-        part = Alignment(self, elements, is_dict, limit, data, start).align(old)
+        # 4. Find what it has in common with the old one.
+        part = Alignment(self, elements, is_dict, limit, data, start, size).align(old)
         return ElementRun(part, len(elements))
+
+    def _byte_types(self, elements: list[Any], is_dict: bool) -> type | None:
+        return self._codec.byte_types([list(pair) for pair in elements] if is_dict else elements)
 
     def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
         """Pack a run; return the bytes and where in them it starts.
@@ -240,8 +242,6 @@ class _Splitter:
         one buffer for all would be new memory for every save, which takes longer than packing. When all of the old
         run is there, only what follows it is returned, and the start lies before the bytes.
         """
-        if old.size <= SEGMENT:
-            return self._pack_whole(elements, is_dict)
         at = cuts = done = 0
         while cuts < len(old.ends):
             cuts = max(cuts + 1, bisect_right(old.ends, at + SEGMENT))
@@ -263,7 +263,7 @@ class _Splitter:
         return data, len(header)
 
     def pack_run(self, elements: list[Any], is_dict: bool) -> bytes:
-        """Return the bytes of elements that stand side by side."""
+        """Return the bytes of neighbouring elements."""
         data, start = self._pack_whole(elements, is_dict)
         return data[start:]
 
@@ -279,28 +279,28 @@ class _Splitter:
             if len(piece) >= limit and self._splits(group[0], is_dict, limit):
                 raise LayoutChanged
             if may_hold_bytes(piece):
-                found = self._codec.byte_types([list(pair) for pair in group] if is_dict else group)
-                if found is bytearray:
+                byte_type = self._byte_types(group, is_dict)
+                if byte_type is bytearray:
                     raise LayoutChanged
-                holds_bytes = holds_bytes or found is bytes
+                holds_bytes = holds_bytes or byte_type is bytes
             pieces.append(piece)
             counts.append(len(group))
         return pieces, counts, holds_bytes
 
     def _splits(self, element: Any, is_dict: bool, limit: int) -> bool:
-        return not isinstance(self._visit(element[1] if is_dict else element, None, limit), bytes)
+        return not isinstance(self.visit(element[1] if is_dict else element, None, limit), bytes)
 
-    # The thorough road: element by element
+    # Fully: element by element
 
     def _split_fully(self, wraps: Wraps, inner: Any, old: Branch | None) -> Branch:
         is_dict = type(inner) is dict
         entries = list(inner.items()) if is_dict else inner
-        items = self._fresh(entries, is_dict, _limit(len(entries)), _hints(old))
+        items = self._split_elements(entries, is_dict, HEAVY if len(entries) >= LONG else SPLIT, _hints(old))
         if old is not None:
             _match(items, old)
         return Branch(wraps, is_dict, len(entries), items)
 
-    def _fresh(
+    def _split_elements(
         self, entries: list[Any], is_dict: bool, limit: int, hints: dict[Any, Node]
     ) -> list[ElementRun | Child]:
         items: list[ElementRun | Child] = []
@@ -308,7 +308,7 @@ class _Splitter:
         holds_bytes = False
         for index, entry in enumerate(entries):
             key, value = entry if is_dict else (index, entry)
-            node = self._visit(value, hints.get(key), limit)
+            node = self.visit(value, hints.get(key), limit)
             if isinstance(node, bytes):
                 holds_bytes = holds_bytes or (
                     may_hold_bytes(node) and self._codec.byte_types(value) is not None
@@ -322,10 +322,6 @@ class _Splitter:
         if pieces:
             items.append(_run(pieces, holds_bytes))
         return items
-
-
-def _limit(count: int) -> int:
-    return HEAVY if count >= LONG else SPLIT
 
 
 def _worth(branch: Branch) -> bool:
@@ -352,7 +348,7 @@ def _run(pieces: list[bytes], holds_bytes: bool) -> ElementRun:
 
 
 def _hints(old: Branch | None) -> dict[Any, Node]:
-    """The children of an old branch, by key or by position."""
+    """Return the children of an old branch, by key or by position."""
     hints: dict[Any, Node] = {}
     at = 0
     for item in old.items if old else ():

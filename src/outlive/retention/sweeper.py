@@ -1,11 +1,11 @@
-"""The sweep: takes away what is beyond what a store keeps.
+"""The sweep: deletes what a store need not keep.
 
 A checkpoint is due when it is beyond the newest `keep_last` of its namespace, or older than `max_age_s`. A whole thread is due when nothing was
 committed to it for `ttl_s`. What is due stays all the same when somebody still needs it: the newest checkpoint of a namespace,
 the newest one of a run that is not finished, a question that nobody answered, and a thread with any of the last two.
 
 One sweeper works at a time: it holds a lock of the tenant as a whole, in a thread of the store's own. Locks of the threads themselves belong to
-runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It goes on
+runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It works
 thread by thread in small commits and rests after each as long as that took, so that saves come between. Each commit is one of `prune.py`, so a
 crash at any moment leaves chunks without a reader at worst, which the next sweep takes along. A thread is deleted only if nothing at all was
 committed to it since it was listed.
@@ -112,7 +112,7 @@ class Sweeper:
     # When
 
     async def _tick(self) -> None:
-        """Sweep if it is time. What stands in the way is told, and may be gone the next time."""
+        """Sweep if it is time. A failure is reported; the next sweep may succeed."""
         try:
             if await self._is_due(time.time() + self._skew_s):  # before anybody takes a lock for it
                 await self.sweep(self.retain, if_due=True, bell=self._background)

@@ -22,9 +22,9 @@ from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
 from outlive.threads.engine import Engine
+from outlive.threads.keep_policy import ByReason, KeepPolicy, open_interrupts, still_needed
 from outlive.threads.prune import ThreadContents
 
-Needed = Mapping[str, set[CheckpointKey]]  # by reason
 MAX_SEEN = 200_000  # threads that are remembered
 _PAGE = 200
 _BATCH = 500  # checkpoints removed by one commit, or a twentieth of the thread if that is more
@@ -63,6 +63,7 @@ class ThreadSweep:
     ) -> None:
         self._engine = engine
         self._retain = retain
+        self._policy = KeepPolicy(retain.keep_last, retain.max_age_s)
         self._swept = swept
         self._seen = seen
         self._pace = pace
@@ -82,8 +83,8 @@ class ThreadSweep:
     # A whole thread
 
     async def _expire(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await prune.look_at(self._engine, key)
-        reason = await self._needs(key, look)
+        contents = await prune.read_contents(self._engine, key)
+        reason = await self._needs(key, contents)
         if reason is not None:
             self._swept.keep(reason)
             return False
@@ -98,11 +99,11 @@ class ThreadSweep:
             self._seen.pop(key.digest, None)
         taken = self._swept.ttl
         taken.threads += 1
-        taken.checkpoints += len(look.records)
+        taken.checkpoints += len(contents.records)
         taken.freed_bytes += row.stored
         return True
 
-    async def _needs(self, key: ThreadKey, look: ThreadContents) -> str | None:
+    async def _needs(self, key: ThreadKey, contents: ThreadContents) -> str | None:
         """Say why a whole thread must stay."""
         if await self._unfinished(key):
             return "unfinished run"
@@ -111,12 +112,12 @@ class ThreadSweep:
             EntryQuery(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1)
         ):
             return "lock"
-        if await prune.open_interrupts(self._engine, key, look.records):
+        if await open_interrupts(self._engine, key, contents.records):
             return "open interrupt"
         return None
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
-        """Return the runs of a thread that may still go on."""
+        """Return the runs of a thread that are not finished."""
         statuses = [RUNNING, RELEASED, PARKED]
         runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
         return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
@@ -124,64 +125,47 @@ class ThreadSweep:
     # Single checkpoints
 
     async def _shorten(self, key: ThreadKey, row: ThreadRow) -> bool:
-        look = await prune.look_at(self._engine, key)
-        due = self.due(look.records)
+        contents = await prune.read_contents(self._engine, key)
+        due = self.due(contents.records)
         if not any(due.values()):
-            if await self._has_orphans(key, look):
+            if await self._has_orphans(key, contents):
                 return True
-            self._remember(key, row, look.records)
+            self._remember(key, row, contents.records)
             return False
-        needed = await self.needed(key, look.records)
+        needed = await self.needed(key, contents.records)
         for reason, pairs in needed.items():
             self._swept.keep(reason, len(pairs & (due["max_age"] | due["keep_last"])))
         free = {name: pairs - set().union(*needed.values()) for name, pairs in due.items()}
         if any(free.values()):
             if self._swept.dry_run:
                 pairs = set().union(*free.values())
-                wasted = prune.wasted(self._engine, key, look, pairs)
-                self._count(look, free, _cost(look, pairs) - _cost(look, set()) + wasted)
+                wasted = prune.rewritable_bytes(self._engine, key, contents, pairs)
+                self._count(
+                    contents, free, _freed_bytes(contents, pairs) - _freed_bytes(contents, set()) + wasted
+                )
             else:
-                await self._prune(key, look, needed)
+                await self._prune(key, contents, needed)
         return True
 
     def due(self, records: Sequence[CheckpointRecord]) -> dict[str, set[CheckpointKey]]:
-        """Return what is due by reason, the newest of each namespace never."""
-        due: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
-        seen: dict[str, int] = {}
-        retain = self._retain
-        oldest = None if retain.max_age_s is None else (self._now - retain.max_age_s) * 1e6
-        for record in records:  # newest first
-            place = seen[record.namespace] = seen.get(record.namespace, -1) + 1
-            if place == 0:
-                continue
-            if oldest is not None and record.created_at < oldest:
-                due["max_age"].add((record.namespace, record.id))
-            elif retain.keep_last is not None and place >= retain.keep_last:
-                due["keep_last"].add((record.namespace, record.id))
-        return due
+        """Return what is due by reason; the newest checkpoint of a namespace never is."""
+        return self._policy.due(records, self._now)
 
-    async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> Needed:
-        """Return what must stay whatever its age: the newest of every run that may go on, and open questions."""
+    async def needed(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> ByReason:
+        """Return what must be kept whatever its age."""
         runs = await self._unfinished(key)
-        newest: set[CheckpointKey] = set()
-        for record in records:  # newest first
-            if record.run in runs:
-                runs.discard(record.run)
-                newest.add((record.namespace, record.id))
-        needed = {
-            "unfinished run": newest,
-            "open interrupt": await prune.open_interrupts(self._engine, key, records),
-        }
-        kept = {(record.namespace, record.id) for record in records} - set().union(
-            *self.due(records).values()
-        )
-        needed["ancestor"] = prune.required_ancestors(records, kept.union(*needed.values()))
-        return needed
+        return await still_needed(self._engine, key, records, self.due(records), runs=runs)
 
-    def _count(self, look: ThreadContents, due: Mapping[str, set[CheckpointKey]], freed: int) -> None:
+    def _count(self, contents: ThreadContents, due: Mapping[str, set[CheckpointKey]], freed: int) -> None:
         """Count what goes, or went. Bytes that several reasons free are counted with the first."""
         old, more = due["max_age"], due["keep_last"]
-        by_age = min(freed, _cost(look, old) - _cost(look, set())) if old and more else freed if old else 0
+        by_age = (
+            min(freed, _freed_bytes(contents, old) - _freed_bytes(contents, set()))
+            if old and more
+            else freed
+            if old
+            else 0
+        )
         for taken, pairs, size in (
             (self._swept.max_age, old, by_age),
             (self._swept.keep_last, more, freed - by_age),
@@ -190,16 +174,16 @@ class ThreadSweep:
             taken.checkpoints += len(pairs)
             taken.freed_bytes += size
 
-    async def _prune(self, key: ThreadKey, look: ThreadContents, needed: Needed) -> None:
+    async def _prune(self, key: ThreadKey, contents: ThreadContents, needed: ByReason) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
-        limit = max(_BATCH, len(look.records) // 20)
+        limit = max(_BATCH, len(contents.records) // 20)
         gone: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
         freed = 0
-        fresh: ThreadContents | None = look
+        fresh: ThreadContents | None = contents
         try:
             while True:
-                batch = _Batch(self, key, limit, look, needed)
-                done = await prune.remove_chosen(self._engine, key, batch.choose, look=fresh)
+                batch = _Batch(self, key, limit, contents, needed)
+                done = await prune.remove_chosen(self._engine, key, batch.choose, contents=fresh)
                 fresh = None
                 for reason, pairs in batch.chosen.items():
                     gone[reason] |= pairs
@@ -211,14 +195,14 @@ class ThreadSweep:
                     self._swept.is_complete = False
                     return
         finally:
-            self._count(look, gone, freed)
+            self._count(contents, gone, freed)
 
-    async def _has_orphans(self, key: ThreadKey, look: ThreadContents) -> bool:
+    async def _has_orphans(self, key: ThreadKey, contents: ThreadContents) -> bool:
         """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
-        size = _cost(look, set())
+        size = _freed_bytes(contents, set())
         if not size:
             return False
-        if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
+        if not self._swept.dry_run and await prune.sweep_chunks(self._engine, key, contents=contents) is None:
             return False
         self._swept.orphans.threads += 1
         self._swept.orphans.freed_bytes += size
@@ -235,38 +219,30 @@ class ThreadSweep:
         self._seen[key.digest] = (row.revision, due_at)
 
 
-def _cost(look: ThreadContents, gone: set[CheckpointKey]) -> int:
-    """Return the bytes that go with some checkpoints."""
-    kept = [record for record in look.records if (record.namespace, record.id) not in gone]
-    live = {name for record in kept for name in record.chunks}
-    live |= {
-        name
-        for write in look.writes
-        if (write.namespace, write.checkpoint) not in gone
-        for name in write.chunks
-    }
-    bodies = sum([len(record.body) for record in look.records]) - sum([len(record.body) for record in kept])
-    return bodies + sum([size for name, (size, _) in look.inventory.chunks.items() if name not in live])
+def _freed_bytes(contents: ThreadContents, removed: set[CheckpointKey]) -> int:
+    """Return the bytes that are freed with some checkpoints; chunks that nobody reads are freed in any case."""
+    records = [record for record in contents.records if (record.namespace, record.id) in removed]
+    return sum(len(record.body) for record in records) + sum(contents.dead(removed).values())
 
 
 class _Batch:
     """What one commit of a sweep removes."""
 
     def __init__(
-        self, visit: ThreadSweep, key: ThreadKey, limit: int, look: ThreadContents, needed: Needed
+        self, visit: ThreadSweep, key: ThreadKey, limit: int, contents: ThreadContents, needed: ByReason
     ) -> None:
         self._visit = visit
         self._key = key
         self._limit = limit
-        self._look = look
-        self._needed = needed  # of that look
+        self._contents = contents
+        self._needed = needed  # of those contents
         self.chosen: dict[str, set[CheckpointKey]] = {}
         self.bodies = 0  # bytes
 
     async def choose(self, records: list[CheckpointRecord]) -> set[CheckpointKey]:
         """Pick the oldest of what is due and not needed; asked again when others delete too."""
         due = self._visit.due(records)
-        is_seen = records is self._look.records
+        is_seen = records is self._contents.records
         needed = self._needed if is_seen else await self._visit.needed(self._key, records)
         free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
         oldest = [record for record in reversed(records) if (record.namespace, record.id) in free]

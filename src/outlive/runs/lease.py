@@ -229,7 +229,7 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
         return None
     if is_time_of_day(entry):
         return moment(entry.until)
-    from outlive.backends.local.memory import clock  # of this machine: it tells how much is left
+    from outlive.backends.rules.clock import clock  # of this machine: it tells how much is left
 
     here = clock()
     return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None

@@ -1,6 +1,6 @@
 """What every contract class is: tests written once, run sync and async, and never overridden.
 
-A test is an `async def`. Its arguments `trial`, `waist` and `store` are opened for it; any other is a
+A test is an `async def`. Its arguments `trial`, `probe` and `store` are opened for it; any other is a
 fixture of pytest's. A class outside this package may add tests and must bring the fixture `backend`.
 """
 
@@ -17,7 +17,7 @@ from outlive.testing.trial import IO_MODES, Opener, Trial
 
 Body = Callable[..., Coroutine[Any, Any, None]]
 _OPENED: dict[str, Callable[[Trial], Coroutine[Any, Any, Any]]] = {
-    "waist": lambda trial: trial.waist(),
+    "probe": lambda trial: trial.probe(),
     "store": lambda trial: trial.store(),
 }
 

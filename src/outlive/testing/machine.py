@@ -22,7 +22,7 @@ from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.interposed import Interposed
 from outlive.testing.model import CheckpointKey, ModelThread, Saved, State, text
-from outlive.testing.thread_records import Waist, live
+from outlive.testing.thread_records import Probe, live
 from outlive.testing.trial import IO_MODES, Driver, Opener, Trial
 from outlive.threads.thread import AsyncThread
 
@@ -81,8 +81,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.touched.add(call.thread)
         return self.stores[call.who].thread(call.thread, namespace=call.namespace)
 
-    def waist(self, id: str) -> Waist:
-        return Waist(self.looker._engine.backend, ThreadKey.of(self.tenant, id))
+    def probe(self, id: str) -> Probe:
+        return Probe(self.looker._engine.backend, ThreadKey.of(self.tenant, id))
 
     def next_id(self) -> str:
         self.count += 1
@@ -274,18 +274,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(call=CALLS, meanwhile=CALLS)
     def delete_in_two_steps(self, call: Call, meanwhile: Call) -> None:
         """Another process removes records, looks what nobody reads any more, and somebody saves before it acts."""
-        model, waist = self.model[call.thread], self.waist(call.thread)
+        model, probe = self.model[call.thread], self.probe(call.thread)
         line = model.line(call.namespace)
         doomed = [id for index, id in enumerate(line) if (index + call.number) % 2 == 0]
-        self.run(waist.commit(removal=Removal(checkpoints=tuple((call.namespace, id) for id in doomed))))
+        self.run(probe.commit(removal=Removal(checkpoints=tuple((call.namespace, id) for id in doomed))))
         for id in doomed:
             model.remove((call.namespace, id))
-        inventory = self.run(waist.backend.inventory(waist.thread))
-        read = live(self.run(waist.records()), self.run(waist.backend.writes(waist.thread, None)))
+        inventory = self.run(probe.backend.inventory(probe.thread))
+        read = live(self.run(probe.records()), self.run(probe.backend.writes(probe.thread, None)))
         self.save(meanwhile, "head")
         removal = Removal(chunks=tuple(inventory.chunks.keys() - read), chunks_until=inventory.revision)
         try:
-            self.run(waist.commit(removal=removal, generation=inventory.generation))
+            self.run(probe.commit(removal=removal, generation=inventory.generation))
         except StaleBase:
             pass  # and it leaves the chunks, as if it had died between its steps
         self.touched.add(call.thread)
@@ -320,7 +320,7 @@ class StoreMachine(RuleBasedStateMachine):
                 held = {(write.task, write.index): write.value for write in found.pending_writes}
                 assert held == model.writes.get((namespace, item.id), {})
         assert await self.looker.thread(id).metadata() == model.metadata
-        assert await self.waist(id).missing() == set()
+        assert await self.probe(id).missing() == set()
 
     def teardown(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Making records, and looking at all that a thread has at the waist."""
+"""Making records, and reading all that a backend has of a thread."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def live(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> 
     }
 
 
-class Waist:
+class Probe:
     """One thread of a backend, seen without a store."""
 
     def __init__(self, backend: Backend, thread: ThreadKey) -> None:
         self.backend = backend
         self.thread = thread
 
-    def of(self, id: str, tenant: str = "") -> Waist:
+    def of(self, id: str, tenant: str = "") -> Probe:
         """Look at another thread through the same handle."""
-        return Waist(self.backend, ThreadKey.of(tenant, id))
+        return Probe(self.backend, ThreadKey.of(tenant, id))
 
     async def commit(self, *drafts: CheckpointRecord, **fields: Any) -> Receipt:
         return await commit_one(self.backend, Commit(self.thread, drafts, **fields))

@@ -17,8 +17,9 @@ from typing import Any, Self, TypeVar, cast
 import pytest
 
 from outlive.backend import Backend, ThreadKey
-from outlive.backends.local.inline import Local, SyncLocal
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.backends.local.protocol import Local
 from outlive.backends.local.threaded import AsyncLocal
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
@@ -28,7 +29,7 @@ from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.store import AsyncStore, Settings
 from outlive.sync.facades import Lock, Run, Store, Thread
 from outlive.testing.interposed import Interposed
-from outlive.testing.thread_records import Waist
+from outlive.testing.thread_records import Probe
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine
 
@@ -166,11 +167,11 @@ class Trial:
         self._open.append(handle)
         return handle
 
-    async def waist(self, id: str = "thread", *, tenant: str = "") -> Waist:
+    async def probe(self, id: str = "thread", *, tenant: str = "") -> Probe:
         """Open a handle and look at one thread through it."""
         backend = await self.backend()
         await backend.identity(NAMING_KEY)
-        return Waist(backend, ThreadKey.of(tenant, id))
+        return Probe(backend, ThreadKey.of(tenant, id))
 
     async def store(
         self,

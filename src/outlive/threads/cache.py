@@ -1,6 +1,6 @@
-"""The bases that this process has at hand: the pieces of the state that each thread saved or loaded last.
+"""The bases that this process has in memory: the pieces of the state that each thread saved or loaded last.
 
-Bounded by the memory it holds, least recently used first to go. A base is only ever a shortcut: losing one
+The memory is bounded; the least recently used base is dropped first. A base is only ever a shortcut: losing one
 costs the next save a read, never anything else.
 """
 
@@ -12,9 +12,9 @@ import weakref
 from dataclasses import dataclass, field
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
-from outlive.format import planner as planning
 from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of
+from outlive.format.planner import place
 from outlive.format.splitter import Pieces, split
 
 Key = tuple[bytes, str]  # (thread's digest, namespace)
@@ -22,16 +22,15 @@ Key = tuple[bytes, str]  # (thread's digest, namespace)
 
 @dataclass(slots=True)
 class Base:
-    """A checkpoint whose bytes are at hand: split into pieces, or as the stream that was read."""
+    """A checkpoint whose bytes are in memory: split into pieces, or as the stream that was read."""
 
     record: CheckpointRecord
     generation: int
     pieces: Pieces | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
-    stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = field(
-        default_factory=dict
-    )  # what tasks wrote since (planning.Loose)
+    # What tasks wrote since (planner.StoredPieces)
+    stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = field(default_factory=dict)
 
     @property
     def known(self) -> CachedHead:
@@ -58,7 +57,7 @@ class Base:
         pieces = split(codec, codec.unpack(stream, opaque=True))
         if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
             return None  # written in another way than this version writes: nothing to share
-        planning.place(pieces, layout_of(self.record.body), list(self.record.chunks))
+        place(pieces, layout_of(self.record.body), list(self.record.chunks))
         self.pieces = pieces  # before the stream goes: a reader finds one of the two
         self.stream = None
         return pieces
@@ -100,37 +99,29 @@ class Cache:
 
     def get(self, key: Key) -> Base | None:
         with self._lock:
-            held = self._bases.pop(key, None)
-            if held is None:
+            weighed = self._bases.pop(key, None)
+            if weighed is None:
                 return None
-            self._bases[key] = held  # the newest stands last
-            return held[0]
+            self._bases[key] = weighed  # the most recently used comes last
+            return weighed[0]
 
     def put(self, key: Key, base: Base) -> None:
         weight = base.weight()
         with self._lock:
-            self._forget(key)
+            if key in self._bases:
+                self._total -= self._bases.pop(key)[1]
             if weight > self.limit_bytes:
                 return
             self._bases[key] = (base, weight)
             self._total += weight
             while self._total > self.limit_bytes:
-                self._forget(next(iter(self._bases)))
+                self._total -= self._bases.pop(next(iter(self._bases)))[1]
 
     def drop(self, digest: bytes, namespace: str | None = None) -> None:
         """Forget a thread, or one of its namespaces."""
         with self._lock:
-            for key in (
-                [key for key in self._bases if key[0] == digest]
-                if namespace is None
-                else [(digest, namespace)]
-            ):
-                self._forget(key)
-
-    def _forget(self, key: Key) -> None:
-        held = self._bases.pop(key, None)
-        if held is not None:
-            self._total -= held[1]
+            for key in [key for key in self._bases if key[0] == digest and namespace in (None, key[1])]:
+                self._total -= self._bases.pop(key)[1]
 
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()

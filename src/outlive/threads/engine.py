@@ -1,12 +1,13 @@
-"""What a thread handle stands on: saving and reading a state through the waist.
+"""Saves and loads states for a thread, on top of a backend.
 
 The order of a save: split against the base, plan the chunks, commit, and only then remember the new base. A
-crash or refusal before the commit leaves the store as it was; the base moves on after success alone.
+crash or refusal before the commit leaves the store as it was; the base changes after success alone.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,6 @@ from outlive.backend import (
     WriteRecord,
     all_records,
 )
-from outlive.backend import commit as commit_one
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -42,15 +42,15 @@ from outlive.errors import (
 )
 from outlive.events import LOAD, SAVE, Event, EventSink
 from outlive.format import chunk, manifest
-from outlive.format import planner as planning
 from outlive.format.codec import Codec
 from outlive.format.pending_writes import NOTHING, Written, describe_writes, write_record
+from outlive.format.planner import INLINE, PIECE_KEY, Plan, StoredPieces, plan_chunks
 from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
 from outlive.values import CheckpointInfo, PendingWrite, moment
 
-_MOST_LOOSE = 100
+_MAX_STORED_PIECES = 100  # that are remembered of a thread
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
 
@@ -76,9 +76,8 @@ class Draft:
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
     timeout_s: float | None = None
-    before_plan: Callable[[], Awaitable[None]] | None = (
-        None  # awaited when the state is split, before anything is stored
-    )
+    # Awaited when the state is split, before anything is stored.
+    before_plan: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Prepared:
 
     draft: Draft
     commit: Commit
-    plan: planning.Plan
+    plan: Plan
     base: Base | None = None
     written: Written = NOTHING
 
@@ -118,6 +117,7 @@ class Engine:
         confirm: Confirm = _confirmed,
     ) -> None:
         self.watched = watched or EventSink()
+        self._is_watched = self.watched.is_on
         self.backend = backend
         self.codec = codec
         self.namer = namer
@@ -137,28 +137,21 @@ class Engine:
         """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
         if commit.timeout_s is None:
             commit.timeout_s = self.timeout_s
-        return await commit_one(self.backend, commit)
+        (result,) = await self.backend.commit_all([commit])
+        if isinstance(result, Receipt):
+            return result
+        raise result
 
     # Saving
 
     async def save(self, key: ThreadKey, state: Any, draft: Draft) -> CheckpointInfo:
         """Commit a state and return its checkpoint."""
-        start = self.watched.start()
+        start = time.perf_counter() if self._is_watched else 0.0
         saved, _ = await self.save_with_receipt(key, state, draft)
-        if self.watched.is_on:
-            took = self.watched.start() - start
-            self.watched.tell(
-                Event(
-                    SAVE,
-                    key.id,
-                    saved.namespace,
-                    saved.id,
-                    saved.run,
-                    state_bytes=saved.state_bytes,
-                    new_bytes=saved.new_bytes,
-                    duration_s=took,
-                )
-            )
+        if self._is_watched:
+            took_s = time.perf_counter() - start
+            event = Event(SAVE, key.id, saved.namespace, saved.id, saved.run, duration_s=took_s)
+            self.watched.tell(replace(event, state_bytes=saved.state_bytes, new_bytes=saved.new_bytes))
         return saved
 
     async def save_with_receipt(
@@ -188,21 +181,29 @@ class Engine:
         self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
     ) -> tuple[CheckpointInfo, Receipt] | None:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
+        # 1. Split and plan. Nothing is stored yet.
         prepared = await self.prepare(key, state, draft, cache)
         prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
+        # 2. Commit: all of it or none. A crash here leaves the parent as head.
         try:
-            receipt = await self._commit_on(prepared, deadline)
+            try:
+                receipt = await self.commit(prepared.commit)
+            except StaleBase as stale:
+                receipt = await self._commit_rebased(prepared, stale, deadline)
         except StaleBase:
             raise
         except BaseException as error:
-            self.cache.drop(key.digest, draft.namespace)  # saved or not: the next save reads what is there
+            # Saved or not: the next save must read what is there.
+            self.cache.drop(key.digest, draft.namespace)
             if draft.replace and isinstance(error, HeadMoved | LeaseLost):
                 draft.timeout_s = deadline.remaining_s()
                 if (stored := await self._stored(key, prepared)) is not None:
                     return describe(key, stored, draft), Receipt(0, 0, existing=stored)
             raise
+        # 3. Remember the new base.
         if receipt.existing is None:
             return self.remember(key, prepared, receipt), receipt
+        # Or its id is there already: is it the same save again?
         draft.timeout_s = deadline.remaining_s()
         try:
             repeated = await self.compare(key, prepared, receipt.existing)
@@ -210,18 +211,14 @@ class Engine:
             raise OutcomeUnknown(key.id, draft.id, deadline.timeout_s, str(error)) from error
         return None if repeated is None else (repeated, receipt)
 
-    async def _commit_on(self, prepared: Prepared, deadline: Deadline) -> Receipt:
-        """Commit, also on the head of a newer generation when that has all that the save shares."""
-        commit = prepared.commit
-        try:
-            return await commit_one(self.backend, commit)
-        except StaleBase as stale:
-            if stale.generation is None or not prepared.plan.shared <= stale.chunks:
-                raise
-            again = replace(
-                commit, generation=stale.generation, timeout_s=deadline.remaining_s(), token=os.urandom(8)
-            )
-        return await commit_one(self.backend, again)
+    async def _commit_rebased(self, prepared: Prepared, stale: StaleBase, deadline: Deadline) -> Receipt:
+        """Commit in a newer generation, when that still has all chunks that the save shares."""
+        if stale.generation is None or not prepared.plan.shared <= stale.chunks:
+            raise stale
+        timeout_s, token = deadline.remaining_s(), os.urandom(8)
+        return await self.commit(
+            replace(prepared.commit, generation=stale.generation, timeout_s=timeout_s, token=token)
+        )
 
     async def prepare(self, key: ThreadKey, state: Any, draft: Draft, cache: Cache | None) -> Prepared:
         """Split, plan and describe a save without changing anything; without a cache it shares nothing."""
@@ -232,7 +229,7 @@ class Engine:
         pieces = split(self.codec, state, old)
         if draft.before_plan is not None:
             await draft.before_plan()
-        plan = planning.plan(
+        plan = plan_chunks(
             self.codec, self.namer, pieces, old, base.stored_pieces if base is not None else None
         )
         shares = len(plan.names) > len(plan.chunks)
@@ -255,10 +252,10 @@ class Engine:
         return describe_writes(self.codec, self.namer, draft.namespace, draft.id, draft.writes)
 
     async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
-        """Split what this process has at hand, or read the head.
+        """Split what this process has in memory, or read the head.
 
-        A head that cannot be read, damaged or by a newer outlive during a rolling deploy, is no base; the
-        save stands on its own then.
+        A head that cannot be read, damaged or written by a newer outlive during a rolling deploy, is no base;
+        the save shares nothing then.
         """
         try:
             if base is None:
@@ -271,9 +268,9 @@ class Engine:
             return None
         return base
 
-    def record(self, draft: Draft, plan: planning.Plan, written: bytes = b"") -> CheckpointRecord:
+    def record(self, draft: Draft, plan: Plan, written: bytes = b"") -> CheckpointRecord:
         """Describe a planned save for the backend."""
-        said = manifest.Manifest(
+        contents = manifest.Manifest(
             plan.layout,
             draft.metadata,
             draft.next_nodes,
@@ -292,13 +289,13 @@ class Engine:
             size=plan.pieces.size,
             added=plan.added,
             chunks=tuple(plan.names),
-            body=manifest.encode(self.codec, said),
-            projection=manifest.projection(draft.metadata),
+            body=manifest.encode(self.codec, contents),
+            projection=manifest.projection(draft.metadata) if draft.metadata else None,
             follows=draft.follows,
         )
 
     def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> CheckpointInfo:
-        """Move the base on to what was just committed."""
+        """Make what was just committed the new base."""
         prepared.plan.settle()
         record = receipt.checkpoints[0]
         base = Base(record, receipt.generation, prepared.plan.pieces)
@@ -308,9 +305,9 @@ class Engine:
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
     ) -> CheckpointInfo | None:
-        """The id is there already: a retry of the same save is answered, anything else is an error.
+        """Answer a save whose id is there already: a repetition gets its checkpoint, anything else is an error.
 
-        What counts is what the caller said (state, metadata, named fields), not how it is laid out.
+        What counts is what the caller passed (state, metadata, named fields), not how it is laid out.
         """
         self.cache.drop(key.digest, record.namespace)
         reading = await self._read_again(key, prepared)
@@ -321,7 +318,7 @@ class Engine:
         return describe(key, reading.record, prepared.draft)
 
     async def _stored(self, key: ThreadKey, prepared: Prepared) -> CheckpointRecord | None:
-        """Return the record of a refused save when it is stored all the same, by an earlier attempt of the caller."""
+        """Return the record of a refused save when an earlier attempt of the caller has stored it."""
         reading = await self._read_again(key, prepared)
         if reading.record is None or not self._is_same(key, prepared, reading):
             return None
@@ -332,15 +329,16 @@ class Engine:
         return await self.backend.read(key, draft.namespace, draft.id, timeout_s=draft.timeout_s)
 
     def _is_same(self, key: ThreadKey, prepared: Prepared, reading: ReadResult) -> bool:
-        """Tell whether a checkpoint says what a save says, however it is laid out."""
+        """Tell whether a checkpoint has the contents of a save, however it is laid out."""
         assert reading.record is not None
         draft, stored = prepared.draft, reading.record
-        said = manifest.decode(self.codec, prepared.commit.checkpoints[0].body, opaque=True)
-        held = manifest.decode(self.codec, stored.body, opaque=True)
+        bodies = (prepared.commit.checkpoints[0].body, stored.body)
+        new, old = (manifest.decode(self.codec, body, opaque=True) for body in bodies)
         fields = (draft.step, draft.source, draft.run, None if draft.follows else draft.parent)
         return (
             fields == (stored.step, stored.source, stored.run, None if draft.follows else stored.parent)
-            and _said(self.codec, said) == _said(self.codec, held)
+            and manifest.encode(self.codec, replace(new, layout=[]))
+            == manifest.encode(self.codec, replace(old, layout=[]))
             and b"".join(part.bytes_of(self.codec) for part in prepared.plan.pieces.parts)
             == self.stream(key, reading)
         )
@@ -351,16 +349,12 @@ class Engine:
         self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
     ) -> tuple[ReadResult, bytes] | None:
         """Return a checkpoint's records and the stream of its state, or None."""
-        start = self.watched.start()
-        found = await self._load(key, namespace, id, at, timeout_s)
-        if found is not None and self.watched.is_on and (record := found[0].record) is not None:
-            took = self.watched.start() - start
-            self.watched.tell(
-                Event(
-                    LOAD, key.id, namespace, record.id, record.run, state_bytes=record.size, duration_s=took
-                )
-            )
-        return found
+        start = time.perf_counter() if self._is_watched else 0.0
+        loaded = await self._load(key, namespace, id, at, timeout_s)
+        if loaded is not None and self._is_watched and (record := loaded[0].record) is not None:
+            event = Event(LOAD, key.id, namespace, record.id, record.run, state_bytes=record.size)
+            self.watched.tell(replace(event, duration_s=time.perf_counter() - start))
+        return loaded
 
     async def _load(
         self, key: ThreadKey, namespace: str, id: str | None, at: int | None, timeout_s: float | None
@@ -374,9 +368,8 @@ class Engine:
         if base is not None and known is not None and record.id == known.id and record.chunks == known.chunks:
             if record.body == base.record.body:
                 return reading, base.bytes_of(self.codec)
-            reading = await self.backend.read(
-                key, namespace, record.id, timeout_s=timeout_s
-            )  # it was replaced
+            # The same chunks and another body: it was replaced.
+            reading = await self.backend.read(key, namespace, record.id, timeout_s=timeout_s)
             if reading.record is None:
                 return None
             record = reading.record
@@ -420,11 +413,11 @@ class Engine:
         with Located(key, record.id):
             check_format(record)
             try:
-                said = manifest.decode(self.codec, record.body, opaque=opaque)
+                contents = manifest.decode(self.codec, record.body, opaque=opaque)
             except (BadArgument, UnknownTag):
                 # Metadata that an adapter or another program alone can build: that must not hide the rest.
-                said = manifest.decode(self.codec, record.body, opaque=True)
-        return describe(key, record, said)
+                contents = manifest.decode(self.codec, record.body, opaque=True)
+        return describe(key, record, contents)
 
     # Pending writes
 
@@ -438,22 +431,22 @@ class Engine:
     def stored_pieces(
         self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
     ) -> dict[bytes, tuple[bytes, bytes, int]]:
-        """Return where the elements of a write will be (planning.Loose).
+        """Return where the elements of a write will be stored.
 
         They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
         """
-        found: dict[bytes, tuple[bytes, bytes, int]] = {}
+        stored: dict[bytes, tuple[bytes, bytes, int]] = {}
         raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
         for element in elements if raw else ():
             data = self.codec.pack(element)
-            if len(data) >= planning.INLINE and (at := raw.find(data)) >= 0:
-                found[data[: planning.PIECE_KEY]] = (data, record.chunks[0], at)
-        return found
+            if len(data) >= INLINE and (at := raw.find(data)) >= 0:
+                stored[data[:PIECE_KEY]] = (data, record.chunks[0], at)
+        return stored
 
-    def remember_stored(self, key: ThreadKey, namespace: str, stored_pieces: planning.StoredPieces) -> None:
+    def remember_stored(self, key: ThreadKey, namespace: str, stored_pieces: StoredPieces) -> None:
         """Remember what is stored as a write: the next state of its thread is likely to have it."""
         base = self.cache.get((key.digest, namespace))
-        if base is not None and len(base.stored_pieces) < _MOST_LOOSE:
+        if base is not None and len(base.stored_pieces) < _MAX_STORED_PIECES:
             base.stored_pieces.update(stored_pieces)
 
     def pending(
@@ -488,10 +481,6 @@ class Engine:
         return await all_records(self.backend, HistoryQuery(key, namespace, limit=page, run=run))
 
 
-def _said(codec: Codec, said: manifest.Manifest) -> bytes:
-    return manifest.encode(codec, replace(said, layout=[]))
-
-
 def check_format(record: CheckpointRecord) -> None:
     """Refuse a record of a newer format before anything of it is read."""
     if record.format > FORMAT:
@@ -515,7 +504,7 @@ class Located:
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 
 
-def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Manifest) -> CheckpointInfo:
+def describe(key: ThreadKey, record: CheckpointRecord, contents: Draft | manifest.Manifest) -> CheckpointInfo:
     """Return a checkpoint as the user sees it."""
     return CheckpointInfo(
         thread=key.id,
@@ -530,8 +519,8 @@ def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Ma
         created_at=moment(record.created_at) if record.created_at else None,
         state_bytes=record.size,
         new_bytes=record.added,
-        metadata=said.metadata,
-        next_nodes=said.next_nodes,
-        completed_tasks=said.completed_tasks,
-        interrupts=said.interrupts,
+        metadata=contents.metadata,
+        next_nodes=contents.next_nodes,
+        completed_tasks=contents.completed_tasks,
+        interrupts=contents.interrupts,
     )

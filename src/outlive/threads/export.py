@@ -28,7 +28,7 @@ from outlive.backend import (
 )
 from outlive.errors import BadArgument, CallerError, Corrupt, MetadataMoved, NewerFormat, StaleBase
 from outlive.format import manifest
-from outlive.format import planner as planning
+from outlive.format.planner import Plan, plan_chunks
 from outlive.format.readable import Json, changed, changes, packed, readable, readable_text, text_of
 from outlive.format.splitter import Pieces, split
 from outlive.threads.engine import Draft, Engine, Located
@@ -38,8 +38,8 @@ from outlive.values import micros, moment
 FORMAT = 1
 _LARGEST = (1 << 53) - 1  # of a counter: what every engine can hold
 _BATCH_BYTES = 8 << 20
-_SAID = {
-    "metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts", "leans": "leans",
+_FIELDS = {
+    "metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts", "needs_parent": "needs_parent",
     "written": "written",
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ class _Exporting:
             if value not in (None, "") and (name, value) != ("epoch", 0)
         }
         with Located(self._key, record.id):
-            told |= {_SAID[name]: readable(data) for name, data in manifest.said_of(record.body).items()}
+            told |= {_FIELDS[name]: readable(data) for name, data in manifest.fields_of(record.body).items()}
         told |= self._state(record, await self._stream(record))
         own = [await self._write(write) for write in writes if (write.namespace, write.checkpoint) == pair]
         return told | ({"writes": own} if own else {})
@@ -129,10 +129,10 @@ class _Exporting:
         self._before[record.namespace] = (record.id, state)
         if before is None:
             return {"state": state}
-        said = changes(before[1], state)
-        is_short = len(json.dumps(said)) * 2 < len(stream)
-        if is_short and packed(changed(before[1], said)) == stream:
-            return {"changes_of": readable_text(before[0]), "changes": said}
+        edits = changes(before[1], state)
+        is_short = len(json.dumps(edits)) * 2 < len(stream)
+        if is_short and packed(changed(before[1], edits)) == stream:
+            return {"changes_of": readable_text(before[0]), "changes": edits}
         return {"state": state}
 
     async def _write(self, write: WriteRecord) -> Json:
@@ -255,7 +255,7 @@ class _Importing:
         namespace = check_namespace(text_of(told.get("namespace", "")))
         id = check_id("id", text_of(told.get("id")))
         if (namespace, id) in self._ids:
-            raise BadArgument(f"checkpoint {id!r:.60} stands here twice")
+            raise BadArgument(f"checkpoint {id!r:.60} is in this document twice")
         self._ids.add((namespace, id))
         draft = Draft(
             namespace,
@@ -267,16 +267,16 @@ class _Importing:
             run=optional_id("run", _maybe_text(told.get("run"))),
         )
         plan = await self._plan(namespace, self._state(namespace, id, told))
-        body = manifest.encode_said(
-            plan.layout, {name: packed(told[long]) for name, long in _SAID.items() if long in told}
+        body = manifest.encode_fields(
+            plan.layout, {name: packed(told[long]) for name, long in _FIELDS.items() if long in told}
         )
-        said = self._check_body(body)
+        contents = self._check_body(body)
         for write in _list(told, "writes"):
             await self.write(namespace, id, _object(write))
         return replace(
             self._engine.record(draft, plan),
             body=body,
-            projection=manifest.projection(said.metadata),
+            projection=manifest.projection(contents.metadata),
             created_at=_moment(told.get("created_at")),
             seq=self._place(told),
             epoch=_number(told.get("epoch", 0), 0),
@@ -308,10 +308,10 @@ class _Importing:
         self._states[namespace, id] = state
         return state
 
-    async def _plan(self, namespace: str, form: Json) -> planning.Plan:
+    async def _plan(self, namespace: str, form: Json) -> Plan:
         engine, old = self._engine, self._bases.get(namespace)
         pieces = split(engine.codec, self.unpacked(form), old)
-        plan = planning.plan(engine.codec, engine.namer, pieces, old)
+        plan = plan_chunks(engine.codec, engine.namer, pieces, old)
         plan.settle()  # nobody reads it before all is stored, and nothing is when this fails
         self._bases[namespace] = pieces
         await self._bring(plan.chunks)

@@ -126,8 +126,8 @@ class History(AsyncItems[CheckpointInfo]):
         namespace = None if self._all else self._namespace
         if (place := self._engine.cache.places.find(self._key.digest, namespace, id)) is not None:
             return place
-        if (said := parse_cursor(id)) is not None:
-            return (said[0], said[1], escape(said[2]))
+        if (cursor := parse_cursor(id)) is not None:
+            return (cursor[0], cursor[1], escape(cursor[2]))
         raise CheckpointMissing(
             self._key.id,
             id,

@@ -27,6 +27,7 @@ from outlive.arguments import (
     optional_id,
 )
 from outlive.backend import (
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     Removal,
@@ -41,12 +42,14 @@ from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMove
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
 from outlive.runtime.runtime import Deadline, new_id
-from outlive.threads import copy as copying
-from outlive.threads import export, prune
-from outlive.threads import verify as verifying
+from outlive.threads import prune
+from outlive.threads.copy import into_thread
 from outlive.threads.engine import Draft, Engine
+from outlive.threads.export import export_thread
 from outlive.threads.history import History
+from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
     CONTROL,
@@ -133,7 +136,7 @@ class AsyncThread:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have (`outlive.NEW`: there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        head must still have (`outlive.NEW`: there must be none yet); `parent` names another checkpoint to continue from. `writes` are pending
         writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
         has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
         HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
@@ -180,21 +183,23 @@ class AsyncThread:
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
             # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
-            parent=optional_id("parent", parent) or (None if replace or expect is NEW else expect),
+            parent=(None if replace or expect is NEW else expect)
+            if parent is None
+            else check_id("parent", parent),
             follows=parent is None and (expect is None or replace),
             expect=None
             if expect is None
             else (self.namespace, None if expect is NEW else check_id("expect", expect)),
             step=step if step is None else check_step(step),
-            source=check_source(source),
-            run=optional_id("run", run),
+            source=source if source == "loop" else check_source(source),
+            run=None if run is None else check_id("run", run),
             replace=replace,
             writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
             next_nodes=check_names("next_nodes", next_nodes) if next_nodes else (),
             completed_tasks=check_names("completed_tasks", completed_tasks) if completed_tasks else (),
             interrupts=check_interrupts(interrupts) if interrupts else (),
-            timeout_s=self._home._timeout(timeout_s),
+            timeout_s=self._engine.timeout_s if timeout_s is None else self._home._timeout(timeout_s),
         )
 
     def _fence(self, fence: Fencing | None) -> tuple[str, str, int, int] | None:
@@ -326,7 +331,7 @@ class AsyncThread:
         return [self._engine.checkpoint(self._key, record) for record in line]
 
     async def tips(self) -> list[CheckpointInfo]:
-        """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
+        """Return the tips: checkpoints from which nobody continued, newest first. More than one means branches."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
         parents = {record.parent for record in records}
@@ -472,7 +477,7 @@ class AsyncThread:
         metadata, forked_from = open_info(self._engine, await self._row())
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
-            await copying.into_thread(self._engine, self._key, target._key, records, writes, info)
+            await into_thread(self._engine, self._key, target._key, records, writes, info)
         except (Corrupt, StaleBase):
             if not await self._engine.has_moved(self._key, generation):
                 raise
@@ -482,7 +487,7 @@ class AsyncThread:
     async def export(self) -> str:
         """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
         await self._settled()
-        return await export.export_thread(self._engine, self._key)
+        return await export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 
@@ -547,32 +552,32 @@ class AsyncThread:
         An id means this namespace, or with `all_namespaces` every one. A checkpoint, or a pair of (namespace, id), brings its own.
         What is not there is not counted.
         """
-        pairs, anywhere = self._chosen(ids, all_namespaces)
+        keys, ids_anywhere = self._chosen(ids, all_namespaces)
         await self._settled()
         return await prune.remove(
-            self._engine, self._key, pairs=pairs, ids=anywhere, run=optional_id("run", run), erase=erase
+            self._engine, self._key, keys=keys, ids=ids_anywhere, run=optional_id("run", run), erase=erase
         )
 
-    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
-        """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
+    def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[CheckpointKey], set[str]]:
+        """Return the checkpoints that a caller means: by (namespace, id), and by id in every namespace."""
         if not isinstance(ids, str | CheckpointInfo | Iterable):
             raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
-        pairs: set[tuple[str, str]] = set()
+        keys: set[CheckpointKey] = set()
         anywhere: set[str] = set()
-        for one in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
-            if isinstance(one, CheckpointInfo):
-                if one.thread != self.id:
+        for item in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
+            if isinstance(item, CheckpointInfo):
+                if item.thread != self.id:
                     raise BadArgument(
-                        f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"
+                        f"checkpoint {item.id!r} belongs to thread {item.thread!r}, not to {self.id!r}"
                     )
-                pairs.add((one.namespace, one.id))
-            elif isinstance(one, tuple) and len(one) == 2:
-                pairs.add((check_namespace(one[0]), check_id("id", one[1])))
+                keys.add((item.namespace, item.id))
+            elif isinstance(item, tuple) and len(item) == 2:
+                keys.add((check_namespace(item[0]), check_id("id", item[1])))
             elif all_namespaces:
-                anywhere.add(check_id("id", one))
+                anywhere.add(check_id("id", item))
             else:
-                pairs.add((self.namespace, check_id("id", one)))
-        return pairs, anywhere
+                keys.add((self.namespace, check_id("id", item)))
+        return keys, anywhere
 
     async def prune(
         self,
@@ -591,16 +596,21 @@ class AsyncThread:
             raise BadArgument(f"keep_last must be 1 or more, not {keep_last!r}; thread.delete() deletes all")
         await self._settled()
         return await prune.prune(
-            self._engine, self._key, keep_last=keep_last, keep_lineage=keep_lineage, erase=erase, dry_run=dry_run,
+            self._engine,
+            self._key,
+            KeepPolicy(keep_last),
+            keep_lineage=keep_lineage,
+            erase=erase,
+            dry_run=dry_run,
             namespace=None if all_namespaces else self.namespace,
-        )  # fmt: skip
+        )
 
     # Care
 
     async def verify(self) -> Verified:
         """Check every stored byte of the thread; problems are listed, not raised."""
         await self._settled()
-        return await verifying.verify_thread(self._engine, self._key)
+        return await verify_thread(self._engine, self._key)
 
     async def size(self) -> Sizes:
         """Return what the thread holds."""

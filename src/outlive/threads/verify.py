@@ -1,4 +1,4 @@
-"""Looking at everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
+"""Checking everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
 
 Of a store that was opened without its keys as much as can be seen.
 """
@@ -177,7 +177,7 @@ async def _check_chunks(
 async def _fetch(
     engine: Engine, key: ThreadKey, names: list[bytes], problems: list[Problem]
 ) -> dict[bytes, bytes]:
-    """Read chunks; when one of them stands in the way of all, one by one."""
+    """Read chunks; when one of them makes the call fail, one by one."""
     try:
         return await engine.backend.fetch(key, names)
     except StoreError as error:

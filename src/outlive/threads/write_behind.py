@@ -1,10 +1,13 @@
 """Saves with durability="async": handed over at once, committed in order, in the background.
 
-The state is split when the call is made, so what is stored is what the caller had then. Each save builds on
-the one before it, stored or not; nobody else may: the bases of a queue are its own. When a save
-fails, those behind it cannot stand either: all of them are dropped, and the next call on that thread
-raises `DelayedSaveFailed` with their ids. What is still in the queue when the process dies is lost;
-`flush` and `close` wait for it.
+Theory of operation. The state is split when the call is made, so what is stored is what the caller had then. Each save
+builds on the one before it, stored or not. No other code may do that, so the bases of queues are in a cache of their
+own. One task per thread commits the queue from its first item on, and removes an item only after its commit.
+
+What goes wrong. When a save fails, those after it build on something that is not stored: all of them are dropped, and
+the next call on that thread raises `DelayedSaveFailed` with their ids. When others delete what a save shares, it is
+stored again as a whole. A crash loses what is in the queue and nothing else: what is stored is a prefix of the saves,
+each of them whole. `flush` and `close` wait for the queue.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 
 from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
-from outlive.format import planner as planning
+from outlive.format.planner import plan_chunks
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft, Engine, Prepared, describe
@@ -29,7 +32,7 @@ class _Item:
     prepared: Prepared
     before: _Item | None
     failure: BaseException | None = None  # why it was lost
-    is_whole: bool = False  # what it shares was deleted by someone else: it was stored anew
+    is_whole: bool = False  # others deleted what it shares: all of it was stored again
     generation: int = 0  # once it is stored
 
 
@@ -58,14 +61,17 @@ class Delayed:
     async def save(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save; it has no seq yet."""
         self._after_fork()
-        async with self._turn:  # what was split first goes first
+        async with self._turn:  # saves are queued in the order in which they are split
             self.raise_failure()
+            # 1. Split and plan on the base of the queue. Nothing is stored, nothing is in the queue.
             prepared = await self._engine.prepare(self._key, state, draft, self._bases)
-            prepared.plan.settle()  # on trust: a failure drops the base
+            # 2. Take the places of the plan for stored, before they are: a failure drops the base.
+            prepared.plan.settle()
             record, old = prepared.commit.checkpoints[0], prepared.base
             item = _Item(prepared, old.save if old is not None and isinstance(old.save, _Item) else None)
             base = Base(record, old.generation if old is not None else 0, prepared.plan.pieces, save=item)
             self._bases.put((self._key.digest, draft.namespace), base)
+            # 3. Queue it. A crash from here until its commit loses it.
             self._append(item)
         return describe(self._key, record, draft)
 
@@ -123,39 +129,41 @@ class Delayed:
         """Commit in the generation in which the item before was stored, or in which its base was read."""
         commit, before = item.prepared.commit, item.before
         if before is not None and before.failure is not None:
-            raise before.failure  # what it was built on failed after it was split
+            raise before.failure  # the save before failed after this one was split
         if before is not None and before.is_whole:
+            # Its plan refers to places that the save before no longer has.
             return await self._engine.commit(self._whole(item))
         if before is not None and commit.generation is not None:
+            # When this one was planned, the save before was not stored and had no generation yet.
             commit = replace(commit, generation=before.generation)
         try:
             return await self._engine.commit(commit)
-        except StaleBase:
+        except StaleBase:  # others deleted what it shares
             return await self._engine.commit(self._whole(item))
 
     async def _settle(self, item: _Item, receipt: Receipt) -> None:
         base = self._bases.get((self._key.digest, item.prepared.draft.namespace))
-        if (
-            receipt.existing is not None
-        ):  # the same save again is answered; another one under its id is an error
+        if receipt.existing is not None:
+            # Its id is there: the same save again is done, another one under its id is an error. The stored one may
+            # have its bytes in other places, so saves that were planned on this one are stored as a whole.
             await self._engine.compare(self._key, item.prepared, receipt.existing)
             self._bases.drop(self._key.digest)
-            item.is_whole = True  # what it shares may be elsewhere: those built on it are stored anew
+            item.is_whole = True
         elif base is not None and base.save is item:
             base.record, base.generation = receipt.checkpoints[0], receipt.generation
         item.generation = receipt.generation
-        item.before = None  # or every item would hold all before it
+        item.before = None  # or every item would keep all before it in memory
         with self._lock:
             self._queue.pop(0)
 
     def _whole(self, item: _Item) -> Commit:
-        """Store all pieces anew. The plans behind it were made for the old places: they become whole too."""
+        """Return a commit that stores all pieces again. Saves planned after it refer to the old places: they become whole too."""
         item.is_whole = True
         engine, prepared = self._engine, item.prepared
         self._bases.drop(self._key.digest)
         for part in prepared.plan.pieces.parts:
             part.spans, part.kept = None, []
-        plan = planning.plan(engine.codec, engine.namer, prepared.plan.pieces, None)
+        plan = plan_chunks(engine.codec, engine.namer, prepared.plan.pieces, None)
         record = engine.record(prepared.draft, plan, prepared.written.digest)
         chunks = plan.chunks | prepared.written.chunks
         return replace(prepared.commit, checkpoints=(record,), chunks=tuple(chunks.items()), generation=None)
@@ -168,7 +176,7 @@ class Delayed:
             self._queue.clear()
             self._task = None
             self._bases.drop(self._key.digest)
-            known = self._failure  # nobody has asked since: the first cause stands for all
+            known = self._failure  # nobody has asked since: the first cause counts for all
             cause = known.__cause__ if known is not None and known.__cause__ is not None else error
             self._failure = DelayedSaveFailed(
                 self._key.id, (known.checkpoints if known else []) + lost, cause

@@ -40,6 +40,7 @@ from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, Out
 from outlive.format import manifest
 from outlive.store import AsyncStore
 from outlive.threads.engine import Draft, Located
+from outlive.threads.keep_policy import KeepPolicy
 from outlive.values import PendingWrite, Pruned
 
 Fence = tuple[str, str, int, int]
@@ -248,11 +249,11 @@ class CheckpointOperations:
             None
         )  # a thread that lost its last checkpoint to a refused call is in no list
 
-    async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
-        """Delete the checkpoints of threads that a rule does not keep."""
+    async def prune(self, threads: Sequence[str], policy: KeepPolicy | None, dry_run: bool) -> Pruned:
+        """Delete the checkpoints of threads that a policy does not keep."""
         total = Pruned()
         for thread in [thread_of(thread) for thread in _several("thread_ids", threads)]:
-            total = pruning.add(total, await pruning.prune(self, self.key(thread), rule, dry_run))
+            total = pruning.add(total, await pruning.prune(self, self.key(thread), policy, dry_run))
         return total
 
 

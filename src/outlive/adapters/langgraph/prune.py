@@ -12,7 +12,7 @@ checkpoint of the graph around it, so it goes when that goes: else a thread woul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -20,44 +20,24 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from outlive.adapters.langgraph import delta_channels as deltas
 from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.state import Delta, Snapshot, pack_deltas, unpack_state
-from outlive.backend import CheckpointRecord, ThreadKey, ThreadQuery, WriteRecord
+from outlive.backend import CheckpointKey, CheckpointRecord, ThreadKey, ThreadQuery, WriteRecord
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import manifest
 from outlive.runtime.runtime import Deadline
 from outlive.threads import prune as pruning
 from outlive.threads.engine import Draft
+from outlive.threads.keep_policy import KeepPolicy, keys_of
 from outlive.values import Pruned
 
 if TYPE_CHECKING:
     from outlive.adapters.langgraph.operations import CheckpointOperations
 
-CheckpointKey = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
 _PATIENCE_S = 60.0
 _BAR, _OF_TASK = "|", ":"  # in the namespace of a subgraph
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What stays of a thread: the newest `keep_last` of each namespace, as far as they are not older than `older_than_s`."""
-
-    keep_last: int | None = 1
-    older_than_s: float | None = None
-
-    def keeps(self, records: Sequence[CheckpointRecord], now: int) -> set[CheckpointKey]:
-        """Return what stays of records, which are newest first; the newest of each namespace always does."""
-        counts: dict[str, int] = {}
-        kept = set()
-        for record in records:
-            count = counts[record.namespace] = counts.get(record.namespace, 0) + 1
-            is_many = self.keep_last is not None and count > self.keep_last
-            is_old = self.older_than_s is not None and record.created_at < now - self.older_than_s * 1e6
-            if count == 1 or not (is_many or is_old):
-                kept.add((record.namespace, record.id))
-        return kept
-
-
-def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) -> Rule | None:
+def policy_of(strategy: str, keep_last: int | None, older_than_s: float | None) -> KeepPolicy | None:
     """Return what `prune` was asked for; None means to delete all."""
     if strategy not in STRATEGIES:
         raise BadArgument(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
@@ -72,21 +52,23 @@ def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) ->
             raise BadArgument('strategy="delete" deletes all; leave keep_last and older_than_s out')
         return None
     if keep_last is None and older_than_s is None:
-        return Rule()
-    return Rule(keep_last, older_than_s)
+        return KeepPolicy(keep_last=1)
+    return KeepPolicy(keep_last, older_than_s)
 
 
-async def prune(keeper: CheckpointOperations, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
-    """Delete what a rule does not keep of one thread."""
-    if rule is None:
+async def prune(
+    keeper: CheckpointOperations, key: ThreadKey, policy: KeepPolicy | None, dry_run: bool
+) -> Pruned:
+    """Delete what a policy does not keep of one thread."""
+    if policy is None:
         return await _delete_all(keeper, key, dry_run)
-    now = keeper.engine.runtime.now()
+    now_s = keeper.engine.runtime.now() / 1e6
 
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         waiting = _open_interrupts(records, writes)
-        kept = rule.keeps(records, now) | waiting
+        kept = keys_of(records).difference(*policy.due(records, now_s).values()) | waiting
         kept -= _forsaken(keeper, key, records, kept) - waiting
-        return {(record.namespace, record.id) for record in records} - kept
+        return keys_of(records) - kept
 
     return await _remove(keeper, key, choose, dry_run)
 

@@ -43,7 +43,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from outlive.adapters.langgraph.config import Place, place_of, thread_of
 from outlive.adapters.langgraph.listing import Listing
 from outlive.adapters.langgraph.operations import CheckpointOperations, Fence
-from outlive.adapters.langgraph.prune import rule_of
+from outlive.adapters.langgraph.prune import policy_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
 from outlive.adapters.langgraph.write_order import Turn, Turns
@@ -425,8 +425,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         `keep_last` keeps more of them, `older_than_s` deletes only what is older. What waits for an answer stays,
         and so does what a DeltaChannel needs.
         """
-        rule = rule_of(strategy, keep_last, older_than_s)
-        return self._sync(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+        policy = policy_of(strategy, keep_last, older_than_s)
+        return self._sync(lambda keeper: keeper.prune(thread_ids, policy, dry_run))
 
     async def aprune(  # type: ignore[override]
         self,
@@ -438,8 +438,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         dry_run: bool = False,
     ) -> Pruned:
         """Delete checkpoints of threads; see `prune`."""
-        rule = rule_of(strategy, keep_last, older_than_s)
-        return await self._async(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+        policy = policy_of(strategy, keep_last, older_than_s)
+        return await self._async(lambda keeper: keeper.prune(thread_ids, policy, dry_run))
 
     # Versions and types
 

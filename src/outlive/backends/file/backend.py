@@ -13,7 +13,7 @@ tail). Chunks stay in the file: the table knows their places. Before every use a
 file; readers take no lock for that. What a reader finds bad may be a write in motion, so it looks again with
 the lock and believes only that.
 
-A group of commits takes the lock once. What a crash leaves behind after each step:
+A group of commits takes the lock once. What a crash leaves after each step:
     decide                nothing
     append to the logs    torn tails, or whole frames that nobody was told about; each thread for itself
     fsync each log        the commits, and marks before them
@@ -23,11 +23,11 @@ disk before the rename. A second one follows when the folder is synced, and says
 a log that someone deleted is missed, and a crash in between leaves neither.
 
 After a deletion of the whole thread, after one that erases, and when too much of it is dead, a log is written
-anew with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
+again with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
 of the thread sees to them.
 
 On a full disk a deletion takes what `reserve.py` has set aside. Where even that does not hold the new log, the blocks of
-removed chunks are given back in place, and the log is written anew by a later commit.
+removed chunks are given back in place, and the log is written again by a later commit.
 
 A process that dies between a rename and the fsync of its folder leaves a file that everyone sees and that a
 power cut would take back. One byte in `lock` tells the next writer to sync the folders before it builds on
@@ -63,7 +63,7 @@ from outlive.backends.file.index import Index
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.store_file import make_folders, read_key, write_key
 from outlive.backends.file.table import LoggedTable, log_of, problems
-from outlive.backends.local.memory import MemoryBackend, Table, same
+from outlive.backends.local.memory import MemoryBackend, Table
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting
@@ -77,7 +77,7 @@ _SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen
 
 
 class FileBackend(MemoryBackend):
-    """A folder of logs behind tables in memory, under one lock.
+    """A folder of logs, with tables in memory, under one lock.
 
     With fsync="normal" a log is synced about once a second while it is written, and at close: the end of a
     process loses nothing, a power cut may take the last saves, and what is left is whole.
@@ -173,13 +173,13 @@ class FileBackend(MemoryBackend):
         return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
 
     def _open_batch(self, commit: Commit) -> Batch:
-        """Open a thread for writing; one that is damaged can be deleted, and begins anew then."""
+        """Open a thread for writing; one that is damaged can be deleted, and begins again then."""
         try:
             return self._opened_batch(commit.thread)
         except Corrupt:
             if not is_deletion(commit):
                 raise
-        if self._marked(commit.thread):  # what begins anew is no older copy
+        if self._marked(commit.thread):  # what begins again is no older copy
             self._marks.note(self._index.slot(commit.thread) or 0, commit.thread.digest, 0)
             self._guard.sync()
         log = log_of(self._disk, commit.thread)
@@ -223,7 +223,7 @@ class FileBackend(MemoryBackend):
             if record is None:
                 return ReadResult(generation)
             writes = table.writes_of([(namespace, record.id)])
-            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
             data = table.data(fd, wanted, record.id) if chunks else {}
             return ReadResult(generation, record, data, tuple(writes))
@@ -329,10 +329,10 @@ class FileBackend(MemoryBackend):
     def _check_newest(self, table: LoggedTable) -> None:
         """Raise when a log had more commits before. A table that this process has kept is a witness of its own."""
         marked = self._marked(table.key)
-        held = 0 if table.row is None else table.row.revision
-        if held < marked:
+        revision = 0 if table.row is None else table.row.revision
+        if revision < marked:
             raise table.log.corrupt(
-                f"{table.log.name} is an older copy of itself: it ends with commit {held}, and {marked} were acknowledged"
+                f"{table.log.name} is an older copy of itself: it ends with commit {revision}, and {marked} were acknowledged"
             )
 
     def _keep(self, table: LoggedTable) -> None:

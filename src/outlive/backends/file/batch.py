@@ -9,7 +9,7 @@ from outlive.backend.entries import RUN
 from outlive.backends.file.disk import Disk
 from outlive.backends.file.log import Log
 from outlive.backends.file.table import LoggedTable, plain, removes
-from outlive.backends.local.memory import clock, new_token
+from outlive.backends.rules.clock import clock, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.view import Effect

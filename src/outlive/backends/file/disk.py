@@ -24,7 +24,7 @@ _PUNCH_HOLE = 0x03  # of fallocate: FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 
 
 class NotAFile(OSError):
-    """Something else stands where a regular file should be: a link, a FIFO, a folder."""
+    """Something else is where a regular file should be: a link, a FIFO, a folder."""
 
     def __init__(self, name: str) -> None:
         super().__init__(errno.EINVAL, "not a regular file", name)
@@ -238,7 +238,7 @@ class WriteLock:
 
     @contextlib.contextmanager
     def renaming(self, folder: str) -> Iterator[None]:
-        """Around whatever gives a file its name: when it ends half-way, the next holder of the lock mends."""
+        """Around whatever gives a file its name: when it ends half-way, the next holder of the lock repairs it."""
         self._disk.write(self._fd, self._RENAMING, 0)
         yield
         self._disk.sync_folder(folder)
@@ -254,7 +254,7 @@ def busy(timeout_s: float) -> StoreBusy:
     return StoreBusy(f"other processes held the store's lock for {timeout_s} s; give timeout_s more room")
 
 
-class translated:  # noqa: N801 - reads like a function where it stands; as a generator it would cost more
+class translated:  # noqa: N801 - reads like a function where it is used; as a generator it would cost more
     """Say in the library's words what the system says in its own."""
 
     def __enter__(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Effects as bytes: what a frame of a log says. Chunk data stands apart from it."""
+"""Effects as bytes: what a frame of a log says. Chunk data is stored apart from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outlive.backends.file.log import FORMAT
 from outlive.backends.rules.view import Effect, Row
 from outlive.errors import BadArgument, NewerFormat
 
-# Fields are listed here, not taken from the classes: their order is on disk for ever, new ones go to the end.
+# Fields are listed here, not taken from the classes: their order is on disk forever, new ones go to the end.
 _ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")
 _CHECKPOINT = (
     "namespace", "id", "parent", "run", "step", "source", "size", "added", "chunks", "body", "projection",

@@ -139,7 +139,7 @@ class GroupWriter:
         return None
 
     def _rewrite(self, batch: Batch) -> None:
-        """Write the log anew from the table. A crash leaves the old one or the new one: both say the same."""
+        """Write the log again from the table. A crash leaves the old one or the new one: both say the same."""
         batch.is_kept = False  # every chunk will have moved
         fresh = log_of(self._disk, batch.table.key)
         fresh.begin()

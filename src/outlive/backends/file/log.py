@@ -5,21 +5,21 @@ Theory of operation
 A log is a header of 96 bytes and then frames. A frame is a head, its meta (read at every replay) and its data
 (read only when someone asks for it). Each head carries a checksum over the meta and over the checksum of the
 frame before: a chain, so that no frame can be flipped, moved, doubled or taken from another file. The first
-link is the incarnation, a random token of the file: a log that was written anew is another one, also when the
+link is the incarnation, a random token of the file: a log that was written again is another one, also when the
 file system gives it the same inode number.
 
 The header holds two marks: how far the log is *acknowledged*. A writer appends, fsyncs, and then overwrites
 the older mark, without another fsync: it reaches the disk with the next one. So
 - before the mark everything is certain: a bad frame there, or a file that ends there, is damage, and what
   stands before it is never taken for the whole log;
-- behind the mark a whole frame counts (it was written, maybe fsynced), and what is not whole is the torn tail
+- after the mark a whole frame counts (it was written, maybe fsynced), and what is not whole is the torn tail
   of a write that nobody was told about: a reader stops there and cuts nothing, the next writer cuts it;
 - a mark that is torn itself leaves the other one.
 
-What a crash leaves behind, in the order of the code:
+What a crash leaves, in the order of the code:
     add, write      a torn tail, or whole frames that nobody was told about
     sync            whole frames; the mark is still before them
-    acknowledge     the same, or the mark behind them
+    acknowledge     the same, or the mark after them
     aside           the old file and a `.tmp` beside it; after the rename the new file, or after a power cut
                     still the old one, until the folder is synced
 """
@@ -67,7 +67,7 @@ class Log:
         self.name = name
         self.digest = digest
         self.thread = thread
-        self.end = 0  # behind the last frame, those that wait included
+        self.end = 0  # after the last frame, those that wait included
         self.acked = 0
         self.is_settled = True  # the last mark is on disk too
         self._incarnation = b""
@@ -132,7 +132,7 @@ class Log:
         return incarnation, marks
 
     def has_bad_mark(self, fd: int) -> bool:
-        """One of two does no harm, and the next save mends it; an audit tells."""
+        """One of two does no harm, and the next save fixes it; an audit reports it."""
         return len(self._header(fd)[1]) < 2
 
     def _is_where_it_was(self, fd: int, size: int) -> bool:
@@ -180,7 +180,7 @@ class Log:
         self.end = START
 
     def add(self, meta: bytes, data: Sequence[bytes] = ()) -> None:
-        """Put a frame behind the others, to be written."""
+        """Append a frame, to be written."""
         joined = b"".join(data)
         lengths = _LENGTHS.pack(len(meta), zlib.crc32(joined), len(joined))
         self._chain = _digest(self._chain + lengths + meta, 16)

@@ -4,7 +4,7 @@ A log proves that nothing of it was changed, but not that it is the newest one: 
 synchronisation brought from elsewhere, is whole in itself. So the file `lock`, which every writer holds open anyway, has a
 slot for each thread with the revision of its last commit, and one for the index with the number of threads.
 
-A slot is written after the commit is on disk, and without a sync of its own. So after a crash it may be behind its log, and is never
+A slot is written after the commit is on disk, and without a sync of its own. So after a crash it may be older than its log, and is never
 ahead. A slot that is torn or empty says nothing.
 """
 
@@ -16,8 +16,8 @@ import zlib
 from outlive.backends.file.disk import Disk, WriteLock
 
 _SLOT = struct.Struct("<QI")  # count, checksum
-_START = 64  # behind what the lock itself keeps there
-INDEX = 0  # the slot of the index; a thread has the one behind its place in the index
+_START = 64  # after what the lock itself keeps there
+INDEX = 0  # the slot of the index; a thread has the one after its place in the index
 
 
 class Marks:

@@ -15,7 +15,7 @@ from outlive.backends.rules.view import Effect
 from outlive.errors import Corrupt
 
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
-_SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written anew
+_SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written again
 _CHUNK_BYTES = 40  # what a frame says of a chunk, at most
 
 

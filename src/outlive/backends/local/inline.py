@@ -14,41 +14,14 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from outlive.backend import Commit, Receipt, outcome_unknown
+from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 
-READS = frozenset(
-    (
-        "history",
-        "states",
-        "writes",
-        "entries",
-        "threads",
-        "inventory",
-        "fetch",
-        "share",
-        "audit",
-        "read",
-        "identity",
-    )
-)
-
-
 _YIELD_S = 0.0001
-
-
-class Local(Protocol):
-    """What a backend of this process brings: the waist as plain functions, under a lock that the callers hold."""
-
-    name: str
-    lock: Any
-
-    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]: ...
-    def before_fork(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class _Waiting:
@@ -67,46 +40,42 @@ class _Waiting:
         if self.done is not None:
             self.done.set()
 
-    def linger(self) -> None:
-        """Let somebody else commit it, if anybody comes soon."""
-        if self.done is not None:
-            self.done.wait(min(self.commit.group_wait_s, self.commit.timeout_s or self.commit.group_wait_s))
 
-
-class SyncLocal:
-    """The sync io_mode: coroutines that never suspend."""
+class SyncLocal(LocalCalls):
+    """The sync mode: coroutines that never suspend."""
 
     def __init__(self, local: Local) -> None:
-        self.local = local
-        self.name = local.name
+        super().__init__(local)
         self._queue: collections.deque[_Waiting] = collections.deque()
-        self._waiting: collections.deque[object] = collections.deque()  # those who wait for the lock
+        self._waiting: collections.deque[object] = collections.deque()  # threads that wait for the lock
         self._closed = False
         keep_for_fork(local)
         _inline.add(self)
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Join the queue; whoever gets the lock first commits for all who wait."""
+        """Join the queue; the thread that gets the lock first commits for all that wait."""
         mine = [_Waiting(commit) for commit in commits]
-        timeout_s = shortest(commits)
+        timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest(commits)
         try:
             self._queue.extend(mine)
-            tell(commits)
-            for waiting in mine[-1:]:
-                waiting.linger()
+            for commit in commits:
+                if commit.on_queued is not None:  # later commits are ordered after these
+                    commit.on_queued()
+            if mine and (done := mine[-1].done) is not None:
+                # Another thread may commit it, if one comes soon: then both share an fsync.
+                wait_s = mine[-1].commit.group_wait_s
+                done.wait(wait_s if timeout_s is None else min(wait_s, timeout_s))
             if self._acquire(timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
             else:
                 self._give_up(mine, timeout_s)
-        except BaseException:  # interrupted: nobody may commit it later, when its caller has moved on
+        except BaseException:
+            # Interrupted: no other thread may commit it later, when its caller has continued without it.
             self._give_up(mine, timeout_s)
             raise
         finally:
-            if (
-                self.local.lock._is_owned()
-            ):  # asked, not remembered: an interrupt may come before it is noted down
-                self.local.lock.release()
+            self._release()
         return [waiting.result or outcome_unknown(waiting.commit) for waiting in mine]
 
     def _acquire(self, timeout_s: float | None) -> bool:
@@ -118,8 +87,15 @@ class SyncLocal:
             with contextlib.suppress(ValueError):  # interrupted before it was there
                 self._waiting.remove(me)
 
+    def _release(self) -> None:
+        """Release the lock if this thread has it. It is not remembered: an interrupt may come before it is noted."""
+        try:
+            self.local.lock.release()
+        except RuntimeError:
+            pass  # it was not acquired in time
+
     def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
-        """Leave the queue. What somebody is committing already has an outcome that nobody waits for."""
+        """Leave the queue. What another thread is committing already has an outcome that nobody waits for."""
         for waiting in mine:
             with contextlib.suppress(ValueError):
                 self._queue.remove(waiting)
@@ -127,7 +103,7 @@ class SyncLocal:
 
     def _commit_queue(self) -> None:
         group = []
-        while self._queue:  # one by one: others append at the same time
+        while self._queue:  # one by one: other threads append at the same time
             group.append(self._queue.popleft())
         if self._closed:
             for waiting in group:
@@ -141,27 +117,19 @@ class SyncLocal:
             else:
                 waiting.answer(result)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in READS:
-            raise AttributeError(name)
-        method = getattr(self.local, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            timeout_s = kwargs.get("timeout_s")
-            try:
-                if not self._acquire(timeout_s):
-                    raise busy(timeout_s)
-                if self._closed:
-                    raise StoreClosed
-                return method(*args, **kwargs)
-            finally:
-                if self.local.lock._is_owned():
-                    self.local.lock.release()
-                if self._waiting:  # who reads on and on would have the lock again before they wake up
-                    time.sleep(_YIELD_S)
-
-        self.__dict__[name] = call
-        return call
+    async def _call(
+        self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs
+    ) -> T:
+        try:
+            if not self._acquire(wait_s):
+                raise busy(wait_s)
+            if self._closed:
+                raise StoreClosed
+            return method(*args, **options)
+        finally:
+            self._release()
+            if self._waiting:  # a thread that reads in a loop would have the lock again before they wake up
+                time.sleep(_YIELD_S)
 
     async def close(self) -> None:
         with self.local.lock:
@@ -176,15 +144,8 @@ class SharedSyncLocal(SyncLocal):
         self._closed = True
 
 
-def tell(commits: Sequence[Commit]) -> None:
-    """Whoever comes now comes after these."""
-    for commit in commits:
-        if commit.on_queued is not None:
-            commit.on_queued()
-
-
 def shortest(commits: Sequence[Commit]) -> float | None:
-    """How long a group may take: as long as its least patient member."""
+    """Return how long a group may take: as long as its least patient member."""
     return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
 
 

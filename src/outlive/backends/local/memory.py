@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import threading
-import time
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
@@ -34,49 +31,11 @@ from outlive.backend import (
 )
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
+from outlive.backends.rules.clock import Clock, clock, has_lapsed, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
-from outlive.backends.rules.view import Clock, Effect, Row, fitting
+from outlive.backends.rules.view import Effect, Row, fitting, write_order
 from outlive.errors import Corrupt, OutliveError
-
-
-def new_token() -> int:
-    """Return a new generation: random, so that a thread made again never looks like the one before."""
-    return int.from_bytes(os.urandom(8)) >> 1
-
-
-def clock() -> Clock:
-    """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
-    lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
-    return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
-
-
-_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
-
-
-@functools.cache
-def _offset_ns() -> int:
-    """Return how far the clock for leases is shifted here: a container with a time namespace of its own shares leases with the others."""
-    try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return 0
-    shifts = {name: int(seconds) * 1_000_000_000 + int(nanos) for name, seconds, nanos in lines}
-    return shifts.get("boottime", 0)
-
-
-os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in another namespace
-
-
-@functools.cache
-def boot_id() -> str:
-    """Name the clock for leases: it starts anew with the machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
 
 
 class Table:
@@ -232,13 +191,8 @@ class Table:
 
     @property
     def is_listed(self) -> bool:
-        """A thread that was deleted leaves its counters behind, and nothing to be listed."""
+        """Tell whether a thread has anything to list: of a deleted one only the counters are left."""
         return bool(self.records or self.pending) or self.metadata is not None
-
-
-def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
-    """Order writes as they are handed out: by path, task and index."""
-    return (write.namespace, write.checkpoint, write.path, write.task, write.index)
 
 
 class MemoryBackend:
@@ -308,7 +262,7 @@ class MemoryBackend:
         if record is None:
             return ReadResult(generation)
         writes = table.writes_of([(namespace, record.id)])
-        wanted = [] if known is not None and same(known, record) else list(record.chunks)
+        wanted = [] if known is not None and known.matches(record) else list(record.chunks)
         wanted += [name for write in writes for name in write.chunks]
         return ReadResult(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
 
@@ -425,13 +379,3 @@ def _is_asked_for(entry: EntryRecord, query: EntryQuery, now: Clock) -> bool:
     """Tell whether a query asks for entries with this status and lease."""
     has_status = query.statuses is None or entry.status in query.statuses
     return has_status and (query.lapsed is None or query.lapsed == has_lapsed(entry, now))
-
-
-def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
-    """Tell whether the lease of an entry has run out; one by another clock has."""
-    return entry.clock != now.id or entry.until <= now.lease
-
-
-def same(known: CachedHead, record: CheckpointRecord) -> bool:
-    """Tell whether the reader has this checkpoint at hand."""
-    return known.id == record.id and known.chunks == record.chunks

@@ -1,4 +1,4 @@
-"""Which threads have a run of an id, or had one: a run is found without looking at the other threads."""
+"""Which threads have, or had, a run of an id: a run is found without reading the other threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Row = tuple[str, str, bytes]  # (tenant, escaped id of the run, digest of the t
 
 
 class RunIndex:
-    """A sorted list. A row is never taken back: whoever finds one looks whether the run is still there."""
+    """A sorted list. A row is never removed: the reader checks that the run is still there."""
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []

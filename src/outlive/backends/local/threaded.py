@@ -8,21 +8,19 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from outlive.backend import Commit, Receipt, outcome_unknown
-from outlive.backends.local.inline import READS, Local, busy, keep_for_fork, shortest, tell
+from outlive.backends.local.inline import busy, keep_for_fork, shortest
+from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 
-T = TypeVar("T")
 
-
-class AsyncLocal:
-    """The async io_mode: one worker thread, one hop per call. Belongs to the event loop that uses it."""
+class AsyncLocal(LocalCalls):
+    """The async mode: one worker thread, one hop per call. It belongs to the event loop that uses it."""
 
     def __init__(self, local: Local) -> None:
-        self.local = local
-        self.name = local.name
+        super().__init__(local)
         self._closed = False
         self._reset()
         keep_for_fork(local)
@@ -54,18 +52,18 @@ class AsyncLocal:
         if self._closed:
             return StoreClosed()
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # the loop before has ended, and whoever waited there is gone
+        if self._loop is not loop:  # the loop before has ended, and nobody waits there any more
             self._begin(loop)
         future: asyncio.Future[Receipt] = loop.create_future()
         item = (commit, future)
         self._queue.append(item)
-        tell((commit,))
+        if commit.on_queued is not None:  # later commits are ordered after this one
+            commit.on_queued()
         if not self._is_busy:
             self._is_busy = True
             self._idle.clear()
-            loop.call_soon(
-                self._send, loop
-            )  # whoever else is ready to save in this turn of the loop comes along
+            # Not at once: other tasks that are ready to save in this turn of the loop share the group.
+            loop.call_soon(self._send, loop)
         # Not asyncio.wait_for: it costs as much as the rest of this call.
         timer = None if commit.timeout_s is None else loop.call_later(commit.timeout_s, _expire, future)
         try:
@@ -116,30 +114,25 @@ class AsyncLocal:
                 self._queue.append((commit, future))  # it has more time than the least patient of its group
             else:
                 future.set_exception(result)
-        # Those who were just answered may save again at once: let them come along. Sending what waits now would make
-        # two half groups, and the worker would fight with the loop for the interpreter.
+        # Tasks that were just answered may save again at once, and share the next group. Sending what waits now would
+        # make two half groups, and the worker would compete with the loop for the interpreter.
         loop.call_soon(self._send, loop)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in READS:
-            raise AttributeError(name)
+    async def _call(
+        self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs
+    ) -> T:
+        if self._closed:
+            raise StoreClosed
+        work = functools.partial(self._locked, method, *args, **options)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        try:
+            return await _within(future, wait_s)
+        except TimeoutError:
+            raise busy(wait_s) from None
 
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            if self._closed:
-                raise StoreClosed
-            work = functools.partial(self._read, name, args, kwargs)
-            future = asyncio.get_running_loop().run_in_executor(self._pool, work)
-            try:
-                return await _within(future, kwargs.get("timeout_s"))
-            except TimeoutError:
-                raise busy(kwargs.get("timeout_s")) from None
-
-        self.__dict__[name] = call
-        return call
-
-    def _read(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _locked(self, method: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         with self.local.lock:
-            return getattr(self.local, name)(*args, **kwargs)
+            return method(*args, **options)
 
     async def close(self) -> None:
         """Finish what was handed over, then release the backend."""
@@ -182,6 +175,5 @@ def _after_fork_in_child() -> None:
         backend._reset()
 
 
-os.register_at_fork(
-    after_in_child=_after_fork_in_child
-)  # behind that of local.py, which gives the locks back
+# After the hook of inline.py, which releases the locks.
+os.register_at_fork(after_in_child=_after_fork_in_child)

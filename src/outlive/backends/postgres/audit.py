@@ -44,8 +44,8 @@ async def audit_thread(backend: Backend, sql: Statements, ask: Ask, thread: Thre
     for cells in await ask(sql.totals, thread.digest):
         for text, stored, found in zip(_COUNTED, cells, cells[count:], strict=False):
             if stored != found:
-                said, seen = (text.format(to_number(cell)) for cell in (stored, found))
-                problems.append(Corrupt(f"it should have {said}, and has {seen}", thread=thread.id))
+                expected, seen = (text.format(to_number(cell)) for cell in (stored, found))
+                problems.append(Corrupt(f"it should have {expected}, and has {seen}", thread=thread.id))
         problems += [
             Corrupt(text, thread=thread.id)
             for text, cell in zip(_CHECKED, cells[2 * count :], strict=True)

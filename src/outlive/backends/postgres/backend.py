@@ -35,7 +35,6 @@ from outlive.backend import (
     WriteRecord,
     outcome_unknown,
 )
-from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.pool import Pool
@@ -68,6 +67,7 @@ from outlive.backends.postgres.save import (
 )
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
+from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
 from outlive.errors import (
@@ -91,7 +91,7 @@ _FIRST: Cursor = ((1 << 63) - 1, (1 << 63) - 1, "")  # before every record
 
 
 class PostgresBackend:
-    """The waist over a pool of links; the pool has the mode."""
+    """The backend protocol over a pool of connections; the pool is sync or async."""
 
     name = "postgresql"
 
@@ -191,7 +191,7 @@ class PostgresBackend:
         return results
 
     async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Do many commits in one transaction: one that is refused changes nothing, and the others go on."""
+        """Do many commits in one transaction: one that is refused changes nothing, and the others are done."""
         times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         timeout_s = min(times, default=self._timeout_s)
         # By thread, so that two who do this at once do not wait for each other in a circle.
@@ -202,8 +202,8 @@ class PostgresBackend:
             await link.begin(attempt)
             try:
                 for place in order:
-                    said = parameters(commits[place], b"", attempt)
-                    found[place] = next(rows(await link.query(self._sql.save, said, attempt)))
+                    values = parameters(commits[place], b"", attempt)
+                    found[place] = next(rows(await link.query(self._sql.save, values, attempt)))
             except BaseException:
                 if link.is_in_transaction:
                     await link.run("rollback", attempt)
@@ -274,8 +274,8 @@ class PostgresBackend:
                 raise StaleBase(key.id)
             receipt.existing = reading.record
         if receipt.existing is None:
-            held = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
-            receipt.entries, receipt.writes = tuple(held), commit.writes
+            stored = [await self._entry(key, entry, deadline) or entry for entry in commit.entries]
+            receipt.entries, receipt.writes = tuple(stored), commit.writes
         return receipt
 
     async def _refusal(self, commit: Commit, verdict: str, cells: Cells, deadline: Deadline) -> OutliveError:
@@ -291,8 +291,8 @@ class PostgresBackend:
             return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
         if verdict == "entry":
             entry = commit.entries[found]
-            held = await self._entry(commit.thread, entry, deadline)
-            return EntryHeld(thread, entry.kind, entry.key, held)
+            stored = await self._entry(commit.thread, entry, deadline)
+            return EntryHeld(thread, entry.kind, entry.key, stored)
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:
@@ -349,7 +349,7 @@ class PostgresBackend:
         reading = _reading(await self._ask(statement, *parameters, timeout_s=timeout_s), thread)
         record = reading.record
         if record is not None and (record.namespace != namespace or record.id != (id or record.id)):
-            raise Corrupt("its row stands in the place of another", thread=thread.id, checkpoint=record.id)
+            raise Corrupt("its row is in the place of another", thread=thread.id, checkpoint=record.id)
         return reading
 
     async def history(

@@ -114,7 +114,7 @@ class Connection:
         )
 
     async def begin(self, deadline: Deadline) -> None:
-        """Start a transaction that the server ends by itself when nobody goes on with it."""
+        """Start a transaction that the server ends by itself when nobody continues it."""
         limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
         await self.run(f"begin; {limits}", deadline)
 
@@ -296,7 +296,7 @@ def _final(code: str, text: str) -> OutliveError:
         )
     if code in ("42P05", "26000"):
         return StoreUnavailable(
-            f"PostgreSQL: {text}; behind a pooler in transaction mode open the store with prepared_statements=False"
+            f"PostgreSQL: {text}; with a pooler in transaction mode open the store with prepared_statements=False"
         )
     if code in ("42P01", "42883", "3F000"):
         return MissingSchema(f"outlive's tables are not in the database: {text}; open the store again")

@@ -1,7 +1,9 @@
-"""Links to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
+"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
 
-Taking one from psycopg's pool costs as much CPU as the whole save; here it is a pop from a list. No lock is held
-while a call runs. When one link breaks, the idle ones are closed too: most likely the server went away under all.
+Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting failed (a wrong
+password, a server that is starting), and it knows nothing of the deadline of a call. It would cost no more CPU; what
+saves CPU is speaking to `PGconn` directly (`connection.py`). No lock is held while a call runs. When one connection
+breaks, the idle ones are closed too: most likely the server went away under all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Connect = Callable[[Deadline], Awaitable[Connection]]
 
 
 class Pool:
-    """Where a call gets its link."""
+    """Where a call gets its connection."""
 
     def __init__(self, connect: Connect, size: int) -> None:
         self._connect = connect
@@ -32,7 +34,7 @@ class Pool:
         _pools.add(self)
 
     def begin(self) -> None:
-        """Start without any link. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
+        """Start without any connection. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
         self._idle: list[Connection] = []
 
     async def pause(self, seconds: float) -> None:
@@ -46,7 +48,7 @@ class Pool:
         raise NotImplementedError
 
     async def take(self, deadline: Deadline) -> Connection:
-        """Return a link for one call; every one taken is given back."""
+        """Return a connection for one call; every one taken is given back."""
         if self._closed:
             raise StoreClosed
         await self._acquire(deadline)
@@ -118,7 +120,7 @@ class SuspendingPool(Pool):
             await self._wait_for_one(deadline)
 
     async def _wait_for_one(self, deadline: Deadline) -> None:
-        """Stand in the queue. Whoever gives a link back hands its place on."""
+        """Wait in the queue. A call that gives a connection back passes its place on."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
@@ -148,7 +150,7 @@ class SuspendingPool(Pool):
 
 
 def _pop(links: list[Connection]) -> Connection | None:
-    """Return a link that still works; those that ended meanwhile are closed."""
+    """Return a connection that still works; those that ended meanwhile are closed."""
     while True:
         try:
             link = links.pop()

@@ -23,8 +23,7 @@ from outlive.backend import (
     unescape,
 )
 from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
-from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Row, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "postgresql"  # the name of the server's clock in leases
@@ -49,19 +48,19 @@ Cells = Sequence[bytes | None]
 
 
 def digest(*texts: str) -> bytes:
-    """Return what stands for texts in an index: they may be too long for one."""
+    """Return the digest of texts for an index: they may be too long for one."""
     joined = "\0".join(map(escape, texts)).encode()
     return hashlib.blake2b(joined, digest_size=16, person=b"outlive.name").digest()
 
 
 @functools.lru_cache(maxsize=4096)
 def space(namespace: str) -> bytes:
-    """Return what stands for a namespace."""
+    """Return the digest of a namespace."""
     return digest(namespace) if namespace else b""
 
 
 def entry_name(kind: str, key: str) -> bytes:
-    """Return what stands for an entry; those of many and those of few are apart in the index."""
+    """Return the digest of an entry; those of many and those of few are apart in the index."""
     return (b"\1" if kind in MANY else b"\0") + digest(kind, key)
 
 
@@ -225,8 +224,8 @@ def sealed_writes(thread: ThreadKey, writes: Iterable[WriteRecord]) -> list[dict
     """Return writes whose ranks are known, with their seals."""
     writes = list(writes)
     return [
-        {**said, "seal": write_seal(thread.digest, write, bytes.fromhex(said["checksum"]))}
-        for write, said in zip(writes, write_documents(writes), strict=True)
+        {**row, "seal": write_seal(thread.digest, write, bytes.fromhex(row["checksum"]))}
+        for write, row in zip(writes, write_documents(writes), strict=True)
     ]
 
 
@@ -257,8 +256,8 @@ def sealed_entries(thread: ThreadKey, entries: Iterable[EntryRecord]) -> list[di
     """Return entries whose fences and leases are known, with their seals."""
     entries = list(entries)
     return [
-        {**said, "seal": entry_seal(thread, entry, bytes.fromhex(said["checksum"]))}
-        for entry, said in zip(entries, entry_documents(entries), strict=True)
+        {**row, "seal": entry_seal(thread, entry, bytes.fromhex(row["checksum"]))}
+        for entry, row in zip(entries, entry_documents(entries), strict=True)
     ]
 
 

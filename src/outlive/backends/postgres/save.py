@@ -15,7 +15,6 @@ from outlive.backend import (
     stamped,
 )
 from outlive.backend.entries import check_kinds
-from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (
     Cells,
@@ -36,6 +35,7 @@ from outlive.backends.postgres.rows import (
     to_text,
     write_documents,
 )
+from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import lock_ms
 from outlive.errors import BadArgument
@@ -186,18 +186,18 @@ def _accepted(commit: Commit, cells: Cells, rank: tuple[int, int, int]) -> tuple
 
 
 def _settled(commit: Commit, cells: Cells) -> tuple[EntryRecord, ...]:
-    said = json.loads((cells[10] or b"\1[]")[1:])
+    documents = json.loads((cells[10] or b"\1[]")[1:])
     return tuple(
         replace(
             entry,
             body=body,
-            status=to_text(one["status"].encode()),
-            fence=one["fence"],
-            until=one["until"],
-            clock=to_text(one["clock"].encode()),
+            status=to_text(fields["status"].encode()),
+            fence=fields["fence"],
+            until=fields["until"],
+            clock=to_text(fields["clock"].encode()),
             lease_s=None,
             expect=None,
             expect_lapsed=False,
         )
-        for entry, one, body in zip(commit.entries, said, to_blobs(cells[11]), strict=True)
+        for entry, fields, body in zip(commit.entries, documents, to_blobs(cells[11]), strict=True)
     )

@@ -55,7 +55,7 @@ _NOTHING = 'null::text, null::text collate "C", null::text, null::text, null::te
 )
 
 # One reading: kind 0 the checkpoint, kind 1 its chunks and those of its writes, kind 2 its writes. Kinds from 10 on are
-# problems. All in one snapshot. $3, $4: what the reader has at hand. $5: whether it wants chunks at all.
+# problems. All in one snapshot. $3, $4: what the reader has in memory. $5: whether it wants chunks at all.
 _READ = f"""
 with t as materialized (
     select key, generation, checkpoints, root_head, root_checkpoints from {{schema}}.thread where digest = $1

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
-from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.rows import (
     CHECKPOINT,
@@ -41,9 +40,10 @@ from outlive.backends.postgres.rows import (
 )
 from outlive.backends.postgres.save import thread_parameters
 from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
+from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
-from outlive.backends.rules.view import Clock, Effect
+from outlive.backends.rules.view import Effect
 from outlive.errors import Corrupt
 from outlive.runtime.runtime import Deadline
 

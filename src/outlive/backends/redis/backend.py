@@ -28,7 +28,6 @@ from outlive.backend import (
     ThreadRow,
     WriteRecord,
 )
-from outlive.backends.local.memory import write_order
 from outlive.backends.redis import rows
 from outlive.backends.redis.audit import ThreadAudit
 from outlive.backends.redis.bucket_audit import BucketAudit
@@ -39,6 +38,7 @@ from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread, checkpoint_field, to_bytes
 from outlive.backends.redis.session import Session
+from outlive.backends.rules.view import write_order
 from outlive.errors import Corrupt, OutliveError
 
 _BATCH = 64  # chunks copied together

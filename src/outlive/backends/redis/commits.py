@@ -8,7 +8,6 @@ from typing import Any
 
 from outlive.backend import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backend.entries import KINDS, check_kinds
-from outlive.backends.local.memory import new_token
 from outlive.backends.redis import messages, rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.gather import Gathering
@@ -16,9 +15,10 @@ from outlive.backends.redis.identity import Identity
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import Keys
 from outlive.backends.redis.session import Session
+from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import done_before, is_deletion, is_plain, removes_only
-from outlive.backends.rules.view import Clock, Row
+from outlive.backends.rules.view import Row
 from outlive.backends.server.attempts import AbandonedCommits, Deadline
 from outlive.errors import NotReplicated, OutliveError, StoreBusy, StoreError
 

@@ -16,9 +16,9 @@ from outlive.backend import (
     WriteRecord,
     stamped,
 )
-from outlive.backends.local.memory import new_token
 from outlive.backends.redis import rows
 from outlive.backends.redis.rows import checkpoint_field, pack_args, to_bytes
+from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
 from outlive.backends.server.attempts import StoreReplaced

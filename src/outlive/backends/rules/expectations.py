@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, EntryRecord, WriteRecord
-from outlive.backends.rules.view import Clock, Effect, Row, View
+from outlive.backends.rules.clock import Clock
+from outlive.backends.rules.view import Effect, Row, View
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -73,9 +74,9 @@ def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
 
 
 def _check_fence(thread: str, kind: str, key: str, epoch: int, fence: int, view: View) -> None:
-    held = view.entry(kind, key)
-    if held is None or (held.epoch, held.fence) != (epoch, fence) or held.status != "running":
-        raise LeaseLost(thread, kind, key, fence, held.fence if held else None)
+    entry = view.entry(kind, key)
+    if entry is None or (entry.epoch, entry.fence) != (epoch, fence) or entry.status != "running":
+        raise LeaseLost(thread, kind, key, fence, entry.fence if entry else None)
 
 
 def _check_head(commit: Commit, namespace: str, expected: str | None, view: View) -> None:
@@ -110,11 +111,9 @@ def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
 def finds_chunks(commit: Commit, view: View) -> bool:
     """Make sure of chunks that a commit names without bringing them; tell whether there are any.
 
-    With a generation they are known to be there. Without one they must be found, and a sweep that is
-    already under way must be stopped.
+    This is for a commit that does not say in which generation it saw them: they must be there, and a sweep
+    that is under way must learn that they are used again.
     """
-    if commit.generation is not None:
-        return False
     brought = {name for name, _ in commit.chunks}
     missing = named(commit) - brought
     if any(view.chunk(name) is None for name in missing):

@@ -50,7 +50,7 @@ def is_plain(commit: Commit) -> bool:
 
 
 def is_apart(commit: Commit) -> bool:
-    """Tell whether a commit may come behind plain ones that it has not seen: it neither puts nor expects what they put."""
+    """Tell whether a commit may come after plain ones that it has not seen: it neither puts nor expects what they put."""
     return not (
         commit.checkpoints
         or commit.writes
@@ -186,7 +186,7 @@ def done_before(commit: Commit, seen: Snapshot) -> Receipt:
         seen.row.generation,
         seen.row.revision,
         checkpoints=tuple(record for record in found if record is not None),
-        entries=tuple(held or entry for held, entry in zip(notes, commit.entries, strict=True)),
+        entries=tuple(stored or entry for stored, entry in zip(notes, commit.entries, strict=True)),
         writes=commit.writes,
         removed=int(commit.removal is not None),
     )

@@ -22,15 +22,6 @@ class Row:
     info_version: int = 0
 
 
-@dataclass(slots=True)
-class Clock:
-    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
-
-    now: int
-    lease: int
-    id: str
-
-
 class View(Protocol):
     """How `decide` looks at one thread."""
 
@@ -73,6 +64,11 @@ class Effect:
     erase: bool = False
     info: bytes | None = None
     info_projection: str | None = None
+
+
+def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
+    """Order writes as they are handed out: by path, task and index."""
+    return (write.namespace, write.checkpoint, write.path, write.task, write.index)
 
 
 def fitting(

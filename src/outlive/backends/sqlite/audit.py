@@ -11,8 +11,8 @@ import apsw
 from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
-from outlive.backends.sqlite.heads import THREADS, Found
 from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
+from outlive.backends.sqlite.thread_row import THREADS, FoundThread
 from outlive.errors import Corrupt
 
 
@@ -66,7 +66,7 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+            view = Rows(db, thread_key(row[2], row[3], row[1]), found=FoundThread.of(row))
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
             found += Audit(db, view).run()
         except Corrupt as error:

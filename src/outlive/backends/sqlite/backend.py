@@ -37,15 +37,15 @@ from outlive.backend import (
     checksum,
     escape,
 )
-from outlive.backends.local.memory import clock, new_token, same, write_order
+from outlive.backends.rules.clock import clock, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
-from outlive.backends.rules.view import fitting
+from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
-from outlive.backends.sqlite.heads import THREADS, Found
 from outlive.backends.sqlite.rows import KnownKeys, Rows
+from outlive.backends.sqlite.thread_row import THREADS, FoundThread
 from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
 
@@ -110,20 +110,24 @@ class SQLiteBackend:
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
+        busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
         try:
             with self._link.translated():
-                self._link.set_timeout(min((c.timeout_s or _BUSY_S for c in commits), default=_BUSY_S))
-                with self._link.transaction("immediate") as db:
-                    results = self._commit_group(db, commits)
-                self._clean_up(commits, results)
+                with self._link.transaction("immediate", busy_s) as db:
+                    if len(commits) == 1:  # its refusal may roll back the whole transaction
+                        results: list[Receipt | OutliveError] = [self._commit(db, commits[0])]
+                    else:
+                        results = self._commit_group(db, commits)
+                if any(
+                    isinstance(result, Receipt) and (result.freed or result.removed) for result in results
+                ):
+                    self._free_pages(commits)
                 return results
         except OutliveError as error:  # the transaction is rolled back: none of them is stored
             return [error] * len(commits)
 
     def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Commit all in one savepoint; only when one is refused, which is rare, start again with one for each."""
-        if len(commits) == 1:  # its refusal may roll back the whole transaction
-            return [self._commit(db, commits[0])]
         receipts = self._in_savepoint(db, lambda: [self._commit(db, commit) for commit in commits])
         if isinstance(receipts, list):
             return [*receipts]
@@ -147,7 +151,8 @@ class SQLiteBackend:
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
         draft = commit.checkpoints[0] if commit.checkpoints else None
-        view = Rows(db, commit.thread, draft=draft, deletes=is_deletion(commit))
+        deletes = commit.removal is not None and is_deletion(commit)
+        view = Rows(db, commit.thread, draft=draft, deletes=deletes)
         effect, receipt = decide(commit, view, clock(), new_token())
         if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
             view.check_index()  # what was not found was never there
@@ -155,10 +160,8 @@ class SQLiteBackend:
             Writer(db, view, effect, self._known).write()
         return receipt
 
-    def _clean_up(self, commits: Sequence[Commit], results: Sequence[Receipt | OutliveError]) -> None:
-        """Give space back after a deletion. Only a courtesy, but for erasure: whatever is in the way, it is deleted."""
-        if not any(isinstance(result, Receipt) and (result.freed or result.removed) for result in results):
-            return
+    def _free_pages(self, commits: Sequence[Commit]) -> None:
+        """Give space back after a deletion, which is done already: only an erasure needs it."""
         db = self._link.db()
         self._has_freed = True
         erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
@@ -193,7 +196,7 @@ class SQLiteBackend:
                 view.check_absent(namespace)
                 return ReadResult(view.row.generation)
             writes = view.writes_of(namespace, record.id)
-            wanted = [] if known is not None and same(known, record) else list(record.chunks)
+            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
             wanted += [name for write in writes for name in write.chunks]
             return ReadResult(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
 
@@ -254,7 +257,7 @@ class SQLiteBackend:
             return [self._summary(db, row, query.heads) for row in rows]
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
-        view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
+        view = Rows(db, thread_key(row[2], row[3], row[1]), found=FoundThread.of(row))
         return view.summary(row[24], row[25], row[26], heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
@@ -274,9 +277,7 @@ class SQLiteBackend:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with self._link.translated():
-            self._link.set_timeout(self._busy_s)
-        with self._link.translated(), self._link.transaction("immediate") as db:
+        with self._link.translated(), self._link.transaction("immediate", self._busy_s) as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 

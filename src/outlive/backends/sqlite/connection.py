@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from outlive.backends.local.memory import boot_id
+from outlive.backends.rules.clock import boot_id
 from outlive.backends.sqlite.wal import MarkFile, find_loss, sound_frames
 from outlive.errors import (
     BadURL,
@@ -45,9 +45,8 @@ class Connection:
         self, path: str, *, fsync: str, busy_s: float, accepts_loss: bool, on_rollback: Callable[[], None]
     ) -> None:
         self.path = path  # as the caller says it
-        self._file = (
-            path if path == _MEMORY else os.path.realpath(path)
-        )  # SQLite has its other files beside this one
+        # SQLite has its other files beside the real one.
+        self._file = path if path == _MEMORY else os.path.realpath(path)
         self._synchronous = {"full": 2, "normal": 1}[fsync]
         self._busy_s = busy_s
         self._accepts_loss = accepts_loss
@@ -93,12 +92,12 @@ class Connection:
                 self._marks.close()
             self._marks = None
 
-    def set_timeout(self, timeout_s: float) -> None:
-        self.db().set_busy_timeout(_milliseconds(timeout_s))
-
     @contextlib.contextmanager
-    def transaction(self, kind: str) -> Iterator[apsw.Connection]:
+    def transaction(self, kind: str, busy_s: float | None = None) -> Iterator[apsw.Connection]:
+        """Open a transaction. `busy_s`: how long this one and later ones wait for other processes."""
         db = self.db()
+        if busy_s is not None:
+            db.set_busy_timeout(max(1, int(busy_s * 1000)))
         try:
             db.execute(f"begin {kind}")
             yield db
@@ -109,8 +108,12 @@ class Connection:
             with contextlib.suppress(apsw.Error):
                 db.execute("rollback")
             raise
-        if kind == "immediate":
-            self._acknowledge(db)  # a crash before leaves a commit that its caller was not told of
+        if kind == "immediate" and self._marks is not None:
+            # A crash before this line leaves a commit that its caller was not told of. Past it, a log that has lost
+            # the commit is noticed. Without the mark the commit is done all the same.
+            with contextlib.suppress(apsw.Error, OSError):
+                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                self._marks.acknowledge(frames, self._page_size)
 
     def _check_place(self, db: apsw.Connection, kind: str) -> None:
         """Refuse a file that nobody will find again: before every commit, and now and then when reading."""
@@ -141,12 +144,6 @@ class Connection:
             "of this call is stored there; put the files back if that was a mistake, and open the store again"
         )
 
-    def _acknowledge(self, db: apsw.Connection) -> None:
-        if self._marks is not None:
-            with contextlib.suppress(apsw.Error, OSError):  # the commit is done, whatever comes of its mark
-                frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-                self._marks.acknowledge(frames, self._page_size)
-
     def audit_log(self) -> list[Corrupt]:
         """Compare the log on the disk with what SQLite holds to be committed; not in a transaction."""
         if self._marks is None:
@@ -172,11 +169,10 @@ class Connection:
         db = apsw.Connection(self._file)
         try:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what is refused is left as it is
-            db.set_busy_timeout(_milliseconds(self._busy_s))
+            db.set_busy_timeout(max(1, int(self._busy_s * 1000)))
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
-            db.config(
-                apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1
-            )  # else many statements are prepared for every value
+            # Without this, many statements are prepared again for every value.
+            db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
             db.execute(
                 "pragma trusted_schema = off; pragma cell_size_check = on; pragma temp_store = memory"
             ).fetchall()
@@ -304,10 +300,6 @@ def _unused(path: str) -> str:
     while os.path.exists(name := f"{path}-{number}" if number else path):
         number += 1
     return name
-
-
-def _milliseconds(timeout_s: float) -> int:
-    return max(1, int(timeout_s * 1000))
 
 
 def _patiently(work: Callable[[], Any], timeout_s: float) -> None:

@@ -14,7 +14,7 @@ import apsw
 
 from outlive.backend import EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
 from outlive.backend.entries import RUN, check_stored_kind
-from outlive.backends.rules.view import Clock
+from outlive.backends.rules.clock import Clock
 from outlive.errors import Corrupt, DamagedEntry
 
 ENTRY = "kind, key, status, epoch, fence, revision, until, clock, body, checksum"

@@ -24,12 +24,10 @@ from outlive.backend import (
     escape,
     unescape,
 )
-from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import Row
+from outlive.backends.rules.view import Row, write_order
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
-from outlive.backends.sqlite.heads import Found, look_up
-from outlive.backends.sqlite.thread_row import ThreadRows, guess
+from outlive.backends.sqlite.thread_row import FoundThread, ThreadRows, guess, look_up
 from outlive.errors import Corrupt
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
@@ -75,12 +73,12 @@ class KnownKeys:
 
     def of(self, digest: bytes, row: Row) -> dict[bytes, int]:
         """Return the keys of a thread in its present generation."""
-        held = self._threads.get(digest)
-        if held is None or held[0] != row.generation:
+        known = self._threads.get(digest)
+        if known is None or known[0] != row.generation:
             if len(self._threads) >= _KNOWN_THREADS:
                 self._threads.pop(next(iter(self._threads)))
-            held = self._threads[digest] = (row.generation, {})
-        return held[1]
+            known = self._threads[digest] = (row.generation, {})
+        return known[1]
 
     def forget(self) -> None:
         """Drop everything: what a transaction that was rolled back said is not true."""
@@ -101,7 +99,7 @@ class Rows(ThreadRows):
         *,
         draft: CheckpointRecord | None = None,
         deletes: bool = False,  # then it may be damaged
-        found: Found | None = None,
+        found: FoundThread | None = None,
     ) -> None:
         if found is None:
             space = draft.namespace if draft is not None else namespace
@@ -195,7 +193,7 @@ class Rows(ThreadRows):
         return None if row is None else row[0]
 
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
-        """Return the names behind the keys of a record, checked: no row of `chunk` can stand in for another.
+        """Return the names of the chunks of a record by their keys, checked: no row of `chunk` can replace another.
 
         A chunk that is gone gets a name that no chunk has: the record can be listed and deleted, not loaded.
         """

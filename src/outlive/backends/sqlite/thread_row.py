@@ -1,22 +1,119 @@
-"""The row of a thread in SQLite and its heads, checked against each other."""
+"""The row of a thread in SQLite and its heads: what every call reads first, and how they vouch for each other.
+
+Every commit writes two rows: that of `thread`, and the head of the root namespace, which repeats the thread's revision.
+When they differ, one of them was lost or is an older copy of itself. A head is also compared with the newest checkpoint
+that the index finds, and with that checkpoint's checksum.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import apsw
 
 from outlive.backend import ThreadKey, checksum, escape
 from outlive.backends.rules.view import Row
 from outlive.backends.sqlite.connection import fetch_one
-from outlive.backends.sqlite.heads import HEAD, Found, Head, checked_head
 from outlive.errors import Corrupt
+
+THREAD = (
+    "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "
+    "info_version, checksum"
+)
+HEAD = "thread, revision, epoch, seq, id, checkpoints, record, checksum"
+_THREAD, _ROOT, _OTHER = (
+    ", ".join(f"{table}.{name}" for name in columns.split(", "))
+    for table, columns in (("t", THREAD), ("h", HEAD), ("o", HEAD))
+)
+_WITH_ROOT = "from thread t left join head h on h.digest = t.digest and h.namespace = ''"
+_WITH_BOTH = f"{_WITH_ROOT} left join head o on o.digest = t.digest and o.namespace = ?2 where t.digest = ?1"
+_HAS_IT = "exists(select 1 from checkpoint where thread = t.key and id = ?3 and namespace = ?2)"
+_NEWEST = "from checkpoint where thread = t.key and namespace = ?2 order by epoch desc, seq desc limit 1)"
+# What every call asks of a thread: its row, the head of the root namespace, and that of the namespace it is about. A save also asks
+# whether its checkpoint is there, and for the newest place in the index.
+_READ_ROOT = f"select {_THREAD}, {_ROOT} {_WITH_ROOT} where t.digest = ?1"
+_READ_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER} {_WITH_BOTH}"
+_SAVE_ROOT = (
+    f"select {_THREAD}, {_ROOT}, {_HAS_IT}, (select epoch {_NEWEST}, (select seq {_NEWEST} "
+    f"{_WITH_ROOT} where t.digest = ?1"
+)
+_SAVE_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER}, {_HAS_IT}, (select epoch {_NEWEST}, (select seq {_NEWEST} {_WITH_BOTH}"
+# Rows of threads, each with the head of its root namespace and its metadata.
+THREADS = f"select {_THREAD}, {_ROOT}, t.info, t.info_json, t.info_checksum {_WITH_ROOT}"
+
+
+class Head(NamedTuple):
+    """The newest checkpoint of a namespace, and how many there are; `id` is None when the root namespace has none."""
+
+    thread: int
+    revision: int
+    epoch: int
+    seq: int
+    id: str | None  # escaped
+    checkpoints: int
+    record: bytes | None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        return (self.epoch, self.seq, self.id or "")
+
+
+@dataclass(slots=True)
+class FoundThread:
+    """What one statement found of a thread: nothing of it is checked yet."""
+
+    row: Sequence[Any] | None = None
+    heads: dict[str, Sequence[Any] | None] = field(default_factory=dict)  # by namespace
+    has_checkpoint: bool = True  # or nobody asked
+    newest: dict[str, tuple[int, int] | None] = field(default_factory=dict)  # by namespace: its (epoch, seq)
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> FoundThread:
+        """Return what a row says that begins with the columns of a thread and of its root's head."""
+        return cls(row[:16], {"": row[16:24] if row[23] is not None else None})
+
+
+def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) -> FoundThread:
+    """Read the row of a thread with its heads; with an id, all that a save needs to know."""
+    values: tuple[Any, ...] = (digest, escape(namespace))
+    if id is None:
+        sql, values = (_READ_OTHER, values) if namespace else (_READ_ROOT, values[:1])
+    else:
+        sql, values = (_SAVE_OTHER if namespace else _SAVE_ROOT), (*values, escape(id))
+    rows: list[Any] = db.execute(sql, values).fetchall()
+    if not rows:  # it is new, or its row is lost
+        heads: list[Any] = db.execute(
+            f"select {HEAD} from head where digest = ? and namespace = ''", values[:1]
+        ).fetchall()
+        return FoundThread(None, {"": heads[0] if heads else None}, has_checkpoint=False)
+    (row,) = rows
+    found = FoundThread.of(row)
+    if namespace:
+        found.heads[namespace] = row[24:32] if row[31] is not None else None
+    if id is not None:
+        found.has_checkpoint = bool(row[-3])
+        found.newest[namespace] = None if row[-1] is None else (row[-2], row[-1])
+    return found
+
+
+def checked_head(digest: bytes, name: str, row: Sequence[Any]) -> Head | None:
+    """Return a head whose row is whole; None when it is damaged."""
+    return Head(*row[:7]) if row[7] == checksum(digest, name, *row[:7]) else None
+
+
+def put_head(db: apsw.Connection, digest: bytes, name: str, head: Head) -> None:
+    db.execute(
+        "insert or replace into head values(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (digest, name, *head, checksum(digest, name, *head)),
+    )
 
 
 class ThreadRows:
     """The counters and heads of one thread as they are inside a transaction."""
 
-    def __init__(self, db: apsw.Connection, thread: ThreadKey, found: Found, *, deletes: bool) -> None:
+    def __init__(self, db: apsw.Connection, thread: ThreadKey, found: FoundThread, *, deletes: bool) -> None:
         self._db = db
         self._found = found
         self._heads: dict[str, Head | None] = {}  # those that were checked
@@ -24,10 +121,7 @@ class ThreadRows:
         self.row: Row | None = None
         self.key = self.checkpoints = self.entries = self.stored = self.updated_at = 0
         self.is_listed = self.has_row = False
-        self._load(deletes)
-
-    def _load(self, deletes: bool) -> None:
-        """Take over the row of the thread when it and the root's head say the same."""
+        # The row of the thread counts when it and the head of the root namespace say the same.
         problem = self._disagreement()
         if problem is not None:
             if not deletes:
@@ -141,10 +235,7 @@ class ThreadRows:
 
 def _greatest(*counters: Any) -> int:
     """Return the greatest of counters that may be anything."""
-    return max(
-        (fetch_one for fetch_one in counters if type(fetch_one) is int and 0 <= fetch_one < 1 << 53),
-        default=0,
-    )
+    return max((count for count in counters if type(count) is int and 0 <= count < 1 << 53), default=0)
 
 
 def guess(id: Any) -> str | None:

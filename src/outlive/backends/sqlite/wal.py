@@ -1,4 +1,4 @@
-"""The write-ahead log that a killed process leaves behind: which commits of it were acknowledged.
+"""The write-ahead log that a killed process leaves: which commits of it were acknowledged.
 
 When SQLite recovers a log, it stops at the first frame whose checksum is wrong, because a crash in the middle of a write
 looks like that. So does a damaged frame: every acknowledged commit after it would be lost without a word. Two things tell the

@@ -8,11 +8,10 @@ from typing import Any
 import apsw
 import ormsgpack
 
-from outlive.backend import CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
+from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry
-from outlive.backends.sqlite.heads import Head, put_head
 from outlive.backends.sqlite.rows import (
     CHECKPOINT,
     TABLES,
@@ -23,6 +22,7 @@ from outlive.backends.sqlite.rows import (
     info_checksum,
     xor,
 )
+from outlive.backends.sqlite.thread_row import Head, put_head
 from outlive.errors import StaleBase
 
 
@@ -42,13 +42,19 @@ class Writer:
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
     def write(self) -> None:
+        """Write all of the effect. Everything is in one transaction: a crash leaves all of it or nothing."""
         effect, view = self._effect, self._view
+        # 1. The row of a new thread, so that the others have a key to refer to.
         if not view.has_row:
             self._create()
+        # 2. Removals first: what is put may take the place of what is removed.
+        records = (*effect.checkpoints, *effect.rewrites)
         if effect.everything:
             self._forget_all()
         else:
-            self._check_heads()
+            # Compare the heads that change with the index, before both change.
+            for namespace in {record.namespace for record in records} | {key[0] for key in effect.removed}:
+                view.newest_head(namespace)
         for pair in effect.removed:
             self._remove_checkpoint(*pair)
             if pair in view.have_writes:  # also without a checkpoint
@@ -59,51 +65,42 @@ class Writer:
                 self._exchange_chunk(name, brought[name])
             else:
                 self._remove_chunk(name)
+        # 3. Chunks before the checkpoints and writes that refer to them by key.
         for name, data in effect.chunks:
             self._put_chunk(name, data)
-        for record in (*effect.checkpoints, *effect.rewrites):
+        for record in records:
             self._put_checkpoint(record)
         for namespace in {**self._touched, "": 0}:
             self._settle_head(namespace)
-        changes: dict[tuple[str, str], tuple[int, int]] = {}
-        for write in effect.writes:
-            pair = (write.namespace, write.checkpoint)
-            count, change = changes.get(pair, (0, 0))
-            is_fresh, checksums = self._put_write(write)
-            changes[pair] = (count + is_fresh, change ^ checksums)
-        for pair, (count, change) in changes.items():
-            self._count_writes(*pair, count, change)
+        if effect.writes:
+            self._put_writes(effect.writes)
         for entry in effect.entries:
             self._put_entry(entry)
         if effect.info is not None:
+            version, projection = effect.row.info_version, effect.info_projection
+            check = info_checksum(view.key, version, effect.info, projection)
             self._db.execute(
                 "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
-                (
-                    effect.info,
-                    info_checksum(view.key, effect.row.info_version, effect.info, effect.info_projection),
-                    effect.info_projection,
-                    view.key,
-                ),
+                (effect.info, check, projection, view.key),
             )
-        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, self._is_listed())
+        # 4. The row of the thread at last: its counts and revision vouch for the others.
+        listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
+        view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, listed)
 
-    def _check_heads(self) -> None:
-        """Compare the heads that change with the index, which is about to change too."""
-        records = (*self._effect.checkpoints, *self._effect.rewrites)
-        for namespace in {record.namespace for record in records} | {
-            pair[0] for pair in self._effect.removed
-        }:
-            self._view.newest_head(namespace)
+    def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
+        changes: dict[CheckpointKey, tuple[int, int]] = {}
+        for write in writes:
+            pair = (write.namespace, write.checkpoint)
+            count, change = changes.get(pair, (0, 0))
+            is_new, checksums = self._put_write(write)
+            changes[pair] = (count + is_new, change ^ checksums)
+        for pair, (count, change) in changes.items():
+            self._count_writes(*pair, count, change)
 
-    def _is_listed(self) -> bool:
-        """A thread without content is not listed: one that was deleted, or a target that is still being filled."""
-        effect, view = self._effect, self._view
-        if self._count or effect.writes or effect.info is not None:
-            return True
-        has_writes = (
-            fetch_one(self._db, "select 1 from tally where thread = ? limit 1", (view.key,)) is not None
-        )
-        return has_writes or view.info() is not None
+    def _has_content(self) -> bool:
+        """Tell whether a thread without checkpoints is listed: it has pending writes, or metadata of its own."""
+        sql = "select 1 from tally where thread = ? limit 1"
+        return fetch_one(self._db, sql, (self._view.key,)) is not None or self._view.info() is not None
 
     def _chunk_keys(self, names: Sequence[bytes]) -> bytes:
         """Return the keys of chunks; what was removed meanwhile cannot be referred to."""
@@ -148,23 +145,25 @@ class Writer:
             self._stored += len(data)
             self._keys[name] = self._db.last_insert_rowid()
         else:  # it is there, with its bytes: say that it is wanted again
-            (held,) = fetch_one(self._db, "select data from chunk where thread = ? and name = ?", (key, name))
+            (stored,) = fetch_one(
+                self._db, "select data from chunk where thread = ? and name = ?", (key, name)
+            )
             self._db.execute(
                 "update chunk set revision = ?, crc = ? where thread = ? and name = ?",
-                (revision, chunk_crc(key, name, revision, held), key, name),
+                (revision, chunk_crc(key, name, revision, stored), key, name),
             )
 
     def _remove_chunk(self, name: bytes) -> None:
-        held = self._view.chunk(name)
-        if held is not None:
-            self._stored -= held[0]
+        stored = self._view.chunk(name)
+        if stored is not None:
+            self._stored -= stored[0]
             self._db.execute("delete from chunk where thread = ? and name = ?", (self._view.key, name))
 
     def _exchange_chunk(self, name: bytes, data: bytes) -> None:
         """Put other bytes in the place of a chunk: rows that refer to it do so by its key."""
-        held = self._view.chunk(name)
-        if held is not None:
-            self._stored += len(data) - held[0]
+        stored = self._view.chunk(name)
+        if stored is not None:
+            self._stored += len(data) - stored[0]
             self._db.execute(
                 "update chunk set data = ? where thread = ? and name = ?", (data, self._view.key, name)
             )
@@ -189,7 +188,9 @@ class Writer:
                 (self._view.key, *fields[:2], check),
             )
         self._checksums[record.namespace, record.id] = check
-        self._change(record.namespace, 1, len(record.body))
+        self._count += 1
+        self._stored += len(record.body)
+        self._touched[record.namespace] = self._touched.get(record.namespace, 0) + 1
 
     def _remove_checkpoint(self, namespace: str, id: str) -> None:
         where = (self._view.key, escape(id), escape(namespace))
@@ -202,17 +203,14 @@ class Writer:
             self._db.execute(
                 "delete from checkpoint_version where thread = ? and id = ? and namespace = ?", where
             )
-            self._change(namespace, -1, -gone[0])
+            self._count -= 1
+            self._stored -= gone[0]
+            self._touched[namespace] = self._touched.get(namespace, 0) - 1
 
     def _remove_writes(self, namespace: str, id: str) -> None:
         where = (self._view.key, escape(namespace), escape(id))
         self._db.execute("delete from write where thread = ? and namespace = ? and checkpoint = ?", where)
         self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
-
-    def _change(self, namespace: str, count: int, stored: int) -> None:
-        self._count += count
-        self._stored += stored
-        self._touched[namespace] = self._touched.get(namespace, 0) + count
 
     def _settle_head(self, namespace: str) -> None:
         """Write down what is the newest of a namespace now, and how many there are; of the root whatever was changed."""

@@ -1,4 +1,4 @@
-"""The contract of a backend at the waist: its rules, looked at record by record, without a store."""
+"""The contract of the backend protocol: its rules, tested record by record, without a store."""
 
 from outlive.testing.records.commits import CommitContract
 from outlive.testing.records.deletion import DeletionContract

@@ -11,7 +11,7 @@ import pytest
 from outlive.backend import EntryQuery, EntryRecord, Removal, ThreadQuery
 from outlive.errors import StoreClosed
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist, chunk, draft, write
+from outlive.testing.thread_records import Probe, chunk, draft, write
 from outlive.testing.trial import Trial
 
 ONE, TWO = chunk("one"), chunk("two")
@@ -39,13 +39,13 @@ class CommitContract(Contract):
         assert await first.identity(b"b" * 32) == b"a" * 32
         assert await second.identity(b"c" * 32) == b"a" * 32
 
-    async def test_an_absent_thread_reads_as_nothing(self, waist: Waist) -> None:
-        backend, thread = waist.backend, waist.thread
+    async def test_an_absent_thread_reads_as_nothing(self, probe: Probe) -> None:
+        backend, thread = probe.backend, probe.thread
         reading = await backend.read(thread, "")
         assert (reading.record, reading.chunks, reading.writes) == (None, {}, ())
         assert (await backend.read(thread, "", "id")).record is None
         assert (await backend.read(thread, "", at=1)).record is None
-        assert await waist.records() == []
+        assert await probe.records() == []
         assert await backend.writes(thread, None) == await backend.writes(thread, [("", "id")]) == []
         assert await backend.fetch(thread, [ONE[0]]) == {}
         assert (await backend.inventory(thread)).chunks == {}
@@ -61,45 +61,45 @@ class CommitContract(Contract):
         )
         assert await backend.audit(thread) == await backend.audit(None) == []
 
-    async def test_reading_creates_nothing(self, waist: Waist) -> None:
-        await waist.dump()
-        await waist.backend.read(waist.thread, "")
-        receipt = await waist.commit(draft("a"))
+    async def test_reading_creates_nothing(self, probe: Probe) -> None:
+        await probe.dump()
+        await probe.backend.read(probe.thread, "")
+        receipt = await probe.commit(draft("a"))
         assert (receipt.revision, receipt.checkpoints[0].seq) == (1, 1)
 
-    async def test_a_record_comes_back_as_it_was_sent(self, waist: Waist) -> None:
+    async def test_a_record_comes_back_as_it_was_sent(self, probe: Probe) -> None:
         sent = draft(
             "id", TWO[0], ONE[0], namespace="sub", parent="of another time", run="run", step=-7, source="update",
             size=1 << 40, added=1 << 39, body=bytes(range(256)), projection='{"a": [1, "ü"]}', created_at=1_700_000_000_000_001,
         )  # fmt: skip
-        receipt = await waist.commit(sent, chunks=(ONE, TWO))
+        receipt = await probe.commit(sent, chunks=(ONE, TWO))
         expected = replace(sent, seq=1)
         assert receipt.checkpoints == (expected,)
-        reading = await waist.backend.read(waist.thread, "sub", "id")
+        reading = await probe.backend.read(probe.thread, "sub", "id")
         assert reading.record == expected
         assert reading.chunks == dict((ONE, TWO))
         assert reading.generation == receipt.generation
 
-    async def test_a_record_of_a_newer_format_is_kept_as_it_is(self, waist: Waist) -> None:
-        await waist.commit(draft("new", format=1_000_000))
-        assert [record.format for record in await waist.records()] == [1_000_000]
+    async def test_a_record_of_a_newer_format_is_kept_as_it_is(self, probe: Probe) -> None:
+        await probe.commit(draft("new", format=1_000_000))
+        assert [record.format for record in await probe.records()] == [1_000_000]
 
-    async def test_the_store_stamps_a_checkpoint_with_place_and_moment(self, waist: Waist) -> None:
+    async def test_the_store_stamps_a_checkpoint_with_place_and_moment(self, probe: Probe) -> None:
         before = time.time_ns() // 1000
-        record = await waist.save("a")
+        record = await probe.save("a")
         assert (record.epoch, record.seq, record.follows) == (0, 1, False)
         # A store has a clock of its own: a minute is what no well-kept server is off.
         assert abs(record.created_at - before) < 60_000_000
 
-    async def test_a_commit_stores_all_that_it_carries(self, waist: Waist) -> None:
-        receipt = await waist.commit(
+    async def test_a_commit_stores_all_that_it_carries(self, probe: Probe) -> None:
+        receipt = await probe.commit(
             draft("a", ONE[0]),
             chunks=(ONE, TWO),
             writes=(write("a", "task"),),
             entries=(EntryRecord("step", "n", b"body", status="open"),),
             info=b"info",
         )
-        dump = await waist.dump()
+        dump = await probe.dump()
         assert dump["records"] == list(receipt.checkpoints)
         assert dump["data"] == dict((ONE, TWO))
         assert dump["inventory"] == {name: (len(data), receipt.revision) for name, data in (ONE, TWO)}
@@ -112,59 +112,59 @@ class CommitContract(Contract):
         assert (dump["row"].info, dump["row"].info_version, dump["row"].checkpoints) == (b"info", 1, 1)
         assert dump["row"].head == receipt.checkpoints[0]
 
-    async def test_every_commit_raises_the_revision_by_one(self, waist: Waist) -> None:
+    async def test_every_commit_raises_the_revision_by_one(self, probe: Probe) -> None:
         receipts = [
-            await waist.commit(draft("a")),
-            await waist.commit(chunks=(ONE,)),
-            await waist.commit(writes=(write("a", "task"),)),
-            await waist.commit(info=b"info"),
-            await waist.commit(removal=Removal(checkpoints=(("", "a"),))),
+            await probe.commit(draft("a")),
+            await probe.commit(chunks=(ONE,)),
+            await probe.commit(writes=(write("a", "task"),)),
+            await probe.commit(info=b"info"),
+            await probe.commit(removal=Removal(checkpoints=(("", "a"),))),
         ]
         assert [receipt.revision for receipt in receipts] == [1, 2, 3, 4, 5]
-        assert (await waist.backend.inventory(waist.thread)).revision == 5
+        assert (await probe.backend.inventory(probe.thread)).revision == 5
 
-    async def test_empty_bodies_chunks_and_metadata_are_kept(self, waist: Waist) -> None:
+    async def test_empty_bodies_chunks_and_metadata_are_kept(self, probe: Probe) -> None:
         nothing = (b"\0" * 16, b"")
-        await waist.commit(draft("a", nothing[0], body=b""), chunks=(nothing,), info=b"")
-        reading = await waist.backend.read(waist.thread, "")
-        row = await waist.row()
+        await probe.commit(draft("a", nothing[0], body=b""), chunks=(nothing,), info=b"")
+        reading = await probe.backend.read(probe.thread, "")
+        row = await probe.row()
         assert reading.record is not None and row is not None
         assert (reading.record.body, reading.chunks, row.info) == (b"", dict((nothing,)), b"")
 
-    async def test_a_chunk_of_a_megabyte_and_many_chunks_are_kept(self, waist: Waist) -> None:
+    async def test_a_chunk_of_a_megabyte_and_many_chunks_are_kept(self, probe: Probe) -> None:
         chunks = [chunk(f"chunk {number} ", 200) for number in range(300)] + [chunk("large ", 1 << 20)]
-        await waist.save("a", *chunks)
-        reading = await waist.backend.read(waist.thread, "")
+        await probe.save("a", *chunks)
+        reading = await probe.backend.read(probe.thread, "")
         assert reading.record is not None
         assert reading.record.chunks == tuple(name for name, _ in chunks)
         assert reading.chunks == dict(chunks)
 
-    async def test_the_answer_is_a_copy_of_what_is_stored(self, waist: Waist) -> None:
-        await waist.save("a", ONE)
+    async def test_the_answer_is_a_copy_of_what_is_stored(self, probe: Probe) -> None:
+        await probe.save("a", ONE)
         for _ in range(2):
-            inventory = await waist.backend.inventory(waist.thread)
-            reading = await waist.backend.read(waist.thread, "")
+            inventory = await probe.backend.inventory(probe.thread)
+            reading = await probe.backend.read(probe.thread, "")
             assert list(inventory.chunks) == list(reading.chunks) == [ONE[0]]
             inventory.chunks.clear()
             reading.chunks.clear()
-            (await waist.records()).clear()
+            (await probe.records()).clear()
 
     # Idempotency first
 
-    async def test_a_retry_of_a_stored_id_is_answered_by_the_stored_record(self, waist: Waist) -> None:
-        stored = await waist.save("a", ONE)
-        await waist.save("b", TWO)
-        before = await waist.dump()
-        receipt = await waist.commit(draft("a", ONE[0]), chunks=(ONE,))
+    async def test_a_retry_of_a_stored_id_is_answered_by_the_stored_record(self, probe: Probe) -> None:
+        stored = await probe.save("a", ONE)
+        await probe.save("b", TWO)
+        before = await probe.dump()
+        receipt = await probe.commit(draft("a", ONE[0]), chunks=(ONE,))
         assert receipt.existing == stored
         assert (receipt.checkpoints, receipt.generation) == ((), before["generation"])
-        assert await waist.dump() == before
+        assert await probe.dump() == before
 
-    async def test_a_retry_is_answered_whatever_else_no_longer_holds(self, waist: Waist) -> None:
+    async def test_a_retry_is_answered_whatever_else_no_longer_holds(self, probe: Probe) -> None:
         """The reply to a save may be lost: its repetition must not fail its own compare-and-set."""
         running = EntryRecord("run", "run", status="running", fence=2)
         for what, stale in STALE.items():
-            one = waist.of(what)
+            one = probe.of(what)
             stored = await one.save("a", ONE)
             await one.commit(draft("b"), entries=(running,), info=b"old")
             before = await one.dump()
@@ -172,29 +172,29 @@ class CommitContract(Contract):
             assert receipt.existing == stored, what
             assert await one.dump() == before, what
 
-    async def test_a_retry_is_answered_after_a_failover(self, waist: Waist) -> None:
-        stored = await waist.save("a")
-        await waist.commit(draft("b"), epoch=5)
-        assert (await waist.commit(draft("a"), epoch=1)).existing == stored
+    async def test_a_retry_is_answered_after_a_failover(self, probe: Probe) -> None:
+        stored = await probe.save("a")
+        await probe.commit(draft("b"), epoch=5)
+        assert (await probe.commit(draft("a"), epoch=1)).existing == stored
 
-    async def test_an_id_is_one_only_within_its_thread_and_namespace(self, waist: Waist) -> None:
-        await waist.save("a")
-        assert (await waist.commit(draft("a", namespace="sub"))).existing is None
-        assert (await waist.of("another").commit(draft("a"))).existing is None
-        assert (await waist.of(waist.thread.id, "tenant").commit(draft("a"))).existing is None
-        assert len(await waist.records()) == 2
+    async def test_an_id_is_one_only_within_its_thread_and_namespace(self, probe: Probe) -> None:
+        await probe.save("a")
+        assert (await probe.commit(draft("a", namespace="sub"))).existing is None
+        assert (await probe.of("another").commit(draft("a"))).existing is None
+        assert (await probe.of(probe.thread.id, "tenant").commit(draft("a"))).existing is None
+        assert len(await probe.records()) == 2
 
-    async def test_an_id_that_was_removed_is_free_again(self, waist: Waist) -> None:
-        await waist.save("a")
-        await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
-        receipt = await waist.commit(draft("a"))
+    async def test_an_id_that_was_removed_is_free_again(self, probe: Probe) -> None:
+        await probe.save("a")
+        await probe.commit(removal=Removal(checkpoints=(("", "a"),)))
+        receipt = await probe.commit(draft("a"))
         assert (receipt.existing, receipt.checkpoints[0].seq) == (None, 2)
 
     async def test_of_many_who_commit_one_id_at_once_one_stores_it(self, trial: Trial) -> None:
-        waist = await trial.waist()
-        receipts = await trial.together(*[lambda: waist.commit(draft("a", ONE[0]), chunks=(ONE,))] * 6)
+        probe = await trial.probe()
+        receipts = await trial.together(*[lambda: probe.commit(draft("a", ONE[0]), chunks=(ONE,))] * 6)
         assert sum(receipt.existing is None for receipt in receipts) == 1
-        (stored,) = await waist.records()
+        (stored,) = await probe.records()
         assert all(stored == (receipt.existing or receipt.checkpoints[0]) for receipt in receipts)
 
     # The end
@@ -202,31 +202,31 @@ class CommitContract(Contract):
     async def test_what_is_stored_survives_closing_and_opening(self, trial: Trial) -> None:
         if not trial.opener.survives:
             pytest.skip("this backend keeps nothing when it is closed")
-        waist = await trial.waist()
-        await waist.commit(
+        probe = await trial.probe()
+        await probe.commit(
             draft("a", ONE[0]), chunks=(ONE, TWO), writes=(write("a", "task"),), info=b"info",
             entries=(EntryRecord("step", "n", b"body"),),
         )  # fmt: skip
-        await waist.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))
-        before = await waist.dump()
-        await waist.backend.close()
-        assert await (await trial.waist()).dump() == before
+        await probe.commit(draft("b"), removal=Removal(chunks=(TWO[0],), chunks_until=1))
+        before = await probe.dump()
+        await probe.backend.close()
+        assert await (await trial.probe()).dump() == before
 
     async def test_two_handles_see_what_the_other_stored(self, trial: Trial) -> None:
-        one, two = await trial.waist(), await trial.waist()
+        one, two = await trial.probe(), await trial.probe()
         for number in range(3):
             await one.save(f"one {number}", ONE)
             await two.save(f"two {number}", TWO)
             assert await one.dump() == await two.dump()
         assert await one.ids() == ["two 2", "one 2", "two 1", "one 1", "two 0", "one 0"]
 
-    async def test_a_closed_backend_refuses_every_call(self, waist: Waist) -> None:
-        await waist.save("a")
-        await waist.backend.close()
-        await waist.backend.close()  # twice is fine
+    async def test_a_closed_backend_refuses_every_call(self, probe: Probe) -> None:
+        await probe.save("a")
+        await probe.backend.close()
+        await probe.backend.close()  # twice is fine
         with pytest.raises(StoreClosed):
-            await waist.save("b")
+            await probe.save("b")
         with pytest.raises(StoreClosed):
-            await waist.backend.read(waist.thread, "")
+            await probe.backend.read(probe.thread, "")
         with pytest.raises(StoreClosed):
-            await waist.records()
+            await probe.records()

@@ -24,51 +24,51 @@ from outlive.backend import (
 from outlive.backend.entries import KINDS
 from outlive.errors import BadArgument, EntryHeld, LeaseLost
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist, draft, expected
+from outlive.testing.thread_records import Probe, draft, expected
 from outlive.testing.trial import Trial
 
 
-async def _keys(waist: Waist, kind: str, **options: Any) -> list[str]:
-    return [entry.key for _, entry in await waist.backend.entries(EntryQuery("", kind, **options))]
+async def _keys(probe: Probe, kind: str, **options: Any) -> list[str]:
+    return [entry.key for _, entry in await probe.backend.entries(EntryQuery("", kind, **options))]
 
 
 class EntryContract(Contract):
     async def test_an_entry_of_an_unknown_kind_is_refused_and_nothing_of_its_commit_is_stored(
-        self, waist: Waist
+        self, probe: Probe
     ) -> None:
-        await waist.commit(draft("a"), entries=(EntryRecord("run", "r", status="running", fence=1),))
-        before = await waist.dump()
+        await probe.commit(draft("a"), entries=(EntryRecord("run", "r", status="running", fence=1),))
+        before = await probe.dump()
         for kind in ("note", "", "Run", "run\0", "\ud800", "kind " * 200):
             stray = EntryRecord(kind, "k", b"body")
             for fields in ({}, {"merge": True}, {"info": b"info"}, {"fence": ("run", "r", 0, 1)}):
                 with expected(BadArgument, f"{kind[:20]!r} with {fields}"):
-                    await waist.commit(draft("b"), entries=(EntryRecord("step", "s"), stray), **fields)
+                    await probe.commit(draft("b"), entries=(EntryRecord("step", "s"), stray), **fields)
         renewal = Commit(
-            waist.thread, entries=(EntryRecord("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
+            probe.thread, entries=(EntryRecord("note", "k", None, lease_s=9.0),), fence=("run", "r", 0, 1)
         )
-        other = waist.of("other")
-        results = await waist.backend.commit_all([renewal, Commit(other.thread, (draft("x"),)), renewal])
+        other = probe.of("other")
+        results = await probe.backend.commit_all([renewal, Commit(other.thread, (draft("x"),)), renewal])
         assert [type(result) for result in results] == [BadArgument, Receipt, BadArgument]
         assert await other.ids() == ["x"]
-        assert await waist.dump() == before
+        assert await probe.dump() == before
 
-    async def test_every_kind_of_entry_is_kept(self, waist: Waist) -> None:
+    async def test_every_kind_of_entry_is_kept(self, probe: Probe) -> None:
         kinds = [kind for kind in KINDS if kind != OUTBOX]  # a pair of stores reads these itself
-        await waist.commit(entries=tuple(EntryRecord(kind, "k", kind.encode()) for kind in kinds))
+        await probe.commit(entries=tuple(EntryRecord(kind, "k", kind.encode()) for kind in kinds))
         for kind in kinds:
-            assert await waist.entries(kind) == [EntryRecord(kind, "k", kind.encode())]
+            assert await probe.entries(kind) == [EntryRecord(kind, "k", kind.encode())]
 
-    async def test_an_entry_comes_back_as_it_was_sent(self, waist: Waist) -> None:
+    async def test_an_entry_comes_back_as_it_was_sent(self, probe: Probe) -> None:
         sent = EntryRecord(
             "run", "r", bytes(range(256)), "running", epoch=1, fence=2, revision=3, until=4, clock="c"
         )
-        receipt = await waist.commit(entries=(sent,))
+        receipt = await probe.commit(entries=(sent,))
         assert receipt.entries == (sent,)
-        assert await waist.backend.entries(EntryQuery("", "run", thread=waist.thread)) == [
-            (waist.thread, sent)
+        assert await probe.backend.entries(EntryQuery("", "run", thread=probe.thread)) == [
+            (probe.thread, sent)
         ]
 
-    async def test_an_entry_gives_way_to_an_equal_or_greater_rank_only(self, waist: Waist) -> None:
+    async def test_an_entry_gives_way_to_an_equal_or_greater_rank_only(self, probe: Probe) -> None:
         for body, (epoch, fence, revision), wins in (
             (b"a", (1, 5, 5), True),
             (b"b", (1, 5, 4), False),
@@ -81,162 +81,162 @@ class EntryContract(Contract):
         ):
             entry = EntryRecord("step", "n", body, epoch=epoch, fence=fence, revision=revision)
             if wins:
-                assert (await waist.commit(entries=(entry,))).entries == (entry,)
+                assert (await probe.commit(entries=(entry,))).entries == (entry,)
             else:
                 with pytest.raises(EntryHeld):
-                    await waist.commit(entries=(entry,))
-            assert (entry in await waist.entries("step")) == wins
+                    await probe.commit(entries=(entry,))
+            assert (entry in await probe.entries("step")) == wins
 
-    async def test_an_entry_is_removed(self, waist: Waist) -> None:
-        await waist.commit(entries=(EntryRecord("step", "n", fence=2), EntryRecord("step", "m")))
-        await waist.commit(
+    async def test_an_entry_is_removed(self, probe: Probe) -> None:
+        await probe.commit(entries=(EntryRecord("step", "n", fence=2), EntryRecord("step", "m")))
+        await probe.commit(
             entries=(
                 EntryRecord("step", "n", fence=2, gone=True),
                 EntryRecord("step", "never there", gone=True),
             )
         )
-        assert await _keys(waist, "step") == ["m"]
-        await waist.commit(entries=(EntryRecord("step", "n", fence=0, expect=ABSENT),))
-        assert await _keys(waist, "step") == ["m", "n"]
+        assert await _keys(probe, "step") == ["m"]
+        await probe.commit(entries=(EntryRecord("step", "n", fence=0, expect=ABSENT),))
+        assert await _keys(probe, "step") == ["m", "n"]
 
-    async def test_an_entry_is_removed_only_as_expected(self, waist: Waist) -> None:
-        await waist.commit(entries=(EntryRecord("lock", "l", b"theirs", fence=2),))
+    async def test_an_entry_is_removed_only_as_expected(self, probe: Probe) -> None:
+        await probe.commit(entries=(EntryRecord("lock", "l", b"theirs", fence=2),))
         with pytest.raises(EntryHeld):
-            await waist.commit(entries=(EntryRecord("lock", "l", fence=1, expect=(0, 1, 0), gone=True),))
-        assert len(await waist.entries("lock")) == 1
-        await waist.commit(entries=(EntryRecord("lock", "l", fence=2, expect=(0, 2, 0), gone=True),))
-        assert await waist.entries("lock") == []
+            await probe.commit(entries=(EntryRecord("lock", "l", fence=1, expect=(0, 1, 0), gone=True),))
+        assert len(await probe.entries("lock")) == 1
+        await probe.commit(entries=(EntryRecord("lock", "l", fence=2, expect=(0, 2, 0), gone=True),))
+        assert await probe.entries("lock") == []
 
-    async def test_offering_what_is_stored_is_done_already_whatever_it_expects(self, waist: Waist) -> None:
+    async def test_offering_what_is_stored_is_done_already_whatever_it_expects(self, probe: Probe) -> None:
         """The reply may have been lost: its repetition must not fail its own condition."""
         taken = EntryRecord(
             "lock", "l", b"mine", "held", fence=1, expect=ABSENT, expect_lapsed=True, lease_s=3600
         )
         for _ in range(2):
-            await waist.commit(entries=(taken,))
-        assert [entry.body for entry in await waist.entries("lock")] == [b"mine"]
+            await probe.commit(entries=(taken,))
+        assert [entry.body for entry in await probe.entries("lock")] == [b"mine"]
         with pytest.raises(EntryHeld):
-            await waist.commit(entries=(EntryRecord("lock", "l", b"theirs", "held", fence=1, expect=ABSENT),))
+            await probe.commit(entries=(EntryRecord("lock", "l", b"theirs", "held", fence=1, expect=ABSENT),))
 
-    async def test_the_next_fence_was_never_given_before(self, waist: Waist) -> None:
+    async def test_the_next_fence_was_never_given_before(self, probe: Probe) -> None:
         fences = []
         for number in range(4):
             body = b"%d" % number
-            receipt = await waist.commit(entries=(EntryRecord("lock", f"{number % 2}", body, fence=NEXT),))
+            receipt = await probe.commit(entries=(EntryRecord("lock", f"{number % 2}", body, fence=NEXT),))
             fences.append(receipt.entries[0].fence)
-            await waist.commit(entries=(EntryRecord("lock", f"{number % 2}", gone=True),))
-        await waist.commit(removal=Removal(everything=True))
-        fences.append((await waist.commit(entries=(EntryRecord("lock", "0", fence=NEXT),))).entries[0].fence)
+            await probe.commit(entries=(EntryRecord("lock", f"{number % 2}", gone=True),))
+        await probe.commit(removal=Removal(everything=True))
+        fences.append((await probe.commit(entries=(EntryRecord("lock", "0", fence=NEXT),))).entries[0].fence)
         assert fences == sorted(set(fences))
         assert fences[0] > 0
 
-    async def test_a_missing_body_keeps_the_stored_one_and_the_status(self, waist: Waist) -> None:
-        await waist.commit(entries=(EntryRecord("run", "r", b"body", "running", fence=1),))
-        await waist.commit(entries=(EntryRecord("run", "r", None, fence=1, revision=1, lease_s=3600),))
-        (renewed,) = await waist.entries("run")
+    async def test_a_missing_body_keeps_the_stored_one_and_the_status(self, probe: Probe) -> None:
+        await probe.commit(entries=(EntryRecord("run", "r", b"body", "running", fence=1),))
+        await probe.commit(entries=(EntryRecord("run", "r", None, fence=1, revision=1, lease_s=3600),))
+        (renewed,) = await probe.entries("run")
         assert (renewed.body, renewed.status, renewed.revision) == (b"body", "running", 1)
-        await waist.commit(entries=(EntryRecord("run", "r", None, "completed", fence=1, revision=2),))
-        (ended,) = await waist.entries("run")
+        await probe.commit(entries=(EntryRecord("run", "r", None, "completed", fence=1, revision=2),))
+        (ended,) = await probe.entries("run")
         assert (ended.body, ended.status) == (b"body", "completed")
 
     # Leases
 
     async def test_a_lease_runs_by_the_clock_of_the_store(self, trial: Trial) -> None:
-        waist = await trial.waist()
+        probe = await trial.probe()
         taken = (
-            await waist.commit(entries=(EntryRecord("lock", "l", b"a", fence=1, lease_s=3600),))
+            await probe.commit(entries=(EntryRecord("lock", "l", b"a", fence=1, lease_s=3600),))
         ).entries[0]
         assert (taken.lease_s, taken.until > 0, taken.clock != "") == (None, True, True)
         take = EntryRecord("lock", "l", b"b", fence=2, expect=(0, 1, 0), expect_lapsed=True, lease_s=3600)
         with pytest.raises(EntryHeld) as held:
-            await waist.commit(entries=(take,))
+            await probe.commit(entries=(take,))
         assert held.value.stored == taken
-        short = (await waist.commit(entries=(replace(taken, key="m", until=0, lease_s=0.05),))).entries[0]
+        short = (await probe.commit(entries=(replace(taken, key="m", until=0, lease_s=0.05),))).entries[0]
         await trial.sleep(0.07)
-        assert (await _keys(waist, "lock", lapsed=False), await _keys(waist, "lock", lapsed=True)) == (
+        assert (await _keys(probe, "lock", lapsed=False), await _keys(probe, "lock", lapsed=True)) == (
             ["l"],
             ["m"],
         )
-        receipt = await waist.commit(entries=(replace(take, key="m"),))
+        receipt = await probe.commit(entries=(replace(take, key="m"),))
         assert receipt.entries[0].until - short.until > 3500 * 1_000_000
-        assert await waist.entries("lock") == [taken, *receipt.entries]
+        assert await probe.entries("lock") == [taken, *receipt.entries]
 
-    async def test_a_lease_by_another_clock_has_lapsed(self, waist: Waist) -> None:
+    async def test_a_lease_by_another_clock_has_lapsed(self, probe: Probe) -> None:
         """A lease of a former boot of the machine counts by a clock that is no more."""
-        await waist.commit(
+        await probe.commit(
             entries=(EntryRecord("lock", "l", b"old", fence=1, until=1 << 62, clock="a former boot"),)
         )
-        assert await _keys(waist, "lock", lapsed=True) == ["l"]
-        await waist.commit(entries=(EntryRecord("lock", "l", b"new", fence=2, expect_lapsed=True),))
-        assert [entry.body for entry in await waist.entries("lock")] == [b"new"]
+        assert await _keys(probe, "lock", lapsed=True) == ["l"]
+        await probe.commit(entries=(EntryRecord("lock", "l", b"new", fence=2, expect_lapsed=True),))
+        assert [entry.body for entry in await probe.entries("lock")] == [b"new"]
 
-    async def test_conditions_and_lease_are_not_stored(self, waist: Waist) -> None:
-        await waist.commit(
+    async def test_conditions_and_lease_are_not_stored(self, probe: Probe) -> None:
+        await probe.commit(
             entries=(EntryRecord("lock", "l", fence=1, until=5, expect=ABSENT, expect_lapsed=True),)
         )
-        assert await waist.entries("lock") == [EntryRecord("lock", "l", fence=1, until=5)]
+        assert await probe.entries("lock") == [EntryRecord("lock", "l", fence=1, until=5)]
 
-    async def test_a_run_that_ended_or_was_taken_over_saves_nothing_more(self, waist: Waist) -> None:
-        await waist.commit(entries=(EntryRecord("run", "r", status="running", fence=1),))
-        await waist.commit(draft("a"), fence=("run", "r", 0, 1))
-        await waist.commit(entries=(EntryRecord("run", "r", status="running", fence=2),))
+    async def test_a_run_that_ended_or_was_taken_over_saves_nothing_more(self, probe: Probe) -> None:
+        await probe.commit(entries=(EntryRecord("run", "r", status="running", fence=1),))
+        await probe.commit(draft("a"), fence=("run", "r", 0, 1))
+        await probe.commit(entries=(EntryRecord("run", "r", status="running", fence=2),))
         with pytest.raises(LeaseLost):
-            await waist.commit(draft("b"), fence=("run", "r", 0, 1))
-        await waist.commit(draft("b"), fence=("run", "r", 0, 2))
-        await waist.commit(
+            await probe.commit(draft("b"), fence=("run", "r", 0, 1))
+        await probe.commit(draft("b"), fence=("run", "r", 0, 2))
+        await probe.commit(
             entries=(EntryRecord("run", "r", status="completed", fence=2),), fence=("run", "r", 0, 2)
         )
         with pytest.raises(LeaseLost):
-            await waist.commit(draft("c"), fence=("run", "r", 0, 2))
-        assert await waist.ids() == ["b", "a"]
+            await probe.commit(draft("c"), fence=("run", "r", 0, 2))
+        assert await probe.ids() == ["b", "a"]
 
     # Listing
 
-    async def test_entries_are_found_by_kind_status_and_prefix(self, waist: Waist) -> None:
+    async def test_entries_are_found_by_kind_status_and_prefix(self, probe: Probe) -> None:
         statuses = ("running", "completed", "failed")
         entries = [EntryRecord("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
-        await waist.commit(entries=(*reversed(entries), EntryRecord("step", "0"), EntryRecord("run", "x%")))
-        found = await waist.backend.entries(EntryQuery("", "run", thread=waist.thread))
+        await probe.commit(entries=(*reversed(entries), EntryRecord("step", "0"), EntryRecord("run", "x%")))
+        found = await probe.backend.entries(EntryQuery("", "run", thread=probe.thread))
         assert [entry for _, entry in found[:-1]] == entries
-        assert await _keys(waist, "run", statuses=["running"]) == ["0", "3", "6"]
-        assert await _keys(waist, "run", statuses=["failed", "completed"]) == ["1", "2", "4", "5"]
-        assert await _keys(waist, "run", statuses=[]) == await _keys(waist, "none") == []
-        assert await _keys(waist, "run", prefix="x%") == ["x%"]
-        assert await _keys(waist, "run", prefix="%") == []
-        page = await waist.backend.entries(EntryQuery("", "run", limit=2), timeout_s=60.0)
+        assert await _keys(probe, "run", statuses=["running"]) == ["0", "3", "6"]
+        assert await _keys(probe, "run", statuses=["failed", "completed"]) == ["1", "2", "4", "5"]
+        assert await _keys(probe, "run", statuses=[]) == await _keys(probe, "none") == []
+        assert await _keys(probe, "run", prefix="x%") == ["x%"]
+        assert await _keys(probe, "run", prefix="%") == []
+        page = await probe.backend.entries(EntryQuery("", "run", limit=2), timeout_s=60.0)
         assert [entry.key for _, entry in page] == ["0", "1"]
 
-    async def test_entries_of_many_threads_are_paged_without_loss(self, waist: Waist) -> None:
+    async def test_entries_of_many_threads_are_paged_without_loss(self, probe: Probe) -> None:
         """One key may stand in many threads: a page may end between two of them."""
         keys = ["", "a", "A", "a\0", "\\", "é", "\ud800", "\U0001f600"]
         for id in ("one", "two", "three"):
-            await waist.of(id).commit(entries=tuple(EntryRecord("lock", key) for key in keys))
+            await probe.of(id).commit(entries=tuple(EntryRecord("lock", key) for key in keys))
         seen: list[tuple[ThreadKey, str]] = []
         cursor: EntryCursor | None = None
-        while page := await waist.backend.entries(EntryQuery("", "lock", after=cursor, limit=2)):
+        while page := await probe.backend.entries(EntryQuery("", "lock", after=cursor, limit=2)):
             seen += [(thread, entry.key) for thread, entry in page]
             cursor = (seen[-1][1], seen[-1][0].digest)
         assert seen == sorted(seen, key=lambda pair: (escape(pair[1]), pair[0].digest))
         assert len(set(seen)) == len(seen) == 3 * len(keys)
 
-    async def test_entries_name_their_thread_and_keep_to_their_tenant(self, waist: Waist) -> None:
-        threads = [waist.of("b"), waist.of("a"), waist.of("\0\ud800")]
+    async def test_entries_name_their_thread_and_keep_to_their_tenant(self, probe: Probe) -> None:
+        threads = [probe.of("b"), probe.of("a"), probe.of("\0\ud800")]
         for number, other in enumerate(threads):
             await other.commit(entries=(EntryRecord("run", f"{number}"),))
-        await waist.of("a", "tenant").commit(entries=(EntryRecord("run", "elsewhere"),))
-        found = await waist.backend.entries(EntryQuery("", "run"))
+        await probe.of("a", "tenant").commit(entries=(EntryRecord("run", "elsewhere"),))
+        found = await probe.backend.entries(EntryQuery("", "run"))
         assert [(key, entry.key) for key, entry in found] == [
             (other.thread, f"{number}") for number, other in enumerate(threads)
         ]
-        elsewhere = await waist.backend.entries(EntryQuery("tenant", "run"))
+        elsewhere = await probe.backend.entries(EntryQuery("tenant", "run"))
         assert [(key.tenant, entry.key) for key, entry in elsewhere] == [("tenant", "elsewhere")]
-        assert await waist.backend.entries(EntryQuery("", "run", thread=waist.thread)) == []
+        assert await probe.backend.entries(EntryQuery("", "run", thread=probe.thread)) == []
 
-    async def test_entries_go_with_their_thread(self, waist: Waist) -> None:
-        await waist.commit(draft("a"), entries=(EntryRecord("run", "r"), EntryRecord("lock", "l")))
-        await waist.commit(removal=Removal(everything=True))
-        assert await _keys(waist, "run") == await _keys(waist, "lock") == []
+    async def test_entries_go_with_their_thread(self, probe: Probe) -> None:
+        await probe.commit(draft("a"), entries=(EntryRecord("run", "r"), EntryRecord("lock", "l")))
+        await probe.commit(removal=Removal(everything=True))
+        assert await _keys(probe, "run") == await _keys(probe, "lock") == []
 
-    async def test_a_thread_of_entries_alone_is_not_listed(self, waist: Waist) -> None:
-        await waist.commit(entries=(EntryRecord("lock", "l"),))
-        assert await waist.backend.threads(ThreadQuery("")) == []
+    async def test_a_thread_of_entries_alone_is_not_listed(self, probe: Probe) -> None:
+        await probe.commit(entries=(EntryRecord("lock", "l"),))
+        assert await probe.backend.threads(ThreadQuery("")) == []

@@ -20,7 +20,7 @@ from outlive.errors import (
     ThreadNotEmpty,
 )
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist, chunk, draft, expected, write
+from outlive.testing.thread_records import Probe, chunk, draft, expected, write
 from outlive.testing.trial import Trial
 
 ONE, TWO, NEW = chunk("one"), chunk("two"), chunk("new")
@@ -82,10 +82,10 @@ ON_NOTHING: dict[str, tuple[dict[str, Any], type[OutliveError]]] = {
 }
 
 
-async def _furnish(waist: Waist) -> None:
+async def _furnish(probe: Probe) -> None:
     """Give the thread something of everything."""
-    await waist.commit(draft("a", ONE[0]), chunks=(ONE,), epoch=EPOCH)
-    await waist.commit(
+    await probe.commit(draft("a", ONE[0]), chunks=(ONE,), epoch=EPOCH)
+    await probe.commit(
         draft("b", ONE[0]),
         chunks=(ONE, TWO),
         writes=(write("b", "task", body=b"first"), write("b", "task", -1, body=b"control")),
@@ -116,12 +116,12 @@ def _everything(**expectation: Any) -> dict[str, Any]:
 
 
 class ExpectationContract(Contract):
-    async def test_one_failed_expectation_leaves_every_table_untouched(self, waist: Waist) -> None:
-        neighbour = waist.of("neighbour")
+    async def test_one_failed_expectation_leaves_every_table_untouched(self, probe: Probe) -> None:
+        neighbour = probe.of("neighbour")
         await _furnish(neighbour)
         untouched = await neighbour.dump()
         for what, (expectation, error) in FAILING.items():
-            one = waist.of(what)
+            one = probe.of(what)
             await _furnish(one)
             before = await one.dump()
             now = await one.backend.inventory(one.thread)
@@ -130,9 +130,9 @@ class ExpectationContract(Contract):
             assert await one.dump() == before, what
         assert await neighbour.dump() == untouched
 
-    async def test_an_expectation_that_holds_lets_a_commit_through(self, waist: Waist) -> None:
+    async def test_an_expectation_that_holds_lets_a_commit_through(self, probe: Probe) -> None:
         for what, expectation in HOLDING.items():
-            one = waist.of(what)
+            one = probe.of(what)
             await _furnish(one)
             now = await one.backend.inventory(one.thread)
             await one.commit(draft("c", NEW[0]), **_everything(**expectation(now)))
@@ -143,88 +143,88 @@ class ExpectationContract(Contract):
             assert dump["entries"]["step"] == [EntryRecord("step", "n", b"step")]
             assert (dump["row"].info, dump["row"].info_version) == (b"other", 2)
 
-    async def test_a_refused_commit_does_not_make_a_thread(self, waist: Waist) -> None:
+    async def test_a_refused_commit_does_not_make_a_thread(self, probe: Probe) -> None:
         for what, (fields, error) in ON_NOTHING.items():
-            one = waist.of(what)
+            one = probe.of(what)
             before = await one.dump()
             with expected(error, what):
                 await one.commit(draft("a", NEW[0]), chunks=(NEW,), **fields)
             assert await one.dump() == before, what
             assert (await one.save("a")).seq == 1
 
-    async def test_a_thread_without_a_checkpoint_is_empty(self, waist: Waist) -> None:
-        await waist.commit(
+    async def test_a_thread_without_a_checkpoint_is_empty(self, probe: Probe) -> None:
+        await probe.commit(
             writes=(write("later", "task"),), entries=(EntryRecord("step", "n"),), info=b"info"
         )
-        await waist.commit(draft("a"), expect_empty=True)
-        await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
-        await waist.commit(draft("b"), expect_empty=True)
+        await probe.commit(draft("a"), expect_empty=True)
+        await probe.commit(removal=Removal(checkpoints=(("", "a"),)))
+        await probe.commit(draft("b"), expect_empty=True)
         with pytest.raises(ThreadNotEmpty):
-            await waist.commit(draft("c", namespace="sub"), expect_empty=True)
+            await probe.commit(draft("c", namespace="sub"), expect_empty=True)
 
-    async def test_a_removed_thread_is_empty_but_not_of_the_old_generation(self, waist: Waist) -> None:
-        await waist.save("a", ONE)
-        generation = await waist.generation()
-        await waist.commit(removal=Removal(everything=True))
+    async def test_a_removed_thread_is_empty_but_not_of_the_old_generation(self, probe: Probe) -> None:
+        await probe.save("a", ONE)
+        generation = await probe.generation()
+        await probe.commit(removal=Removal(everything=True))
         with pytest.raises(StaleBase):
-            await waist.commit(draft("b", ONE[0]), generation=generation)
-        await waist.commit(draft("b"), expect_empty=True, expect_head=("", None), info=b"new", info_version=0)
+            await probe.commit(draft("b", ONE[0]), generation=generation)
+        await probe.commit(draft("b"), expect_empty=True, expect_head=("", None), info=b"new", info_version=0)
 
-    async def test_refusals_say_what_is_there_instead(self, waist: Waist) -> None:
-        await _furnish(waist)
+    async def test_refusals_say_what_is_there_instead(self, probe: Probe) -> None:
+        await _furnish(probe)
         with pytest.raises(HeadMoved) as moved:
-            await waist.commit(draft("c"), expect_head=("", "a"))
+            await probe.commit(draft("c"), expect_head=("", "a"))
         assert (moved.value.thread, moved.value.expected, moved.value.head) == ("thread", "a", "b")
         with pytest.raises(LeaseLost) as lost:
-            await waist.commit(draft("c"), fence=("run", "run", 1, 2))
+            await probe.commit(draft("c"), fence=("run", "run", 1, 2))
         assert (lost.value.kind, lost.value.key, lost.value.fence, lost.value.current) == ("run", "run", 2, 3)
         with pytest.raises(EpochPassed) as passed:
-            await waist.commit(draft("c"), epoch=1)
+            await probe.commit(draft("c"), epoch=1)
         assert (passed.value.epoch, passed.value.current) == (1, EPOCH)
         with pytest.raises(EntryHeld) as held:
-            await waist.commit(**_entry("held", expect_lapsed=True))
+            await probe.commit(**_entry("held", expect_lapsed=True))
         assert (held.value.kind, held.value.key) == ("lock", "held")
-        assert held.value.stored in await waist.entries("lock")
+        assert held.value.stored in await probe.entries("lock")
 
-    async def test_a_zombie_learns_that_its_lease_is_lost_whatever_else_fails(self, waist: Waist) -> None:
-        await _furnish(waist)
+    async def test_a_zombie_learns_that_its_lease_is_lost_whatever_else_fails(self, probe: Probe) -> None:
+        await _furnish(probe)
         with pytest.raises(LeaseLost):
-            await waist.commit(
+            await probe.commit(
                 draft("c"), fence=("run", "run", 1, 2), generation=1, expect_head=("", "a"), expect_empty=True,
                 info_version=9, epoch=1,
             )  # fmt: skip
 
-    async def test_a_repeated_replacement_does_not_fail_its_own_compare_and_set(self, waist: Waist) -> None:
-        await waist.save("a")
-        first = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
-        await waist.save("c")
-        again = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
+    async def test_a_repeated_replacement_does_not_fail_its_own_compare_and_set(self, probe: Probe) -> None:
+        await probe.save("a")
+        first = await probe.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
+        await probe.save("c")
+        again = await probe.commit(draft("b", body=b"new"), replace=True, expect_head=("", "a"))
         assert again.existing == first.checkpoints[0]
 
-    async def test_a_replacement_is_refused_when_the_head_is_another(self, waist: Waist) -> None:
-        await waist.save("a")
-        await waist.save("b", body=b"old")
-        before = await waist.dump()
+    async def test_a_replacement_is_refused_when_the_head_is_another(self, probe: Probe) -> None:
+        await probe.save("a")
+        await probe.save("b", body=b"old")
+        before = await probe.dump()
         for id in ("a", "b", "c"):
             with expected(HeadMoved, id):
-                await waist.commit(draft(id, body=b"new"), replace=True, expect_head=("", "a"))
-        assert await waist.dump() == before
-        receipt = await waist.commit(draft("b", body=b"new"), replace=True, expect_head=("", "b"))
+                await probe.commit(draft(id, body=b"new"), replace=True, expect_head=("", "a"))
+        assert await probe.dump() == before
+        receipt = await probe.commit(draft("b", body=b"new"), replace=True, expect_head=("", "b"))
         assert [(record.seq, record.version) for record in receipt.checkpoints] == [(2, 1)]
 
     # Many at once
 
-    async def test_one_refusal_in_a_group_refuses_one(self, waist: Waist) -> None:
-        other = waist.of("other")
-        await waist.save("a")
-        results = await waist.backend.commit_all(
+    async def test_one_refusal_in_a_group_refuses_one(self, probe: Probe) -> None:
+        other = probe.of("other")
+        await probe.save("a")
+        results = await probe.backend.commit_all(
             [
-                Commit(waist.thread, (draft("b"),)),
-                Commit(waist.thread, (draft("c"),), expect_head=("", "a")),  # "b" came before it
+                Commit(probe.thread, (draft("b"),)),
+                Commit(probe.thread, (draft("c"),), expect_head=("", "a")),  # "b" came before it
                 Commit(other.thread, (draft("x", NEW[0]),), (NEW,)),
                 Commit(other.thread, (draft("y"),), generation=1),
-                Commit(waist.thread, (draft("a"),)),
-                Commit(waist.thread, (draft("d"),), expect_head=("", "b")),
+                Commit(probe.thread, (draft("a"),)),
+                Commit(probe.thread, (draft("d"),), expect_head=("", "b")),
                 Commit(other.thread, rewrites=(draft("gone"),)),
                 Commit(other.thread, (draft("z"),), info=b"info"),
             ]
@@ -235,32 +235,32 @@ class ExpectationContract(Contract):
         ]  # fmt: skip
         retried: Any = results[4]
         assert retried.existing.id == "a"
-        assert (await waist.ids(), await other.ids()) == (["d", "b", "a"], ["z", "x"])
-        assert await waist.backend.commit_all([]) == []
+        assert (await probe.ids(), await other.ids()) == (["d", "b", "a"], ["z", "x"])
+        assert await probe.backend.commit_all([]) == []
 
     async def test_refusals_among_commits_at_once_refuse_only_themselves(self, trial: Trial) -> None:
-        waist = await trial.waist()
-        await waist.save("a")
+        probe = await trial.probe()
+        await probe.save("a")
 
         def work(number: int) -> Any:
             stale = {"expect_head": ("", "gone")} if number % 2 else {}
-            return lambda: waist.commit(draft(f"{number}", NEW[0]), chunks=(NEW,), **stale)
+            return lambda: probe.commit(draft(f"{number}", NEW[0]), chunks=(NEW,), **stale)
 
         results = await trial.together(*(work(number) for number in range(8)))
         assert [isinstance(result, HeadMoved) for result in results] == [False, True] * 4
-        assert set(await waist.ids()) == {"a", "0", "2", "4", "6"}
+        assert set(await probe.ids()) == {"a", "0", "2", "4", "6"}
 
     async def test_of_many_who_expect_the_same_head_one_wins(self, trial: Trial) -> None:
-        waist = await trial.waist()
-        await waist.save("a")
-        works = [lambda n=n: waist.commit(draft(f"{n}"), expect_head=("", "a")) for n in range(8)]
+        probe = await trial.probe()
+        await probe.save("a")
+        works = [lambda n=n: probe.commit(draft(f"{n}"), expect_head=("", "a")) for n in range(8)]
         results = await trial.together(*works)
         assert sum(not isinstance(result, Exception) for result in results) == 1
         assert sum(isinstance(result, HeadMoved) for result in results) == 7
-        assert len(await waist.records()) == 2
+        assert len(await probe.records()) == 2
 
     async def test_of_many_handles_that_take_one_entry_one_wins(self, trial: Trial) -> None:
-        handles = [await trial.waist() for _ in range(5)]
+        handles = [await trial.probe() for _ in range(5)]
 
         def work(number: int) -> Any:
             taken = EntryRecord("lock", "l", b"%d" % number, fence=1, expect=ABSENT)
@@ -272,9 +272,9 @@ class ExpectationContract(Contract):
         assert not isinstance(results[int(winner.body or b"")], Exception)
 
     async def test_of_many_who_change_one_version_of_the_metadata_one_wins(self, trial: Trial) -> None:
-        waist = await trial.waist()
-        works = [lambda n=n: waist.commit(info=b"%d" % n, info_version=0) for n in range(6)]
+        probe = await trial.probe()
+        works = [lambda n=n: probe.commit(info=b"%d" % n, info_version=0) for n in range(6)]
         results = await trial.together(*works)
         assert sum(isinstance(result, MetadataMoved) for result in results) == 5
-        row = await waist.row()
+        row = await probe.row()
         assert row is not None and row.info_version == 1

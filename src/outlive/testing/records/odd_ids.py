@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outlive.backend import EntryQuery, EntryRecord, HistoryQuery, Removal, ThreadQuery, escape
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist, chunk, draft, write
+from outlive.testing.thread_records import Probe, chunk, draft, write
 
 IDS = [
     "a", "A", "a/b", "a\\b", "..", ".", "../a", "/", "~", "\0", "a\0", "\0a", "\ud800", "\udfff", "\ud83d\ude00",
@@ -22,68 +22,68 @@ def _numbered() -> Iterator[tuple[int, str]]:
 
 
 class IdContract(Contract):
-    async def test_any_text_names_a_thread_of_its_own(self, waist: Waist) -> None:
+    async def test_any_text_names_a_thread_of_its_own(self, probe: Probe) -> None:
         for number, id in _numbered():
-            await waist.of(id).save("x", chunk(f"{number}"), step=number)
+            await probe.of(id).save("x", chunk(f"{number}"), step=number)
         for number, id in _numbered():
-            records = await waist.of(id).records()
+            records = await probe.of(id).records()
             assert [record.step for record in records] == [number], repr(id)
-            assert list((await waist.of(id).data()).values()) == [chunk(f"{number}")[1]], repr(id)
-        rows = await waist.backend.threads(ThreadQuery("", limit=1000))
+            assert list((await probe.of(id).data()).values()) == [chunk(f"{number}")[1]], repr(id)
+        rows = await probe.backend.threads(ThreadQuery("", limit=1000))
         assert sorted(row.id for row in rows) == sorted(IDS)
-        await waist.of("a").commit(removal=Removal(everything=True))
-        assert len(await waist.backend.threads(ThreadQuery("", limit=1000))) == len(IDS) - 1
+        await probe.of("a").commit(removal=Removal(everything=True))
+        assert len(await probe.backend.threads(ThreadQuery("", limit=1000))) == len(IDS) - 1
 
-    async def test_any_text_names_a_checkpoint_of_its_own(self, waist: Waist) -> None:
-        await waist.commit(*(draft(id, parent=id, run=id, step=number) for number, id in _numbered()))
+    async def test_any_text_names_a_checkpoint_of_its_own(self, probe: Probe) -> None:
+        await probe.commit(*(draft(id, parent=id, run=id, step=number) for number, id in _numbered()))
         for number, id in _numbered():
-            record = (await waist.backend.read(waist.thread, "", id)).record
+            record = (await probe.backend.read(probe.thread, "", id)).record
             assert record is not None and record.step == number, repr(id)
             assert (record.id, record.parent, record.run) == (id, id, id)
-            assert (await waist.commit(draft(id))).existing == record
+            assert (await probe.commit(draft(id))).existing == record
             assert [
-                held.id for held in (await waist.backend.history(HistoryQuery(waist.thread, "", run=id)))[1]
+                held.id for held in (await probe.backend.history(HistoryQuery(probe.thread, "", run=id)))[1]
             ] == [id]
-        await waist.commit(removal=Removal(checkpoints=(("", "a"), ("", "\0"), ("", "\\0"))))
-        assert len(await waist.records()) == len(IDS) - 3
+        await probe.commit(removal=Removal(checkpoints=(("", "a"), ("", "\0"), ("", "\\0"))))
+        assert len(await probe.records()) == len(IDS) - 3
 
-    async def test_any_text_names_a_namespace_of_its_own(self, waist: Waist) -> None:
+    async def test_any_text_names_a_namespace_of_its_own(self, probe: Probe) -> None:
         drafts = (draft("x", namespace=id, step=number) for number, id in _numbered())
-        await waist.commit(*drafts, draft("x", step=-1))
-        await waist.commit(*(draft("y", namespace=id) for id in IDS))
+        await probe.commit(*drafts, draft("x", step=-1))
+        await probe.commit(*(draft("y", namespace=id) for id in IDS))
         for number, id in _numbered():
-            newest, first = await waist.records(id)
+            newest, first = await probe.records(id)
             assert (first.namespace, first.step, newest.parent) == (id, number, "x"), repr(id)
-        assert [record.step for record in await waist.records("")] == [-1]
+        assert [record.step for record in await probe.records("")] == [-1]
 
-    async def test_any_text_names_a_task_a_channel_and_a_path(self, waist: Waist) -> None:
+    async def test_any_text_names_a_task_a_channel_and_a_path(self, probe: Probe) -> None:
         sent = [write(id, id, namespace=id, channel=id, path=id, body=b"%d" % n) for n, id in _numbered()]
         tasks = [write("x", id, body=b"%d" % n) for n, id in _numbered()]
-        await waist.commit(writes=(*sent, *tasks))
+        await probe.commit(writes=(*sent, *tasks))
         for number, id in _numbered():
-            assert await waist.backend.writes(waist.thread, [(id, id)]) == [sent[number]], repr(id)
-        found = await waist.backend.writes(waist.thread, [("", "x")])
+            assert await probe.backend.writes(probe.thread, [(id, id)]) == [sent[number]], repr(id)
+        found = await probe.backend.writes(probe.thread, [("", "x")])
         assert sorted(found, key=lambda held: int(held.body)) == tasks
 
-    async def test_any_text_names_an_entry(self, waist: Waist) -> None:
-        await waist.commit(
+    async def test_any_text_names_an_entry(self, probe: Probe) -> None:
+        await probe.commit(
             entries=tuple(EntryRecord("step", id, b"%d" % number) for number, id in _numbered())
         )
         for number, id in _numbered():
-            found = await waist.backend.entries(
-                EntryQuery("", "step", thread=waist.thread, prefix=id, limit=len(IDS))
+            found = await probe.backend.entries(
+                EntryQuery("", "step", thread=probe.thread, prefix=id, limit=len(IDS))
             )
             assert [entry.body for _, entry in found if entry.key == id] == [b"%d" % number], repr(id)
-            found = await waist.backend.entries(EntryQuery("", "step", prefix=id))
+            found = await probe.backend.entries(EntryQuery("", "step", prefix=id))
             assert [entry.key for _, entry in found] == [key for key in ORDERED if key.startswith(id)], repr(
                 id
             )
-        assert [entry.key for entry in await waist.entries("step")] == ORDERED
+        assert [entry.key for entry in await probe.entries("step")] == ORDERED
 
-    async def test_any_text_is_found_again_by_another_handle_and_by_prefix(self, waist: Waist) -> None:
+    async def test_any_text_is_found_again_by_another_handle_and_by_prefix(self, probe: Probe) -> None:
         for id in IDS:
-            await waist.of(id).commit(info=id.encode("utf-8", "surrogatepass"))
+            await probe.of(id).commit(info=id.encode("utf-8", "surrogatepass"))
         for id in IDS:
-            rows = await waist.backend.threads(ThreadQuery("", prefix=id, limit=1))
+            rows = await probe.backend.threads(ThreadQuery("", prefix=id, limit=1))
             assert [row.id for row in rows] == [id]
             assert rows[0].info == id.encode("utf-8", "surrogatepass")

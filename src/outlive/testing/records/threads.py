@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from outlive.backend import Removal, ThreadQuery, escape
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist, chunk, draft, write
+from outlive.testing.thread_records import Probe, chunk, draft, write
 from outlive.testing.trial import Trial
 
 ONE = chunk("one", 100)
 
 
 class ThreadContract(Contract):
-    async def test_threads_are_listed_in_order_of_their_escaped_ids(self, waist: Waist) -> None:
+    async def test_threads_are_listed_in_order_of_their_escaped_ids(self, probe: Probe) -> None:
         ids = ["b", "a", "B", "é", "\U0001f600", "\uffff", "a\0", "a\\", "a ", "a0", "\ud800", "ab", "%"]
         for id in ids:
-            await waist.of(id).save("x")
-        assert [row.id for row in await waist.backend.threads(ThreadQuery(""))] == sorted(ids, key=escape)
+            await probe.of(id).save("x")
+        assert [row.id for row in await probe.backend.threads(ThreadQuery(""))] == sorted(ids, key=escape)
 
-    async def test_a_prefix_is_taken_literally(self, waist: Waist) -> None:
+    async def test_a_prefix_is_taken_literally(self, probe: Probe) -> None:
         ids = [
             "a",
             "ab",
@@ -36,30 +36,30 @@ class ThreadContract(Contract):
             "[a]",
         ]
         for id in ids:
-            await waist.of(id).save("x")
+            await probe.of(id).save("x")
         for prefix in ("", "a", "A", "a%", "a_", "a\\", "a\0", "a\ud800", "a*", "[", "c", "a\\b"):
-            found = [row.id for row in await waist.backend.threads(ThreadQuery("", prefix=prefix))]
+            found = [row.id for row in await probe.backend.threads(ThreadQuery("", prefix=prefix))]
             assert found == sorted((id for id in ids if id.startswith(prefix)), key=escape), repr(prefix)
 
-    async def test_a_page_goes_on_behind_an_id_that_may_be_gone(self, waist: Waist) -> None:
+    async def test_a_page_goes_on_behind_an_id_that_may_be_gone(self, probe: Probe) -> None:
         for id in ("a", "b", "c", "d", "e"):
-            await waist.of(id).save("x")
-        assert [row.id for row in await waist.backend.threads(ThreadQuery("", limit=2))] == ["a", "b"]
-        await waist.of("b").commit(removal=Removal(everything=True))
-        assert [row.id for row in await waist.backend.threads(ThreadQuery("", after="b", limit=2))] == [
+            await probe.of(id).save("x")
+        assert [row.id for row in await probe.backend.threads(ThreadQuery("", limit=2))] == ["a", "b"]
+        await probe.of("b").commit(removal=Removal(everything=True))
+        assert [row.id for row in await probe.backend.threads(ThreadQuery("", after="b", limit=2))] == [
             "c",
             "d",
         ]
-        assert [row.id for row in await waist.backend.threads(ThreadQuery("", after="bb", limit=9))] == [
+        assert [row.id for row in await probe.backend.threads(ThreadQuery("", after="bb", limit=9))] == [
             "c",
             "d",
             "e",
         ]
-        assert await waist.backend.threads(ThreadQuery("", after="e")) == []
+        assert await probe.backend.threads(ThreadQuery("", after="e")) == []
 
-    async def test_prefix_and_page_go_together(self, waist: Waist) -> None:
+    async def test_prefix_and_page_go_together(self, probe: Probe) -> None:
         for id in ("a", "b", "b1", "b2", "b3", "c"):
-            await waist.of(id).save("x")
+            await probe.of(id).save("x")
         for after, expected in (
             (None, ["b", "b1"]),
             ("a", ["b", "b1"]),
@@ -67,14 +67,14 @@ class ThreadContract(Contract):
             ("b3", []),
             ("c", []),
         ):
-            rows = await waist.backend.threads(ThreadQuery("", prefix="b", after=after, limit=2))
+            rows = await probe.backend.threads(ThreadQuery("", prefix="b", after=after, limit=2))
             assert [row.id for row in rows] == expected
 
-    async def test_a_row_tells_what_the_thread_holds(self, waist: Waist) -> None:
-        first = await waist.save("a", ONE, body=b"12345")
-        await waist.commit(draft("b", body=b"123"), draft("s", namespace="sub", body=b"1"), info=b"info")
-        row = await waist.row()
-        inventory = await waist.backend.inventory(waist.thread)
+    async def test_a_row_tells_what_the_thread_holds(self, probe: Probe) -> None:
+        first = await probe.save("a", ONE, body=b"12345")
+        await probe.commit(draft("b", body=b"123"), draft("s", namespace="sub", body=b"1"), info=b"info")
+        row = await probe.row()
+        inventory = await probe.backend.inventory(probe.thread)
         assert row is not None and row.head is not None
         assert (row.id, row.checkpoints, row.stored, row.seq, row.epoch) == ("thread", 3, 109, 3, 0)
         assert (row.generation, row.revision) == (inventory.generation, inventory.revision)
@@ -82,46 +82,46 @@ class ThreadContract(Contract):
         assert abs(row.created_at - first.created_at) < 60_000_000
         assert row.updated_at >= row.created_at
 
-    async def test_metadata_counts_its_versions_and_stays_until_it_is_changed(self, waist: Waist) -> None:
-        await waist.commit(info=b"one", info_version=0)
-        await waist.commit(draft("a"))
-        await waist.commit(info=b"two", info_version=1)
-        row = await waist.row()
+    async def test_metadata_counts_its_versions_and_stays_until_it_is_changed(self, probe: Probe) -> None:
+        await probe.commit(info=b"one", info_version=0)
+        await probe.commit(draft("a"))
+        await probe.commit(info=b"two", info_version=1)
+        row = await probe.row()
         assert row is not None and (row.info, row.info_version) == (b"two", 2)
 
-    async def test_one_thread_is_asked_for_by_its_id(self, waist: Waist) -> None:
+    async def test_one_thread_is_asked_for_by_its_id(self, probe: Probe) -> None:
         for id in ("a", "ab", "A", "a\0"):
-            await waist.of(id).save(id)
+            await probe.of(id).save(id)
         for id in ("a", "ab", "A", "a\0"):
-            (row,) = await waist.backend.threads(ThreadQuery("", only=id))
+            (row,) = await probe.backend.threads(ThreadQuery("", only=id))
             assert (row.id, row.head is not None and row.head.id) == (id, id)
         assert (
-            await waist.backend.threads(ThreadQuery("", only="b"))
-            == await waist.backend.threads(ThreadQuery("tenant", only="a"))
+            await probe.backend.threads(ThreadQuery("", only="b"))
+            == await probe.backend.threads(ThreadQuery("tenant", only="a"))
             == []
         )
 
-    async def test_a_thread_is_listed_while_it_has_something_of_its_own(self, waist: Waist) -> None:
+    async def test_a_thread_is_listed_while_it_has_something_of_its_own(self, probe: Probe) -> None:
         async def listed() -> bool:
-            assert bool(await waist.backend.threads(ThreadQuery(""))) == (await waist.row() is not None)
-            return await waist.row() is not None
+            assert bool(await probe.backend.threads(ThreadQuery(""))) == (await probe.row() is not None)
+            return await probe.row() is not None
 
-        await waist.commit(draft("a"), writes=(write("later", "task"),))
+        await probe.commit(draft("a"), writes=(write("later", "task"),))
         assert await listed()
-        await waist.commit(removal=Removal(checkpoints=(("", "a"),)))
+        await probe.commit(removal=Removal(checkpoints=(("", "a"),)))
         assert await listed()
-        await waist.commit(removal=Removal(checkpoints=(("", "later"),)))
+        await probe.commit(removal=Removal(checkpoints=(("", "later"),)))
         assert not await listed()
-        await waist.commit(info=b"info")
+        await probe.commit(info=b"info")
         assert await listed()
-        await waist.commit(removal=Removal(everything=True))
+        await probe.commit(removal=Removal(everything=True))
         assert not await listed()
 
-    async def test_chunks_alone_make_no_thread(self, waist: Waist) -> None:
-        await waist.commit(chunks=(ONE,))
-        assert await waist.backend.threads(ThreadQuery("")) == []
+    async def test_chunks_alone_make_no_thread(self, probe: Probe) -> None:
+        await probe.commit(chunks=(ONE,))
+        assert await probe.backend.threads(ThreadQuery("")) == []
 
-    async def test_tenants_never_see_each_other(self, waist: Waist) -> None:
+    async def test_tenants_never_see_each_other(self, probe: Probe) -> None:
         pairs = [
             ("", "t"),
             ("a", "t"),
@@ -133,25 +133,25 @@ class ThreadContract(Contract):
         ]
         for number, (tenant, id) in enumerate(pairs):
             own = chunk(f"{number}")
-            await waist.of(id, tenant).commit(
+            await probe.of(id, tenant).commit(
                 draft(f"{number}", own[0]),
                 chunks=(own,),
                 writes=(write(f"{number}", "task"),),
                 info=b"%d" % number,
             )
         for number, (tenant, id) in enumerate(pairs):
-            one = waist.of(id, tenant)
+            one = probe.of(id, tenant)
             assert await one.ids() == [f"{number}"]
             assert list(await one.data()) == [chunk(f"{number}")[0]]
-            listed = [row.id for row in await waist.backend.threads(ThreadQuery(tenant))]
+            listed = [row.id for row in await probe.backend.threads(ThreadQuery(tenant))]
             assert listed == sorted((other for own, other in pairs if own == tenant), key=escape)
-        await waist.of("t", "a").commit(removal=Removal(everything=True))
-        assert [row.id for row in await waist.backend.threads(ThreadQuery("a"))] == ["\0t"]
-        assert await waist.of("t").ids() == ["0"]
+        await probe.of("t", "a").commit(removal=Removal(everything=True))
+        assert [row.id for row in await probe.backend.threads(ThreadQuery("a"))] == ["\0t"]
+        assert await probe.of("t").ids() == ["0"]
 
     async def test_threads_made_at_once_are_all_there(self, trial: Trial) -> None:
-        waist = await trial.waist()
-        works = [lambda n=n: waist.of(f"{n:02}").save("x") for n in range(20)]
+        probe = await trial.probe()
+        works = [lambda n=n: probe.of(f"{n:02}").save("x") for n in range(20)]
         results = await trial.together(*works)
         assert [record.seq for record in results] == [1] * 20
-        assert len(await waist.backend.threads(ThreadQuery(""))) == 20
+        assert len(await probe.backend.threads(ThreadQuery(""))) == 20

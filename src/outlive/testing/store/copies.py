@@ -81,7 +81,7 @@ class CopyContract(Contract):
         first = await thread.save({"text": [f"first {n} " * 100 for n in range(10)]})
         await thread.save({"text": [f"second {n} " * 100 for n in range(10)]})
         await thread.fork("branch", at=first.id)
-        source, target = await trial.waist("t"), await trial.waist("branch")
+        source, target = await trial.probe("t"), await trial.probe("branch")
         record = (await source.backend.read(source.thread, "", first.id)).record
         assert record is not None and set(await target.data()) == set(record.chunks)
 

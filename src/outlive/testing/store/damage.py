@@ -34,10 +34,10 @@ class DamageContract(Contract):
         assert one.chunks > 0
 
     async def test_a_missing_chunk_is_found_and_named(self, trial: Trial) -> None:
-        store, waist = await trial.store(), await trial.waist("t")
+        store, probe = await trial.store(), await trial.probe("t")
         saved = await store.thread("t").save(_state(1))
-        name = next(iter(await waist.data()))
-        await waist.commit(removal=Removal(chunks=(name,), chunks_until=1 << 40))
+        name = next(iter(await probe.data()))
+        await probe.commit(removal=Removal(chunks=(name,), chunks_until=1 << 40))
         reader = await trial.store()
         with pytest.raises(Corrupt) as corrupt:
             await reader.thread("t").load()
@@ -91,20 +91,20 @@ class DamageContract(Contract):
         assert all("'t'" in str(problem) for problem in found.problems)
 
     async def test_a_body_of_another_checkpoint_is_found(self, trial: Trial) -> None:
-        store, waist = await trial.store(), await trial.waist("t")
+        store, probe = await trial.store(), await trial.probe("t")
         await store.thread("t").save(_state(1))
         await store.thread("t").save({"other": noise(3, 9000)})
-        second, first = await waist.records()
-        await waist.commit(copied(first, id="mixed", seq=9, body=second.body))
+        second, first = await probe.records()
+        await probe.commit(copied(first, id="mixed", seq=9, body=second.body))
         with pytest.raises(Corrupt):
             await store.thread("t").load("mixed")
         assert any("mixed" in str(problem) for problem in (await store.thread("t").verify()).problems)
 
     async def test_damage_of_one_thread_does_not_hide_the_others(self, trial: Trial) -> None:
-        store, waist = await trial.store(), await trial.waist("b")
+        store, probe = await trial.store(), await trial.probe("b")
         for id in "abc":
             await store.thread(id).save(_state(1))
-        await waist.commit(removal=Removal(chunks=tuple(await waist.data()), chunks_until=1 << 40))
+        await probe.commit(removal=Removal(chunks=tuple(await probe.data()), chunks_until=1 << 40))
         found = await (await trial.store()).verify()
         assert (found.threads, found.checkpoints) == (3, 3)
         assert found.problems
@@ -113,12 +113,12 @@ class DamageContract(Contract):
 
     async def test_a_damaged_head_does_not_stop_the_thread(self, trial: Trial) -> None:
         """Older states stay readable, and the damaged one can be removed."""
-        store, waist = await trial.store(), await trial.waist("t")
+        store, probe = await trial.store(), await trial.probe("t")
         first = await store.thread("t").save({"n": noise(1, 5000)})
         await store.thread("t").save({"m": noise(2, 5000)})
-        record = (await waist.records())[0]
-        lost = tuple(set(record.chunks) - set((await waist.records())[1].chunks))
-        await waist.commit(removal=Removal(chunks=lost, chunks_until=1 << 40))
+        record = (await probe.records())[0]
+        lost = tuple(set(record.chunks) - set((await probe.records())[1].chunks))
+        await probe.commit(removal=Removal(chunks=lost, chunks_until=1 << 40))
         thread = (await trial.store()).thread("t")
         assert await thread.load(first.id) == {"n": noise(1, 5000)}
         assert (await thread.delete_checkpoints([record.id])).checkpoints == 1

@@ -41,22 +41,22 @@ class HistoryContract(Contract):
         store = await trial.store()
         thread = store.thread("t")
         await thread.save({"n": 0}, metadata={"kind": "first"})
-        waist = await trial.waist("t")
-        record = (await waist.records())[0]
+        probe = await trial.probe("t")
+        record = (await probe.records())[0]
         copies = tuple(copied(record, id=f"{seq:03}", seq=seq) for seq in range(2, 251))
-        await waist.commit(*copies)
+        await probe.commit(*copies)
         assert [item.seq async for item in thread.history()] == list(range(250, 0, -1))
         assert [item.seq async for item in thread.history(limit=120)] == list(range(250, 130, -1))
         assert len(await thread.lineage("250")) == 1
 
     async def test_a_thread_of_more_than_a_thousand_checkpoints_is_handled_whole(self, trial: Trial) -> None:
-        store, waist = await trial.store(), await trial.waist("t")
+        store, probe = await trial.store(), await trial.probe("t")
         thread = store.thread("t")
         await thread.save({"n": 0}, id="0001")
-        (record,) = await waist.records()
+        (record,) = await probe.records()
         ids = [f"{seq:04}" for seq in range(1, 1051)]
         copies = [copied(record, id=id, seq=seq, parent=ids[seq - 2]) for seq, id in enumerate(ids[1:], 2)]
-        await waist.commit(*copies)
+        await probe.commit(*copies)
         assert len(await thread.lineage()) == (await thread.size()).checkpoints == 1050
         assert [head.id for head in await thread.tips()] == ["1050"]
         assert (await thread.verify()).checkpoints == 1050

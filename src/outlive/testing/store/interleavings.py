@@ -1,4 +1,4 @@
-"""Any operation, and any other in the middle of it: before each single call that the first makes at the waist.
+"""Any operation, and any other in the middle of it: before each single call of the backend that the first makes.
 
 There are some 2,000 such meetings. The short mode takes a fixed sample of them, another one for each mode
 and half, the long mode all. What must hold after each: nobody cries damage, every checkpoint that is listed

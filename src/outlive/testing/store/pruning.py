@@ -12,7 +12,7 @@ from outlive.errors import BadArgument
 from outlive.format.chunk import decode
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
-from outlive.testing.thread_records import Waist
+from outlive.testing.thread_records import Probe
 from outlive.testing.trial import Trial
 from outlive.threads.thread import AsyncThread
 from outlive.values import Interrupt
@@ -35,9 +35,9 @@ async def _line(thread: AsyncThread, count: int) -> None:
         await thread.save({"n": n, "text": noise(n, 20_000)}, id=f"{n}")
 
 
-async def _bytes(waist: Waist) -> bytes:
+async def _bytes(probe: Probe) -> bytes:
     """Return every byte that a thread holds, uncompressed."""
-    dump = await waist.dump()
+    dump = await probe.dump()
     bodies = [record.body for record in (*dump["records"], *dump["writes"])]
     info = dump["row"].info or b"" if dump["row"] else b""
     return b"|".join([*map(decode, dump["data"].values()), *bodies, info])
@@ -139,11 +139,11 @@ class PruningContract(Contract):
 
     async def test_a_dry_run_changes_nothing_and_tells_what_would_go(self, trial: Trial) -> None:
         store = await trial.store()
-        thread, waist = store.thread("t"), await trial.waist("t")
+        thread, probe = store.thread("t"), await trial.probe("t")
         await _line(thread, 5)
-        before = await waist.dump()
+        before = await probe.dump()
         told = await thread.prune(keep_last=2, dry_run=True)
-        assert await waist.dump() == before
+        assert await probe.dump() == before
         done = await thread.prune(keep_last=2)
         assert (told.checkpoints, told.chunks, told.freed_bytes) == (
             done.checkpoints,
@@ -155,10 +155,10 @@ class PruningContract(Contract):
         store = await trial.store()
         assert (await store.thread("absent").prune(keep_last=1)).checkpoints == 0
         await store.thread("t").save(1)
-        waist = await trial.waist("t")
-        before = await waist.dump()
+        probe = await trial.probe("t")
+        before = await probe.dump()
         assert (await store.thread("t").prune(keep_last=1)).checkpoints == 0
-        assert await waist.dump() == before
+        assert await probe.dump() == before
         assert [info.id async for info in store.threads()] == ["t"]
 
     async def test_something_is_always_kept(self, store: AsyncStore) -> None:
@@ -238,7 +238,7 @@ class PruningContract(Contract):
 
     async def test_erasing_leaves_no_byte_of_what_nobody_holds(self, trial: Trial) -> None:
         store = await trial.store()
-        thread, waist = store.thread("t"), await trial.waist("t")
+        thread, probe = store.thread("t"), await trial.probe("t")
         messages = [{"role": "user", "text": f"{n} {noise(n, 300)}"} for n in range(40)]
         messages[17]["text"] = SECRET
         await thread.save({"messages": messages}, metadata={"about": SECRET})
@@ -247,45 +247,45 @@ class PruningContract(Contract):
         messages = [message for message in messages if message["text"] != SECRET]
         await thread.save({"messages": messages, "n": 1})
         await thread.save({"messages": messages, "n": 2})
-        assert SECRET.encode() in await _bytes(waist)
+        assert SECRET.encode() in await _bytes(probe)
         pruned = await thread.prune(keep_last=2, erase=True)
         assert pruned.erased
-        assert SECRET.encode() not in await _bytes(waist)
+        assert SECRET.encode() not in await _bytes(probe)
         assert [item.metadata async for item in thread.history()] == [{}, {}]
         assert await thread.load() == {"messages": messages, "n": 2}
         assert (await thread.verify()).ok
 
     async def test_erasing_keeps_what_somebody_holds(self, trial: Trial) -> None:
         store = await trial.store()
-        thread, waist = store.thread("t"), await trial.waist("t")
+        thread, probe = store.thread("t"), await trial.probe("t")
         first = await thread.save({"list": [SECRET, *(noise(n, 500) for n in range(20))]})
         await thread.save({"list": [noise(n, 500) for n in range(20)]})
         await thread.write("task", [("c", {"held": SECRET, "more": noise(5, 3000)})])
         await thread.delete_checkpoints([first.id], erase=True)
-        assert SECRET.encode() in await _bytes(waist)
+        assert SECRET.encode() in await _bytes(probe)
         assert [held.value["held"] for held in await thread.writes()] == [SECRET]
         assert (await thread.verify()).ok
 
     async def test_a_removed_checkpoint_is_erased_on_request(self, trial: Trial) -> None:
         store = await trial.store()
-        thread, waist = store.thread("t"), await trial.waist("t")
+        thread, probe = store.thread("t"), await trial.probe("t")
         plain = [noise(n, 500) for n in range(20)]
         await thread.save({"list": [*plain, SECRET]}, id="with")
         await thread.save({"list": plain}, id="without")
         assert (await thread.delete_checkpoints(["with"], erase=True)).erased
-        assert SECRET.encode() not in await _bytes(waist)
+        assert SECRET.encode() not in await _bytes(probe)
         assert await thread.load() == {"list": plain}
 
     async def test_a_deleted_thread_leaves_no_byte(self, trial: Trial) -> None:
         store = await trial.store()
-        thread, waist = store.thread("t"), await trial.waist("t")
+        thread, probe = store.thread("t"), await trial.probe("t")
         await thread.save({"text": SECRET * 50}, metadata={"about": SECRET})
         await thread.write("task", [("c", SECRET)])
         await thread.set_metadata({"about": SECRET})
-        names = list(await waist.data())
+        names = list(await probe.data())
         await thread.delete()
-        assert await _bytes(waist) == b""
-        assert await waist.backend.fetch(waist.thread, names) == {}
+        assert await _bytes(probe) == b""
+        assert await probe.backend.fetch(probe.thread, names) == {}
 
     async def test_a_chunk_of_which_less_than_half_is_read_is_written_anew(self, store: AsyncStore) -> None:
         thread = store.thread("t")

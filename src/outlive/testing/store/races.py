@@ -1,6 +1,6 @@
 """What somebody else does between two calls of an operation: nothing is lost, and nobody cries damage.
 
-The second process acts at an exact point, by a hook between two calls at the waist.
+The second process acts at an exact point, by a hook between two calls of the backend.
 """
 
 from __future__ import annotations

@@ -130,6 +130,6 @@ class SharingContract(Contract):
             messages.append({"role": "user", "text": noise(n, MESSAGE)})
             messages[n // 2] = {"role": "user", "text": noise(1000 + n, MESSAGE)}
             await thread.save({"messages": messages})
-        waist = await trial.waist("t")
-        assert max(len(record.chunks) for record in await waist.records()) <= 64
+        probe = await trial.probe("t")
+        assert max(len(record.chunks) for record in await probe.records()) <= 64
         assert dataclasses.asdict(await thread.size())["stored_bytes"] < (await thread.size()).state_bytes

@@ -202,11 +202,11 @@ class TypedContract(Contract):
         assert await thread.load(first.id) == Log(["a"])
 
     async def test_a_record_of_a_newer_format_is_refused_by_both_versions(self, trial: Trial) -> None:
-        store, waist = await trial.store(), await trial.waist("t")
+        store, probe = await trial.store(), await trial.probe("t")
         first = await store.thread("t").save({"n": 1})
-        record = (await waist.records())[0]
+        record = (await probe.records())[0]
         newer = copied(record, id="newer", seq=2, format=FORMAT + 1)
-        await waist.commit(newer)
+        await probe.commit(newer)
         with pytest.raises(NewerFormat) as refused:
             await store.thread("t").load()
         assert (refused.value.found, refused.value.known) == (FORMAT + 1, FORMAT)

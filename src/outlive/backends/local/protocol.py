@@ -1,0 +1,140 @@
+"""What a backend of this process (memory, file, SQLite) brings, and how it becomes a `Backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from outlive.backend import (
+    CachedHead,
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    EntryRecord,
+    HistoryQuery,
+    Inventory,
+    Page,
+    ReadResult,
+    Receipt,
+    ThreadKey,
+    ThreadQuery,
+    ThreadRow,
+    WriteRecord,
+)
+from outlive.errors import Corrupt, OutliveError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Local(Protocol):
+    """The methods of `Backend` as plain functions. The caller holds `lock`, a `threading.RLock`, for each call."""
+
+    name: str
+    lock: Any
+
+    def identity(self, offered: bytes) -> bytes: ...
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]: ...
+    def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: CachedHead | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> ReadResult: ...
+    def history(
+        self, query: HistoryQuery, *, timeout_s: float | None = None
+    ) -> tuple[int, list[CheckpointRecord]]: ...
+    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page: ...
+    def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[CheckpointKey] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]: ...
+    def entries(
+        self, query: EntryQuery, *, timeout_s: float | None = None
+    ) -> list[tuple[ThreadKey, EntryRecord]]: ...
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]: ...
+    def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory: ...
+    def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]: ...
+    def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int: ...
+    def audit(self, thread: ThreadKey | None) -> list[Corrupt]: ...
+    def before_fork(self) -> None:
+        """Put away what a child must not inherit; the next call takes it up again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalCalls:
+    """The methods of `Backend` but for `commit_all` and `close`: each calls the plain function of its name by `_call`."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.name = local.name
+
+    async def _call(
+        self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs
+    ) -> T:
+        """Call a plain function under the lock, which is waited for so long."""
+        raise NotImplementedError
+
+    async def identity(self, offered: bytes) -> bytes:
+        return await self._call(None, self.local.identity, offered)
+
+    async def read(
+        self,
+        thread: ThreadKey,
+        namespace: str,
+        id: str | None = None,
+        *,
+        at: int | None = None,
+        known: CachedHead | None = None,
+        chunks: bool = True,
+        timeout_s: float | None = None,
+    ) -> ReadResult:
+        read = self.local.read
+        return await self._call(
+            timeout_s, read, thread, namespace, id, at=at, known=known, chunks=chunks, timeout_s=timeout_s
+        )
+
+    async def history(
+        self, query: HistoryQuery, *, timeout_s: float | None = None
+    ) -> tuple[int, list[CheckpointRecord]]:
+        return await self._call(timeout_s, self.local.history, query, timeout_s=timeout_s)
+
+    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        states = self.local.states
+        return await self._call(timeout_s, states, query, max_bytes=max_bytes, timeout_s=timeout_s)
+
+    async def writes(
+        self, thread: ThreadKey, checkpoints: Sequence[CheckpointKey] | None, timeout_s: float | None = None
+    ) -> list[WriteRecord]:
+        return await self._call(timeout_s, self.local.writes, thread, checkpoints, timeout_s)
+
+    async def entries(
+        self, query: EntryQuery, *, timeout_s: float | None = None
+    ) -> list[tuple[ThreadKey, EntryRecord]]:
+        return await self._call(timeout_s, self.local.entries, query, timeout_s=timeout_s)
+
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        return await self._call(timeout_s, self.local.threads, query, timeout_s=timeout_s)
+
+    async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
+        return await self._call(timeout_s, self.local.inventory, thread, timeout_s)
+
+    async def fetch(
+        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
+    ) -> dict[bytes, bytes]:
+        return await self._call(timeout_s, self.local.fetch, thread, names, timeout_s)
+
+    async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
+        return await self._call(None, self.local.share, source, target, names)
+
+    async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
+        return await self._call(None, self.local.audit, thread)

@@ -1,0 +1,63 @@
+"""The moment of a commit, by the clocks of this machine, and the token of a new generation."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from dataclasses import dataclass
+
+from outlive.backend import EntryRecord
+
+
+@dataclass(slots=True)
+class Clock:
+    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
+
+    now: int
+    lease: int
+    id: str
+
+
+def new_token() -> int:
+    """Return a new generation: random, so that a thread made again never looks like the one before."""
+    return int.from_bytes(os.urandom(8)) >> 1
+
+
+def clock() -> Clock:
+    """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
+    lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
+    return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
+
+
+_LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former is Linux's
+
+
+@functools.cache
+def _offset_ns() -> int:
+    """Return how far the clock for leases is shifted here: a container with a time namespace of its own shares leases with the others."""
+    try:
+        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    shifts = {name: int(seconds) * 1_000_000_000 + int(nanos) for name, seconds, nanos in lines}
+    return shifts.get("boottime", 0)
+
+
+os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in another namespace
+
+
+@functools.cache
+def boot_id() -> str:
+    """Name the clock for leases: it starts again with the machine."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
+    """Tell whether the lease of an entry has run out; one by another clock has."""
+    return entry.clock != now.id or entry.until <= now.lease
