@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from outlive.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from outlive.adapters.langgraph.importer.importer import aimport_langgraph as aimport_langgraph
     from outlive.adapters.langgraph.importer.importer import import_langgraph as import_langgraph
-    from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph as aimport_langgraph
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
@@ -43,12 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "import_langgraph":  # needed once in the life of a database
-        from outlive.adapters.langgraph.importer.importer import import_langgraph
+    if name in ("import_langgraph", "aimport_langgraph"):  # imported late: most programs never need them
+        from outlive.adapters.langgraph.importer import importer
 
-        return import_langgraph
-    if name == "aimport_langgraph":
-        from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph
-
-        return aimport_langgraph
+        return getattr(importer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,16 +9,14 @@ they say of a channel (the seed and the writes, in order) is written into the ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.pages import Pages
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, unpack_state
 from outlive.backend.protocol import CheckpointRecord, ThreadKey
 from outlive.values import PendingWrite
-
-if TYPE_CHECKING:
-    from outlive.adapters.langgraph.operations import CheckpointOperations
 
 _LONGEST = 1_000_000
 
@@ -61,24 +59,24 @@ class Walk:
         return found
 
 
-async def above(
-    keeper: CheckpointOperations, key: ThreadKey, place: Place, channels: Sequence[str]
+async def read_history(
+    session: Session, key: ThreadKey, place: Place, channels: Sequence[str]
 ) -> dict[str, Delta]:
     """Walk up from a checkpoint and return what was above it, per channel."""
     walk = Walk(channels)
-    found = await _read(keeper, key, place.namespace, place.id)
+    found = await _read(session, key, place.namespace, place.id)
     if found is not None:
         record, snapshot, _ = found
         walk.begin(snapshot)
-        await _climb(keeper, key, record, walk)
+        await _climb(session, key, record, walk)
     return walk.result()
 
 
-async def _climb(keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord, walk: Walk) -> None:
+async def _climb(session: Session, key: ThreadKey, record: CheckpointRecord, walk: Walk) -> None:
     """Visit the ancestors of a checkpoint until every channel has its end."""
     chain = {record.parent}
     while True:
-        pages = Pages(keeper.engine, key, record.namespace, record.order)
+        pages = Pages(session.engine, key, record.namespace, record.order)
         while not walk.is_done and (page := await pages.next(lambda one: _is_next(one, chain))) is not None:
             for record in page.records:
                 _, state, writes = page.open(record)
@@ -88,7 +86,7 @@ async def _climb(keeper: CheckpointOperations, key: ThreadKey, record: Checkpoin
         # A checkpoint that was put again keeps its place, and may have got a parent that is newer than itself.
         if record.parent is None or len(chain) > _LONGEST:
             return
-        later = await _read(keeper, key, record.namespace, record.parent)
+        later = await _read(session, key, record.namespace, record.parent)
         if later is None or later[0].parent in chain:
             return  # the rest of the chain was deleted, or is a ring
         record = later[0]
@@ -104,13 +102,12 @@ def _is_next(record: CheckpointRecord, chain: set[str | None]) -> bool:
 
 
 async def _read(
-    keeper: CheckpointOperations, key: ThreadKey, namespace: str, id: str | None
+    session: Session, key: ThreadKey, namespace: str, id: str | None
 ) -> tuple[CheckpointRecord, Snapshot, Sequence[PendingWrite]] | None:
-    engine = keeper.engine
-    found = await engine.load(key, namespace, id, None, keeper.store._timeout(None))
-    if found is None:
+    engine, loaded = session.engine, await session.load(key, namespace, id)
+    if loaded is None:
         return None
-    reading, stream = found
+    reading, stream = loaded
     assert reading.record is not None
     record = reading.record
     snapshot = unpack_state(key.id, record.id, engine.unpack(key, record.id, stream))

@@ -16,8 +16,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
 from outlive.adapters.langgraph.config import checkpoint_of, said_in, thread_of
-from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import is_snapshot
 from outlive.arguments import check_filter, check_limit, check_namespace
 from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, escape
@@ -29,15 +29,15 @@ class Listing:
 
     def __init__(
         self,
-        keeper: CheckpointOperations,
+        session: Session,
         config: RunnableConfig | None,
         filter: Mapping[str, Any] | None,
         before: RunnableConfig | None,
         limit: int | None,
     ) -> None:
         said = said_in(config)
-        self._keeper = keeper
-        self._threads = _Threads(keeper, thread_of(said["thread_id"]) if "thread_id" in said else None)
+        self._session = session
+        self._threads = _Threads(session, thread_of(said["thread_id"]) if "thread_id" in said else None)
         namespace = said.get("checkpoint_ns")
         self._namespace = None if namespace is None else check_namespace(namespace)
         self._id = checkpoint_of(config)
@@ -70,7 +70,7 @@ class Listing:
             if self._threads.are_all and not is_snapshot(state):
                 continue  # a thread that LangGraph has nothing to do with
             self._left = None if self._left is None else self._left - 1
-            return self._keeper.describe(self._key, record, state, writes)
+            return self._session.checkpoint_tuple(self._key, record, state, writes)
         raise StopAsyncIteration
 
     async def _turn(self) -> bool:
@@ -84,7 +84,7 @@ class Listing:
             return False
         self._places = {}
         cursor = await self._begin(self._key)
-        self._pages = Pages(self._keeper.engine, self._key, self._namespace, cursor)
+        self._pages = Pages(self._session.engine, self._key, self._namespace, cursor)
         return True
 
     def _size(self) -> int:
@@ -100,7 +100,7 @@ class Listing:
         if not self._filter:
             return True
         assert self._key is not None
-        metadata: Mapping[str, Any] = {**self._keeper.metadata(self._key, record)}
+        metadata: Mapping[str, Any] = {**self._session.metadata(self._key, record)}
         return all(metadata.get(name) == value for name, value in self._filter.items())
 
     async def _begin(self, key: ThreadKey) -> Cursor | None:
@@ -123,11 +123,11 @@ class Listing:
             found = await self._record(key, namespace, id)
             if found is not None:
                 return found
-        records = await self._keeper.engine.records(key)
+        records = await self._session.engine.records(key)
         return next((record for record in records if record.id == id), None)
 
     async def _record(self, key: ThreadKey, namespace: str, id: str) -> CheckpointRecord | None:
-        return (await self._keeper.engine.backend.read(key, namespace, id, chunks=False)).record
+        return (await self._session.engine.backend.read(key, namespace, id, chunks=False)).record
 
     async def _is_inside(self, record: CheckpointRecord) -> bool:
         """Tell whether a checkpoint of a subgraph was made below the one that `before` names, or below a later one."""
@@ -135,7 +135,7 @@ class Listing:
         if around is None or record.namespace == around.namespace:
             return False
         assert self._key is not None
-        parents = self._keeper.metadata(self._key, record).get("parents")
+        parents = self._session.metadata(self._key, record).get("parents")
         parent = parents.get(around.namespace) if isinstance(parents, dict) else None
         if not isinstance(parent, str) or not parent:
             return False
@@ -149,19 +149,19 @@ class Listing:
 class _Threads:
     """One thread, or all."""
 
-    def __init__(self, keeper: CheckpointOperations, only: str | None) -> None:
+    def __init__(self, session: Session, only: str | None) -> None:
         self.are_all = only is None
-        self._keeper = keeper
+        self._session = session
         self._only = only
-        self._rest: AsyncIterator[ThreadInfo] | None = keeper.store.threads() if only is None else None
+        self._rest: AsyncIterator[ThreadInfo] | None = session.store.threads() if only is None else None
 
     async def next(self) -> ThreadKey | None:
         """Return the next thread."""
         if self._rest is None:
             only, self._only = self._only, None
-            return None if only is None else self._keeper.key(only)
+            return None if only is None else self._session.key(only)
         try:
-            return self._keeper.key((await self._rest.__anext__()).id)
+            return self._session.key((await self._rest.__anext__()).id)
         except StopAsyncIteration:
             return None
 

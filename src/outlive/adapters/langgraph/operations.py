@@ -15,32 +15,23 @@ from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     ChannelVersions,
     Checkpoint,
-    CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
 )
-from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from outlive.adapters.langgraph import delta_channels as deltas
-from outlive.adapters.langgraph import prune as pruning
 from outlive.adapters.langgraph.config import Place, thread_of
-from outlive.adapters.langgraph.state import (
-    Delta,
-    describe,
-    kept_values,
-    metadata_of,
-    pack_state,
-    unpack_state,
-)
-from outlive.adapters.langgraph.values.codec import ValueCodec
+from outlive.adapters.langgraph.delta_channels import read_history
+from outlive.adapters.langgraph.prune import Rule, add, delete_checkpoints_of, prune_thread
+from outlive.adapters.langgraph.session import Session
+from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import Messages, opened
 from outlive.arguments import check_id, check_text
-from outlive.backend.protocol import CheckpointRecord, Commit, ThreadKey, WriteRecord
+from outlive.backend.protocol import Commit, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
-from outlive.format import manifest
 from outlive.store import AsyncStore
-from outlive.threads.engine import Draft, Located
-from outlive.values import PendingWrite, Pruned
+from outlive.threads.engine import Draft
+from outlive.values import Pruned
 
 Fence = tuple[str, str, int, int]
 
@@ -66,12 +57,8 @@ class CheckpointOperations:
 
     def __init__(self, store: AsyncStore, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self.store = store
-        self.codec = ValueCodec(store._engine.codec.registry, maybe_add_typed_methods(serde))
-        self.engine = store._engine.with_codec(self.codec)
-
-    def key(self, thread: str) -> ThreadKey:
-        return self.store._key(thread)
+        self.session = Session.of(store, serde)
+        self._store, self._codec, self._engine = store, self.session.codec, self.session.engine
 
     # Writing
 
@@ -87,7 +74,7 @@ class CheckpointOperations:
         fence: Fence | None = None,
     ) -> Place:
         """Store a checkpoint whose parent is the one that `place` names."""
-        key, id = self.key(place.thread), check_id("checkpoint id", checkpoint.get("id"))
+        key, id = self.session.key(place.thread), check_id("checkpoint id", checkpoint.get("id"))
         draft = Draft(
             place.namespace,
             id,
@@ -96,33 +83,33 @@ class CheckpointOperations:
             expect=(place.namespace, place.id) if guarded else None,
             fence=fence,
             before_plan=turn.wait,
-            timeout_s=self.store._timeout(None),
+            timeout_s=self.session.timeout_s,
         )
-        describe(self.codec, draft, metadata, checkpoint["channel_values"])
-        state = pack_state(self.codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
+        describe(self._codec, draft, metadata, checkpoint["channel_values"])
+        state = pack_state(self._codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
         try:
-            await self.engine.save(key, state, draft)
+            await self._engine.save(key, state, draft)
         except CheckpointExists:
             draft.replace, draft.expect = True, None
-            await self.engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
+            await self._engine.save(key, {**state, **await self._deltas_in(key, place.namespace, id)}, draft)
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
         """Return what was written into a checkpoint when those above it were deleted: nobody else has it any more."""
-        found = await self.engine.load(key, namespace, id, None, self.store._timeout(None))
-        state = None if found is None else self.codec.unpack(found[1], opaque=True)
+        loaded = await self.session.load(key, namespace, id)
+        state = None if loaded is None else self._codec.unpack(loaded[1], opaque=True)
         return {"deltas": state["deltas"]} if isinstance(state, dict) and "deltas" in state else {}
 
     def _kept(
         self, key: ThreadKey, place: Place, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> Mapping[str, Any]:
         """Return what of the parent need not be sealed again, when its bytes are at hand."""
-        if self.codec.is_open:
+        if self._codec.is_open:
             return {}
-        base = self.engine.cache.get((key.digest, place.namespace))
+        base = self._engine.cache.get((key.digest, place.namespace))
         if base is None or base.record.id != place.id:
             return {}
-        state = self.engine.codec.unpack(base.bytes_of(self.codec), opaque=True)
+        state = self._codec.unpack(base.bytes_of(self._codec), opaque=True)
         return kept_values(state, checkpoint["channel_versions"], new_versions)
 
     async def put_writes(
@@ -136,7 +123,7 @@ class CheckpointOperations:
         fence: Fence | None = None,
     ) -> None:
         """Store what a task wrote on a checkpoint, which may not be stored yet."""
-        key, target = self.key(place.thread), check_id("checkpoint_id", place.id)
+        key, target = self.session.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
         stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = {}
@@ -146,7 +133,7 @@ class CheckpointOperations:
             records.append(record)
             chunks.update(new)
             if new and isinstance(value, Messages | list):
-                stored_pieces |= self.engine.stored_pieces(
+                stored_pieces |= self._engine.stored_pieces(
                     record, new, value if isinstance(value, list) else value.items
                 )
         await turn.wait()
@@ -154,28 +141,30 @@ class CheckpointOperations:
             return
         # Before they are stored: the checkpoint that has them may go into the same transaction. Were they refused, it
         # would be too, and saved once more without them.
-        self.engine.remember_stored(key, place.namespace, stored_pieces)
+        self._engine.remember_stored(key, place.namespace, stored_pieces)
         with turn.storing() as group_wait_s:
             commit = Commit(
                 key,
                 writes=tuple(records),
                 chunks=tuple(chunks.items()),
                 fence=fence,
-                timeout_s=self.store._timeout(None),
+                timeout_s=self.session.timeout_s,
                 group_wait_s=group_wait_s,
                 on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
             )
-            await self.engine.commit(commit)
+            await self._engine.commit(commit)
 
     def _value(self, channel: str, value: Any) -> Any:
         check_text("channel", channel)
-        return opened(value) if self.codec.is_open else self.codec.seal(value, None, f"write to {channel!r}")
+        return (
+            opened(value) if self._codec.is_open else self._codec.seal(value, None, f"write to {channel!r}")
+        )
 
     def _write_record(
         self, namespace: str, target: str, task: str, index: int, channel: str, value: Any, path: str
     ) -> tuple[WriteRecord, dict[bytes, bytes]]:
         try:
-            return self.engine.write_record(
+            return self._engine.write_record(
                 namespace, target, check_id("task_id", task), index, channel, value, check_text("task_path", path)
             )  # fmt: skip
         except OutliveError as error:
@@ -186,54 +175,36 @@ class CheckpointOperations:
 
     async def get_tuple(self, place: Place) -> CheckpointTuple | None:
         """Return a checkpoint, the newest when the place names none."""
-        key = self.key(place.thread)
-        found = await self.engine.load(key, place.namespace, place.id, None, self.store._timeout(None))
-        if found is None:
+        key = self.session.key(place.thread)
+        loaded = await self.session.load(key, place.namespace, place.id)
+        if loaded is None:
             return None
-        reading, stream = found
+        reading, stream = loaded
         record = reading.record
         assert record is not None
-        state = self.engine.unpack(key, record.id, stream)
-        return self.describe(key, record, state, self.engine.pending(key, reading.writes, reading.chunks))
-
-    def describe(
-        self, key: ThreadKey, record: CheckpointRecord, state: Any, writes: Sequence[PendingWrite]
-    ) -> CheckpointTuple:
-        """Return a checkpoint as LangGraph sees it."""
-        here = Place(key.id, record.namespace, record.id)
-        above = None if record.parent is None else Place(key.id, record.namespace, record.parent)
-        return CheckpointTuple(
-            config=here.config,
-            checkpoint=unpack_state(key.id, record.id, state).checkpoint(record.id),
-            metadata=self.metadata(key, record),
-            parent_config=None if above is None else above.config,
-            pending_writes=[(write.task, write.channel, write.value) for write in writes],
-        )
-
-    def metadata(self, key: ThreadKey, record: CheckpointRecord) -> CheckpointMetadata:
-        """Return the metadata of a record as LangGraph gave them."""
-        with Located(key, record.id):
-            return metadata_of(record, manifest.decode(self.codec, record.body).metadata)
+        state = self._engine.unpack(key, record.id, stream)
+        writes = self._engine.pending(key, reading.writes, reading.chunks)
+        return self.session.checkpoint_tuple(key, record, state, writes)
 
     # DeltaChannels
 
     async def delta_history(self, place: Place, channels: Sequence[str]) -> dict[str, DeltaChannelHistory]:
         """Return, per channel, the nearest stored value above a checkpoint and the writes since."""
-        found = await deltas.above(self, self.key(place.thread), place, channels)
-        return {channel: _history(channel, found[channel]) for channel in channels}
+        deltas = await read_history(self.session, self.session.key(place.thread), place, channels)
+        return {channel: _history(channel, deltas[channel]) for channel in channels}
 
     # Deleting
 
     async def delete_thread(self, thread: str, turn: Turn) -> None:
         """Delete everything of a thread."""
         await turn.wait()
-        await self.store.thread(thread).delete()
+        await self._store.thread(thread).delete()
 
     async def copy_thread(self, source: str, target: str, turn: Turn) -> None:
         """Copy a whole thread, with all namespaces and writes."""
         await turn.wait()
         try:
-            await self.store.thread(source).copy(target)
+            await self._store.thread(source).copy(target)
         except CheckpointMissing:
             return  # nothing to copy
 
@@ -242,17 +213,16 @@ class CheckpointOperations:
         wanted = frozenset(check_id("run_id", run) for run in _several("run_ids", runs))
         if not wanted:
             return
-        async for info in self.store.threads():
-            await pruning.delete_for_runs(self, self.key(info.id), wanted)
-        await self.engine.confirm(
-            None
-        )  # a thread that lost its last checkpoint to a refused call is in no list
+        async for info in self._store.threads():
+            await delete_checkpoints_of(self.session, self.session.key(info.id), wanted)
+        # A thread that lost its last checkpoint to a refused call is in no list.
+        await self._engine.confirm(None)
 
-    async def prune(self, threads: Sequence[str], rule: pruning.Rule | None, dry_run: bool) -> Pruned:
+    async def prune(self, threads: Sequence[str], rule: Rule | None, dry_run: bool) -> Pruned:
         """Delete the checkpoints of threads that a rule does not keep."""
         total = Pruned()
         for thread in [thread_of(thread) for thread in _several("thread_ids", threads)]:
-            total = pruning.add(total, await pruning.prune(self, self.key(thread), rule, dry_run))
+            total = add(total, await prune_thread(self.session, self.session.key(thread), rule, dry_run))
         return total
 
 

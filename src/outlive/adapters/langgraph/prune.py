@@ -13,23 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from outlive.adapters.langgraph import delta_channels as deltas
 from outlive.adapters.langgraph.config import Place
+from outlive.adapters.langgraph.delta_channels import read_history
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, pack_deltas, unpack_state
 from outlive.backend.protocol import CheckpointRecord, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import manifest
 from outlive.runtime.runtime import Deadline
-from outlive.threads import prune as pruning
 from outlive.threads.engine import Draft
+from outlive.threads.prune import remove_chosen
 from outlive.values import Pruned
-
-if TYPE_CHECKING:
-    from outlive.adapters.langgraph.operations import CheckpointOperations
 
 CheckpointKey = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
@@ -76,39 +73,39 @@ def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) ->
     return Rule(keep_last, older_than_s)
 
 
-async def prune(keeper: CheckpointOperations, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
+async def prune_thread(session: Session, key: ThreadKey, rule: Rule | None, dry_run: bool) -> Pruned:
     """Delete what a rule does not keep of one thread."""
     if rule is None:
-        return await _delete_all(keeper, key, dry_run)
-    now = keeper.engine.runtime.now()
+        return await _delete_all(session, key, dry_run)
+    now = session.engine.runtime.now()
 
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         waiting = _open_interrupts(records, writes)
         kept = rule.keeps(records, now) | waiting
-        kept -= _forsaken(keeper, key, records, kept) - waiting
+        kept -= _forsaken(session, key, records, kept) - waiting
         return {(record.namespace, record.id) for record in records} - kept
 
-    return await _remove(keeper, key, choose, dry_run)
+    return await _remove(session, key, choose, dry_run)
 
 
-async def _delete_all(keeper: CheckpointOperations, key: ThreadKey, dry_run: bool) -> Pruned:
-    rows = await keeper.engine.backend.threads(key.tenant, only=key.id, heads=False)
+async def _delete_all(session: Session, key: ThreadKey, dry_run: bool) -> Pruned:
+    rows = await session.engine.backend.threads(key.tenant, only=key.id, heads=False)
     if not rows:
         if not dry_run:
-            await keeper.engine.confirm(key)  # it may be a repetition of what was refused
+            await session.engine.confirm(key)  # it may be a repetition of what was refused
         return Pruned()
     if not dry_run:
-        await keeper.store.thread(key.id).delete()
+        await session.store.thread(key.id).delete()
     return Pruned(rows[0].checkpoints, freed_bytes=rows[0].stored)
 
 
-async def delete_for_runs(keeper: CheckpointOperations, key: ThreadKey, runs: frozenset[str]) -> Pruned:
+async def delete_checkpoints_of(session: Session, key: ThreadKey, runs: frozenset[str]) -> Pruned:
     """Delete the checkpoints of runs in one thread."""
 
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         return {(record.namespace, record.id) for record in records if record.run in runs}
 
-    return await _remove(keeper, key, choose, False)
+    return await _remove(session, key, choose, False)
 
 
 def _open_interrupts(
@@ -121,7 +118,7 @@ def _open_interrupts(
 
 
 def _forsaken(
-    keeper: CheckpointOperations,
+    session: Session,
     key: ThreadKey,
     records: Sequence[CheckpointRecord],
     kept: set[CheckpointKey],
@@ -135,7 +132,7 @@ def _forsaken(
         is_early = newest is None or record.order > newest
         if around is None or here not in stays or is_early:
             continue
-        parents = keeper.metadata(key, record).get("parents")
+        parents = session.metadata(key, record).get("parents")
         parent = parents.get(around) if isinstance(parents, dict) else None
         if isinstance(parent, str) and (around, parent) not in stays:
             stays.remove(here)
@@ -155,13 +152,13 @@ def _caller(namespace: str) -> str | None:
 
 
 async def _remove(
-    keeper: CheckpointOperations,
+    session: Session,
     key: ThreadKey,
     choose: Callable[[Sequence[CheckpointRecord], Sequence[WriteRecord]], set[CheckpointKey]],
     dry_run: bool,
 ) -> Pruned:
     """Delete what is chosen, after those that stay got what they need of it."""
-    engine = keeper.engine
+    engine = session.engine
     safe: set[CheckpointKey] = set()  # those that have what they need of what goes
     first: set[CheckpointKey] = set()
 
@@ -169,7 +166,7 @@ async def _remove(
         writes = await engine.backend.writes(key, None) if records else []
         doomed = choose(records, writes) & first
         if not dry_run:
-            await _save_deltas(keeper, key, records, doomed, safe)  # which lets the deletion begin anew
+            await _save_deltas(session, key, records, doomed, safe)  # which lets the deletion begin anew
         return doomed
 
     # What a graph at work adds meanwhile is for the next call: else it could cut chains faster than they are saved.
@@ -178,17 +175,17 @@ async def _remove(
         if not dry_run:
             await engine.confirm(key)  # it may be a repetition of what was refused
         return Pruned()
-    deadline = Deadline(keeper.store._timeout(None) or _PATIENCE_S)
+    deadline = Deadline(session.timeout_s or _PATIENCE_S)
     while True:
         try:
-            return await pruning.remove_chosen(engine, key, chosen, dry_run=dry_run)
+            return await remove_chosen(engine, key, chosen, dry_run=dry_run)
         except StaleBase:  # others delete, or graphs put checkpoints again, all the time
             if not deadline.left_s():
                 raise
 
 
 async def _save_deltas(
-    keeper: CheckpointOperations,
+    session: Session,
     key: ThreadKey,
     records: Sequence[CheckpointRecord],
     doomed: set[CheckpointKey],
@@ -199,19 +196,19 @@ async def _save_deltas(
         here = (record.namespace, record.id)
         is_cut = record.parent is not None and (record.namespace, record.parent) in doomed
         if is_cut and here not in doomed and here not in safe:
-            await _save_delta(keeper, key, record)
+            await _save_delta(session, key, record)
             safe.add(here)
 
 
-async def _save_delta(keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord) -> None:
-    engine, codec = keeper.engine, keeper.codec
-    found = await engine.load(key, record.namespace, record.id, None, keeper.store._timeout(None))
-    if found is None:
+async def _save_delta(session: Session, key: ThreadKey, record: CheckpointRecord) -> None:
+    engine, codec = session.engine, session.codec
+    loaded = await session.load(key, record.namespace, record.id)
+    if loaded is None:
         return
-    snapshot = unpack_state(key.id, record.id, engine.unpack(key, record.id, found[1]))
-    needed = await _needed(keeper, key, record, snapshot)
+    snapshot = unpack_state(key.id, record.id, engine.unpack(key, record.id, loaded[1]))
+    needed = await _needed(session, key, record, snapshot)
     if needed:
-        state = codec.unpack(found[1], opaque=True)  # what is there stays as it is, byte by byte
+        state = codec.unpack(loaded[1], opaque=True)  # what is there stays as it is, byte by byte
         state["deltas"] = pack_deltas(codec, needed)
         draft = Draft(
             record.namespace, record.id, parent=record.parent, follows=False, step=record.step, source=record.source,
@@ -221,13 +218,13 @@ async def _save_delta(keeper: CheckpointOperations, key: ThreadKey, record: Chec
 
 
 async def _needed(
-    keeper: CheckpointOperations, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
+    session: Session, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
 ) -> dict[str, Delta]:
     """Return what DeltaChannels have above a checkpoint that has no value of them itself."""
-    counted = keeper.metadata(key, record).get("counters_since_delta_snapshot") or {}
+    counted = session.metadata(key, record).get("counters_since_delta_snapshot") or {}
     versions = snapshot.fields.get("channel_versions", {})
     lacking = [channel for channel in {**versions, **counted} if channel not in snapshot.values]
-    found = await deltas.above(keeper, key, Place(key.id, record.namespace, record.id), lacking)
+    found = await read_history(session, key, Place(key.id, record.namespace, record.id), lacking)
     return {
         channel: delta
         for channel, delta in found.items()

@@ -171,7 +171,9 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         self._guard = guard
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
-        self._keepers: dict[int, CheckpointOperations] = {}  # by store; a copy of this saver has its own
+        self._operations_by_store: dict[
+            int, CheckpointOperations
+        ] = {}  # by store; a copy of this saver has its own
 
     def _fenced(self, fence: Fence | None) -> Self:
         """Return a saver on the same store whose writes are refused when another process has taken its run over."""
@@ -217,28 +219,28 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
     # The two modes
 
-    def _keeper(self, store: AsyncStore) -> CheckpointOperations:
+    def _operations(self, store: AsyncStore) -> CheckpointOperations:
         """Return what works on a store with the serde that this saver has now."""
-        held = self._keepers.get(id(store))
+        held = self._operations_by_store.get(id(store))
         if held is None or held.serde is not self.serde:
             held = CheckpointOperations(store, self.serde)
-            self._keepers = {**self._keepers, id(store): held}
+            self._operations_by_store = {**self._operations_by_store, id(store): held}
         return held
 
     def _sync(self, work: Work[T]) -> T:
-        return run_now(work(self._keeper(self._shared.sync)))
+        return run_now(work(self._operations(self._shared.sync)))
 
     async def _async(self, work: Work[T]) -> T:
         store = self._shared.asynchronous
         if store is not None:
-            return await work(self._keeper(store))
+            return await work(self._operations(store))
         return await self._shared.in_thread(lambda: self._sync(work))
 
     def _in_turn(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before."""
         turn = self._shared.turns.take(thread)
         try:
-            return self._sync(lambda keeper: work(keeper, turn))
+            return self._sync(lambda operations: work(operations, turn))
         finally:
             turn.end()
 
@@ -247,13 +249,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         # The turn is taken before anything is awaited: tasks begin in the order they were made.
         if self._shared.asynchronous is not None:
             return await self._in_turn_on_loop(thread, work)
-        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
+        begun = self._shared.begin_in_turn(
+            thread, lambda turn: self._sync(lambda operations: work(operations, turn))
+        )
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
         turn = self._shared.turns.take(thread, asyncio.get_running_loop())
         try:
-            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
+            return await AsyncRuntime().shielded(self._async(lambda operations: work(operations, turn)))
         finally:
             turn.end()
 
@@ -262,12 +266,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
         place = place_of(config)
-        return self._sync(lambda keeper: keeper.get_tuple(place))
+        return self._sync(lambda operations: operations.get_tuple(place))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
         place = place_of(config)
-        return await self._async(lambda keeper: keeper.get_tuple(place))
+        return await self._async(lambda operations: operations.get_tuple(place))
 
     def list(
         self,
@@ -278,7 +282,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
-        return each(Listing(self._keeper(self._shared.sync), config, filter, before, limit))
+        return each(Listing(self._operations(self._shared.sync).session, config, filter, before, limit))
 
     async def alist(
         self,
@@ -291,7 +295,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
         store = self._shared.asynchronous
         if store is not None:
-            async for found in Listing(self._keeper(store), config, filter, before, limit):
+            async for found in Listing(self._operations(store).session, config, filter, before, limit):
                 yield found
             return
         rest = self.list(config, filter=filter, before=before, limit=limit)
@@ -303,14 +307,14 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
         place = place_of(config)
-        return self._sync(lambda keeper: keeper.delta_history(place, channels))
+        return self._sync(lambda operations: operations.delta_history(place, channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
         place = place_of(config)
-        return await self._async(lambda keeper: keeper.delta_history(place, channels))
+        return await self._async(lambda operations: operations.delta_history(place, channels))
 
     # Writing
 
@@ -347,8 +351,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         whole = get_checkpoint_metadata(config, metadata)
         guarded = self._guard is not None and not _is_fork(config, place)
 
-        def work(keeper: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
-            return keeper.put(
+        def work(operations: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
+            return operations.put(
                 place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
             )
 
@@ -379,37 +383,41 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def _writing(
         self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> Turning[None]:
-        return lambda keeper, turn: keeper.put_writes(place, writes, task, path, fence=self._fence, turn=turn)
+        return lambda operations, turn: operations.put_writes(
+            place, writes, task, path, fence=self._fence, turn=turn
+        )
 
     # Deleting and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        self._in_turn(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+        self._in_turn(thread, lambda operations, turn: operations.delete_thread(thread, turn))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        await self._in_turn_async(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+        await self._in_turn_async(thread, lambda operations, turn: operations.delete_thread(thread, turn))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
-        self._sync(lambda keeper: keeper.delete_for_runs(run_ids))
+        self._sync(lambda operations: operations.delete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
-        await self._async(lambda keeper: keeper.delete_for_runs(run_ids))
+        await self._async(lambda operations: operations.delete_for_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        self._in_turn(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+        self._in_turn(target, lambda operations, turn: operations.copy_thread(source, target, turn))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        await self._in_turn_async(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+        await self._in_turn_async(
+            target, lambda operations, turn: operations.copy_thread(source, target, turn)
+        )
 
     def prune(  # type: ignore[override]  # LangGraph's returns None
         self,
@@ -426,7 +434,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         and so does what a DeltaChannel needs.
         """
         rule = rule_of(strategy, keep_last, older_than_s)
-        return self._sync(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+        return self._sync(lambda operations: operations.prune(thread_ids, rule, dry_run))
 
     async def aprune(  # type: ignore[override]
         self,
@@ -439,7 +447,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Pruned:
         """Delete checkpoints of threads; see `prune`."""
         rule = rule_of(strategy, keep_last, older_than_s)
-        return await self._async(lambda keeper: keeper.prune(thread_ids, rule, dry_run))
+        return await self._async(lambda operations: operations.prune(thread_ids, rule, dry_run))
 
     # Versions and types
 

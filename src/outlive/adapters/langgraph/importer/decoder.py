@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import LC_REVIVER, JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
-from outlive.adapters.langgraph.importer.source import Row, Typed, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointRow, Typed, WriteRow
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import Name
 from outlive.arguments import check_id, check_namespace, check_text
@@ -81,7 +81,7 @@ class RowSerializer(StrictSerializer):
 
 
 @dataclass(slots=True)
-class Found:
+class DecodedCheckpoint:
     """What a row says."""
 
     namespace: str
@@ -133,7 +133,7 @@ class Decoder:
                 f"{name} cannot read a value of type {kind!r} ({type(error).__name__}: {error})"
             ) from error
 
-    def checkpoint(self, row: Row) -> Found:
+    def checkpoint(self, row: CheckpointRow) -> DecodedCheckpoint:
         """Return what a row of checkpoints says."""
         whole = self.value(row.whole) if row.whole is not None else self._joined(row)
         if not isinstance(whole, dict) or not all(
@@ -146,7 +146,7 @@ class Decoder:
             raise Corrupt(
                 f"the row holds checkpoint {whole['id']!r:.100} instead of the one that it is stored as"
             )
-        return Found(
+        return DecodedCheckpoint(
             check_namespace(row.namespace),
             check_id("checkpoint id", row.id),
             None if row.parent is None else check_id("parent checkpoint id", row.parent),
@@ -154,7 +154,7 @@ class Decoder:
             _metadata(row.metadata),
         )
 
-    def _joined(self, row: Row) -> Any:
+    def _joined(self, row: CheckpointRow) -> Any:
         """Put a checkpoint together whose channels are stored on their own."""
         fields = _json(row.fields, "checkpoint")
         if not isinstance(fields, dict):

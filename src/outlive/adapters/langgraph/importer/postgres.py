@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
 
-from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, Typed, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, CheckpointRow, Typed, WriteKey, WriteRow
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import BadArgument, BadURL, Corrupt, MissingExtra, StoreUnavailable
 
@@ -130,7 +130,7 @@ class _View:
     def _ask(self, sql: str, **values: Any) -> list[Any]:
         return self._link.execute(sql, {"thread": self._id, **values}).fetchall()
 
-    def pairs(self) -> list[CheckpointKey]:
+    def checkpoint_keys(self) -> list[CheckpointKey]:
         id = self._shape.id
         return [
             tuple(row)
@@ -144,30 +144,29 @@ class _View:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from checkpoint_writes where thread_id = %(thread)s"
         return {tuple(row) for row in self._ask(sql)}
 
-    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
-        for at in range(0, len(pairs), _PAGE):
-            yield from self._page(pairs[at : at + _PAGE])
+    def rows(self, keys: Sequence[CheckpointKey]) -> Iterator[CheckpointRow]:
+        for at in range(0, len(keys), _PAGE):
+            yield from self._page(keys[at : at + _PAGE])
 
-    def _page(self, pairs: Sequence[CheckpointKey]) -> list[Row]:
-        found = {(row[0], row[1]): row[2:] for row in self._rows(pairs)}
-        writes = self._writes_of(pairs)
-        wanted = {pair: _versions(found[pair][3], pair[0], self._shape) for pair in pairs if pair in found}
-        blobs = self._fetch({key for keys in wanted.values() for key in keys})
-        sends = self._sends({parent for parent, is_old, *_ in found.values() if is_old and parent})
+    def _page(self, keys: Sequence[CheckpointKey]) -> list[CheckpointRow]:
+        stored = {(row[0], row[1]): row[2:] for row in self._rows(keys)}
+        writes = self._writes_of(keys)
+        wanted = {key: _versions(row[3], key[0], self._shape) for key, row in stored.items()}
+        blobs = self._fetch({blob for blob_keys in wanted.values() for blob in blob_keys})
+        sends = self._sends({parent for parent, is_old, *_ in stored.values() if is_old and parent})
         rows = []
-        for pair in pairs:
-            if pair not in found:
+        for key in keys:
+            if key not in stored:
                 continue
-            parent, is_old, fields, _, metadata = found[pair]
-            channels = [(key[1], key[2], blobs[key]) for key in wanted[pair] if key in blobs]
-            row = Row(
-                *pair, parent or None, metadata, fields=fields, channels=channels, writes=writes.get(pair, [])
-            )
+            parent, is_old, fields, _, metadata = stored[key]
+            channels = [(blob[1], blob[2], blobs[blob]) for blob in wanted[key] if blob in blobs]
+            row = CheckpointRow(*key, parent or None, metadata, fields=fields, channels=channels)
+            row.writes = writes.get(key, [])
             row.sends = sends.get(parent, []) if is_old else []
             rows.append(row)
         return rows
 
-    def _rows(self, pairs: Sequence[CheckpointKey]) -> list[Any]:
+    def _rows(self, keys: Sequence[CheckpointKey]) -> list[Any]:
         return self._ask(
             f"""select c.checkpoint_ns, {self._shape.id}, {self._shape.parent},
             jsonb_typeof(c.checkpoint->'v') = 'number' and c.checkpoint->'v' < '{_SENDS_ELSEWHERE}'::jsonb, c.checkpoint::text,
@@ -176,7 +175,7 @@ class _View:
             c.metadata::text
             from unnest(%(namespaces)s::text[], %(ids)s::text[]) as asked(namespace, id)
             join checkpoints c on c.thread_id = %(thread)s and c.checkpoint_ns = asked.namespace and {self._shape.id} = asked.id""",  # noqa: S608
-            **_columns(pairs),
+            **_columns(keys),
         )
 
     def _fetch(self, keys: set[BlobKey]) -> dict[BlobKey, Typed]:
@@ -210,12 +209,12 @@ class _View:
                 found.setdefault(id, []).append((kind, data))
         return found
 
-    def _writes_of(self, pairs: Sequence[CheckpointKey]) -> dict[CheckpointKey, list[WriteRow]]:
+    def _writes_of(self, keys: Sequence[CheckpointKey]) -> dict[CheckpointKey, list[WriteRow]]:
         found: dict[CheckpointKey, list[WriteRow]] = {}
         for write in self._writes(
             "join unnest(%(namespaces)s::text[], %(ids)s::text[]) as asked(namespace, id) "
             "on w.checkpoint_ns = asked.namespace and w.checkpoint_id = asked.id where true",
-            **_columns(pairs),
+            **_columns(keys),
         ):
             found.setdefault((write.namespace, write.checkpoint), []).append(write)
         return found
@@ -236,8 +235,8 @@ class _View:
         ]
 
 
-def _columns(pairs: Sequence[CheckpointKey]) -> dict[str, list[str]]:
-    return {"namespaces": [pair[0] for pair in pairs], "ids": [pair[1] for pair in pairs]}
+def _columns(keys: Sequence[CheckpointKey]) -> dict[str, list[str]]:
+    return {"namespaces": [key[0] for key in keys], "ids": [key[1] for key in keys]}
 
 
 def _versions(said: str | None, namespace: str, shape: _Shape) -> list[BlobKey]:

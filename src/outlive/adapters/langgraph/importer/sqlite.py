@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, CheckpointRow, WriteKey, WriteRow
 from outlive.backends.sqlite.connection import APPLICATION_ID
 from outlive.errors import BadArgument, BadURL, Corrupt, StoreBusy, StoreUnavailable
 
@@ -121,7 +121,7 @@ class _View:
             f"checkpoint_ns, checkpoint_id, task_id, {path_column}, idx, channel, type, value"
         )
 
-    def pairs(self) -> list[CheckpointKey]:
+    def checkpoint_keys(self) -> list[CheckpointKey]:
         sql = "select checkpoint_ns, checkpoint_id from checkpoints where thread_id = ? order by checkpoint_id, checkpoint_ns"
         found = self._db.execute(sql, (self._id,)).fetchall()
         return [(_text("checkpoint_ns", namespace), _text("checkpoint_id", id)) for namespace, id in found]
@@ -130,15 +130,15 @@ class _View:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from writes where thread_id = ?"
         return {tuple(row) for row in self._db.execute(sql, (self._id,))}
 
-    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
+    def rows(self, keys: Sequence[CheckpointKey]) -> Iterator[CheckpointRow]:
         sql = (
             "select parent_checkpoint_id, metadata, type, checkpoint from checkpoints "
             "where thread_id = ? and checkpoint_ns = ? and checkpoint_id = ?"
         )
-        for namespace, id in pairs:
+        for namespace, id in keys:
             found: list[Any] = self._db.execute(sql, (self._id, namespace, id)).fetchall()
             for parent, metadata, kind, data in found:
-                row = Row(namespace, id, parent or None, metadata, whole=(kind, data))
+                row = CheckpointRow(namespace, id, parent or None, metadata, whole=(kind, data))
                 row.writes = self._writes("checkpoint_ns = ? and checkpoint_id = ?", namespace, id)
                 yield row
 
