@@ -9,7 +9,11 @@ import sys
 from rig.crash import BACKENDS
 from rig.crash.server import serve
 
-MODULES = ("local.memory", *(f"{name}.backend" for name in (*BACKENDS, "postgres", "redis")), "redis.connection")
+MODULES = (
+    "local.memory",
+    *(f"{name}.backend" for name in (*BACKENDS, "postgres", "redis")),
+    "redis.connection",
+)
 
 for module in MODULES:  # here, so that no worker has to
     importlib.import_module(f"outlive.backends.{module}")

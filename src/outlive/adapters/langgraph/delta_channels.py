@@ -15,7 +15,7 @@ from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, unpack_state
-from outlive.backend.protocol import CheckpointRecord, ThreadKey
+from outlive.backend import CheckpointRecord, ThreadKey
 from outlive.values import PendingWrite
 
 _LONGEST = 1_000_000

@@ -27,7 +27,7 @@ from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import Messages, opened
 from outlive.arguments import check_id, check_text
-from outlive.backend.protocol import Commit, ThreadKey, WriteRecord
+from outlive.backend import Commit, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from outlive.store import AsyncStore
 from outlive.threads.engine import Draft

@@ -20,7 +20,7 @@ from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, Snapshot, pack_deltas, unpack_state
-from outlive.backend.protocol import CheckpointRecord, ThreadKey, WriteRecord
+from outlive.backend import CheckpointRecord, ThreadKey, ThreadQuery, WriteRecord
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import manifest
 from outlive.runtime.runtime import Deadline
@@ -89,7 +89,7 @@ async def prune_thread(session: Session, key: ThreadKey, rule: Rule | None, dry_
 
 
 async def _delete_all(session: Session, key: ThreadKey, dry_run: bool) -> Pruned:
-    rows = await session.engine.backend.threads(key.tenant, only=key.id, heads=False)
+    rows = await session.engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         if not dry_run:
             await session.engine.confirm(key)  # it may be a repetition of what was refused

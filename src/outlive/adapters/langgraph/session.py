@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_
 from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.state import metadata_of, unpack_state
 from outlive.adapters.langgraph.values.codec import ValueCodec
-from outlive.backend.protocol import CheckpointRecord, ReadResult, ThreadKey
+from outlive.backend import CheckpointRecord, ReadResult, ThreadKey
 from outlive.format import manifest
 from outlive.store import AsyncStore
 from outlive.threads.engine import Engine, Located

@@ -18,7 +18,7 @@ from outlive.adapters.langgraph.importer.source import WriteRow
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
-from outlive.backend.protocol import CheckpointRecord, Commit, Rank, Removal, ThreadKey, WriteRecord
+from outlive.backend import CheckpointRecord, Commit, Rank, Removal, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft

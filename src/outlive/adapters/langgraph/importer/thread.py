@@ -32,7 +32,7 @@ from outlive.adapters.langgraph.importer.source import (
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.digest import digest
-from outlive.backend.protocol import CheckpointRecord, ThreadKey
+from outlive.backend import CheckpointRecord, ThreadKey
 from outlive.errors import CallerError, Corrupt, OutliveError, StaleBase, UnknownTag
 from outlive.threads.prune import ThreadContents, look_at
 
