@@ -13,7 +13,6 @@ spans; the smallest neighbours give way first.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outlive.format.chunk import MAX_RAW, Layout, Namer, encode
@@ -29,12 +28,7 @@ MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 
-PIECE_KEY = 48
-
 INLINED = b""  # in place of a chunk's name: these bytes stand in the checkpoint itself
-StoredPieces = Mapping[
-    bytes, tuple[bytes, bytes, int]
-]  # the first LOOSE_KEY bytes → (all of them, chunk, offset)
 
 
 @dataclass(slots=True)
@@ -68,12 +62,11 @@ class Plan:
 class _Extent:
     """A range of the stream: stored already (`chunk`), to stand in the checkpoint (INLINED), or new (None)."""
 
-    __slots__ = ("chunk", "is_loose", "length", "offset", "part", "start")
+    __slots__ = ("chunk", "length", "offset", "part", "start")
 
     def __init__(
         self, part: Part, start: int, length: int, chunk: bytes | None = None, offset: int = 0
     ) -> None:
-        self.is_loose = False  # new in this stream, but stored already
         self.part = part
         self.start = start
         self.length = length
@@ -88,18 +81,11 @@ class _Extent:
         )
 
 
-def plan(
-    codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, stored_pieces: StoredPieces | None = None
-) -> Plan:
-    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
-
-    `stored_pieces` are bytes that are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
-    """
+def plan(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
+    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
     if old is not None:
         _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
-    if stored_pieces:
-        extents = [found for extent in extents for found in _reuse(extent, stored_pieces)]
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
     _limit_spans(extents)
@@ -107,39 +93,6 @@ def plan(
     extents = _divide(extents, cap)
     chunks = _build(codec, namer, extents, cap)
     return _lay_out(codec, pieces, extents, chunks)
-
-
-def _reuse(extent: _Extent, stored_pieces: StoredPieces) -> list[_Extent]:
-    """Find what of a new extent is stored already: a piece, or the beginning of one (a message that got its id later)."""
-    part, stop = extent.part, extent.start + extent.length
-    if extent.chunk is not None or part.leaf is not None:
-        return [extent]
-    found: list[_Extent] = []
-    begin = extent.start
-    for end in (*part.ends[bisect_right(part.ends, begin) : bisect_left(part.ends, stop)], stop):
-        piece = part.cut(begin, end)
-        data, name, offset = stored_pieces.get(piece[:PIECE_KEY], (b"", None, 0))
-        same = _common(piece, data)
-        if same >= INLINE:
-            found.append(_Extent(part, begin, same, name, offset))
-            found[-1].is_loose = True
-            begin += same
-        if begin < end:
-            _append(found, part, begin, end - begin)
-        begin = end
-    return found
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """Return how many bytes two have in common at their beginning."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
@@ -206,7 +159,7 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
 
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
-    for index in [index for index, extent in enumerate(extents) if extent.chunk is None or extent.is_loose]:
+    for index in [index for index, extent in enumerate(extents) if extent.chunk is None]:
         extent = extents[index]
         if not _grew(extent.part):
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format import planner as planning
@@ -29,9 +29,6 @@ class Base:
     pieces: Pieces | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
-    stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = field(
-        default_factory=dict
-    )  # what tasks wrote since (planning.Loose)
 
     @property
     def known(self) -> CachedHead:

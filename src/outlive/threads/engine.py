@@ -50,7 +50,6 @@ from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
 from outlive.values import NOT_READ, Checkpoint, PendingWrite, moment
 
-_MOST_LOOSE = 100
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
 
@@ -230,9 +229,7 @@ class Engine:
         pieces = split(self.codec, state, old)
         if draft.before_plan is not None:
             await draft.before_plan()
-        plan = planning.plan(
-            self.codec, self.namer, pieces, old, base.stored_pieces if base is not None else None
-        )
+        plan = planning.plan(self.codec, self.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
         written = self._written(draft) if draft.writes else NOTHING
         commit = Commit(
@@ -438,27 +435,6 @@ class Engine:
         """Describe a write; a value that is not short goes into chunks like a state."""
         write = PendingWrite(task, index, channel, value, path)
         return write_record(self.codec, self.namer, namespace, checkpoint, write)
-
-    def stored_pieces(
-        self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
-    ) -> dict[bytes, tuple[bytes, bytes, int]]:
-        """Return where the elements of a write will be (planning.Loose).
-
-        They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
-        """
-        found: dict[bytes, tuple[bytes, bytes, int]] = {}
-        raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
-        for element in elements if raw else ():
-            data = self.codec.pack(element)
-            if len(data) >= planning.INLINE and (at := raw.find(data)) >= 0:
-                found[data[: planning.PIECE_KEY]] = (data, record.chunks[0], at)
-        return found
-
-    def remember_stored(self, key: ThreadKey, namespace: str, stored_pieces: planning.StoredPieces) -> None:
-        """Remember what is stored as a write: the next state of its thread is likely to have it."""
-        base = self.cache.get((key.digest, namespace))
-        if base is not None and len(base.stored_pieces) < _MOST_LOOSE:
-            base.stored_pieces.update(stored_pieces)
 
     def pending(
         self,

@@ -25,7 +25,7 @@ from outlive.adapters.langgraph.delta_channels import read_history
 from outlive.adapters.langgraph.prune import Rule, add, delete_checkpoints_of, prune_thread
 from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import Delta, describe, kept_values, pack_state
-from outlive.adapters.langgraph.values.messages import Messages, opened
+from outlive.adapters.langgraph.values.messages import opened
 from outlive.arguments import check_id, check_text
 from outlive.backend import Commit, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
@@ -126,22 +126,14 @@ class CheckpointOperations:
         key, target = self.session.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = {}
         for position, (channel, given) in enumerate(writes):
             index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, given)
             record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
-            if new and isinstance(value, Messages | list):
-                stored_pieces |= self._engine.stored_pieces(
-                    record, new, value if isinstance(value, list) else value.items
-                )
         await turn.wait()
         if not records:
             return
-        # Before they are stored: the checkpoint that has them may go into the same transaction. Were they refused, it
-        # would be too, and saved once more without them.
-        self._engine.remember_stored(key, place.namespace, stored_pieces)
         with turn.storing() as group_wait_s:
             commit = Commit(
                 key,
