@@ -317,7 +317,7 @@ def test_a_graph_goes_on_while_its_thread_is_pruned(backend, url_for, folder, of
 
 @pytest.fixture
 def guarded(url):
-    with OutliveSaver(url, guard="head") as made:
+    with OutliveSaver(url, refuse_stale=True) as made:
         yield made
 
 
@@ -355,7 +355,7 @@ def parents_in(tuples):
     return [one.parent_config and one.parent_config["configurable"]["checkpoint_id"] for one in tuples]
 
 
-def test_without_the_guard_two_runs_fork_the_thread(saver):
+def test_without_refuse_stale_two_runs_fork_the_thread(saver):
     meet = threading.Barrier(2, timeout=SOON_S)
     graph = meeting_graph(Driver(saver), meet)
     with ThreadPoolExecutor(2) as pool:
@@ -365,7 +365,7 @@ def test_without_the_guard_two_runs_fork_the_thread(saver):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_guard_lets_everything_else_through(guarded, loop, is_async):
+def test_refuse_stale_lets_everything_else_through(guarded, loop, is_async):
     driver = Driver(guarded, loop if is_async else None)
     inner = line(Log, i=says("i"), ask=asks("ask")).compile(checkpointer=True)
     forgetful = line(Log, f=says("f")).compile()

@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtra("the LangGraph adapter", "langgraph") from error
 
-from outlive.adapters.langgraph.runs import aresume, arun, resume, run
+from outlive.adapters.langgraph.runs import aresume_graph, arun_graph, resume_graph, run_graph
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 
@@ -34,11 +34,11 @@ __all__ = [
     "OutliveSaver",
     "StrictSerializer",
     "aimport_langgraph",
-    "aresume",
-    "arun",
+    "aresume_graph",
+    "arun_graph",
     "import_langgraph",
-    "resume",
-    "run",
+    "resume_graph",
+    "run_graph",
 ]
 
 

@@ -70,7 +70,7 @@ class CheckpointOperations:
         new_versions: ChannelVersions,
         *,
         turn: Turn,
-        guarded: bool = False,
+        refuse_stale: bool = False,
         fence: Fence | None = None,
     ) -> Place:
         """Store a checkpoint whose parent is the one that `place` names."""
@@ -80,7 +80,7 @@ class CheckpointOperations:
             id,
             parent=place.id,
             follows=False,
-            expect=(place.namespace, place.id) if guarded else None,
+            expect=(place.namespace, place.id) if refuse_stale else None,
             fence=fence,
             before_plan=turn.wait,
             timeout_s=self.session.timeout_s,

@@ -26,7 +26,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -148,9 +148,9 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     """A checkpointer on any store of outlive: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
     `types` are classes of your own that states may hold (or `outlive.register` them); `serde` replaces the whole
-    serializer. `guard="head"` refuses (HeadMoved) a run that goes on from a checkpoint which is no longer the newest,
-    unless it was named by its id: two runs on one thread at once cannot fork it in silence. All other options
-    are those of `outlive.open`.
+    serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no longer the newest of its
+    thread, unless the caller named that parent by its id: two invocations at once cannot fork a thread
+    unnoticed. All other options are those of `outlive.open`.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         *,
         serde: SerializerProtocol | None = None,
         types: Iterable[type] = (),
-        guard: Literal["head"] | None = None,
+        refuse_stale: bool = False,
         **options: Any,
     ) -> None:
-        if guard not in (None, "head"):
-            raise BadArgument(f'guard must be None or "head", not {guard!r}')
+        if not isinstance(refuse_stale, bool):
+            raise BadArgument(f"refuse_stale must be True or False, not {refuse_stale!r:.100}")
         kinds = listed(types)
         if kinds and serde is not None:
             raise BadArgument("give types= or serde=, not both: a serde of your own decides what it stores")
         super().__init__(serde=serde or StrictSerializer(kinds))
-        self._guard = guard
+        self._refuse_stale = refuse_stale
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
         self._operations_by_store: dict[
@@ -349,11 +349,17 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> tuple[Place, Turning[Place]]:
         place = place_of(config)
         whole = get_checkpoint_metadata(config, metadata)
-        guarded = self._guard is not None and not _is_fork(config, place)
+        is_stale_refused = self._refuse_stale and not _is_fork(config, place)
 
         def work(operations: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
             return operations.put(
-                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
+                place,
+                checkpoint,
+                whole,
+                new_versions,
+                refuse_stale=is_stale_refused,
+                fence=self._fence,
+                turn=turn,
             )
 
         return place, work
