@@ -75,9 +75,6 @@ class Draft:
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
     timeout_s: float | None = None
-    before_plan: Callable[[], Awaitable[None]] | None = (
-        None  # awaited when the state is split, before anything is stored
-    )
 
 
 @dataclass(slots=True)
@@ -227,8 +224,6 @@ class Engine:
             base = await self._read_base(key, draft, base)
         old = base.pieces if base is not None else None
         pieces = split(self.codec, state, old)
-        if draft.before_plan is not None:
-            await draft.before_plan()
         plan = planning.plan(self.codec, self.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
         written = self._written(draft) if draft.writes else NOTHING

@@ -168,7 +168,7 @@ def test_a_put_waits_for_writes_that_began_before_it(saver):
     go_on = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         writing = pool.submit(saver.put_writes, at(id="1"), [("a", Slow(go_on))], "task")
-        _until(lambda: saver._shared.turns._lines)
+        _until(lambda: saver._shared.write_order._lines)
         putting = pool.submit(put, saver, "2", "1")
         other = pool.submit(put, saver, "1", thread="another thread")
         other.result(SOON_S)
@@ -420,7 +420,7 @@ def test_a_saver_works_on_in_a_forked_child_and_in_its_parent(saver):
     go_on = threading.Event()
     with ThreadPoolExecutor(1) as pool:  # and a turn is taken, by a thread that the child does not have
         pool.submit(saver.put_writes, at(id="x"), [("a", Slow(go_on))], "task")
-        _until(lambda: saver._shared.turns._lines)
+        _until(lambda: saver._shared.write_order._lines)
 
         def child():
             graph.invoke({"log": ["child"]}, thread())

@@ -8,7 +8,6 @@ of a place wins, those of the control channels are overwritten.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from langgraph.checkpoint.base import (
@@ -41,10 +40,6 @@ class Turn(Protocol):
 
     async def wait(self) -> None:
         """Wait until it is one's turn; nothing is stored before."""
-        ...
-
-    def storing(self) -> AbstractContextManager[float]:
-        """Say how long what is stored now may wait for what comes next."""
         ...
 
     def end(self) -> None:
@@ -82,11 +77,11 @@ class CheckpointOperations:
             follows=False,
             expect=(place.namespace, place.id) if refuse_stale else None,
             fence=fence,
-            before_plan=turn.wait,
             timeout_s=self.session.timeout_s,
         )
         describe(self._codec, draft, metadata, checkpoint["channel_values"])
         state = pack_state(self._codec, checkpoint, self._kept(key, place, checkpoint, new_versions))
+        await turn.wait()
         try:
             await self._engine.save(key, state, draft)
         except CheckpointExists:
@@ -134,17 +129,15 @@ class CheckpointOperations:
         await turn.wait()
         if not records:
             return
-        with turn.storing() as group_wait_s:
-            commit = Commit(
-                key,
-                writes=tuple(records),
-                chunks=tuple(chunks.items()),
-                fence=fence,
-                timeout_s=self.session.timeout_s,
-                group_wait_s=group_wait_s,
-                on_queued=turn.end,  # what comes next may share its transaction, and stands behind it
-            )
-            await self._engine.commit(commit)
+        commit = Commit(
+            key,
+            writes=tuple(records),
+            chunks=tuple(chunks.items()),
+            fence=fence,
+            timeout_s=self.session.timeout_s,
+            on_queued=turn.end,  # the next call may share this transaction, and is ordered after it
+        )
+        await self._engine.commit(commit)
 
     def _value(self, channel: str, value: Any) -> Any:
         check_text("channel", channel)

@@ -46,7 +46,7 @@ from outlive.adapters.langgraph.operations import CheckpointOperations, Fence
 from outlive.adapters.langgraph.prune import rule_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
-from outlive.adapters.langgraph.write_order import Turn, Turns
+from outlive.adapters.langgraph.write_order import Turn, WriteOrder
 from outlive.errors import BadArgument, StoreClosed
 from outlive.factory import open as open_store
 from outlive.runtime.loop import AsyncRuntime
@@ -65,7 +65,7 @@ class _Shared:
     """What a saver and its shallow copies have in common: LangGraph copies savers to give them another serde."""
 
     def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any]) -> None:
-        self.turns = Turns()
+        self.write_order = WriteOrder()
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
         self._lock = threading.Lock()
@@ -93,16 +93,16 @@ class _Shared:
         Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
         """
 
-        def requires_next_seq(turn: Turn) -> T:
+        def work_in_turn(turn: Turn) -> T:
             try:
                 return work(turn)
             finally:
                 turn.end()
 
-        with self.turns.starting:
-            turn = self.turns.take(thread)
+        with self.write_order.starting:
+            turn = self.write_order.take(thread)
             try:
-                return self._submit(lambda: requires_next_seq(turn))
+                return self._submit(lambda: work_in_turn(turn))
             except BaseException:
                 turn.end()
                 raise
@@ -238,7 +238,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
 
     def _in_turn(self, thread: str, work: Turning[T]) -> T:
         """Write to a thread after those who came before."""
-        turn = self._shared.turns.take(thread)
+        turn = self._shared.write_order.take(thread)
         try:
             return self._sync(lambda operations: work(operations, turn))
         finally:
@@ -255,7 +255,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
-        turn = self._shared.turns.take(thread, asyncio.get_running_loop())
+        turn = self._shared.write_order.take(thread, asyncio.get_running_loop())
         try:
             return await AsyncRuntime().shielded(self._async(lambda operations: work(operations, turn)))
         finally:

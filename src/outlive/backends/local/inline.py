@@ -54,23 +54,12 @@ class Local(Protocol):
 class _Waiting:
     """A commit in the queue of a group."""
 
-    __slots__ = ("commit", "done", "result", "until")
+    __slots__ = ("commit", "result", "until")
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.result: Receipt | OutliveError | None = None
         self.until = float("inf") if commit.timeout_s is None else time.monotonic() + commit.timeout_s
-        self.done = threading.Event() if commit.group_wait_s else None
-
-    def answer(self, result: Receipt | OutliveError) -> None:
-        self.result = result
-        if self.done is not None:
-            self.done.set()
-
-    def linger(self) -> None:
-        """Let somebody else commit it, if anybody comes soon."""
-        if self.done is not None:
-            self.done.wait(min(self.commit.group_wait_s, self.commit.timeout_s or self.commit.group_wait_s))
 
 
 class SyncLocal:
@@ -92,8 +81,6 @@ class SyncLocal:
         try:
             self._queue.extend(mine)
             tell(commits)
-            for waiting in mine[-1:]:
-                waiting.linger()
             if self._acquire(timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
@@ -131,7 +118,7 @@ class SyncLocal:
             group.append(self._queue.popleft())
         if self._closed:
             for waiting in group:
-                waiting.answer(StoreClosed())
+                waiting.result = StoreClosed()
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
@@ -139,7 +126,7 @@ class SyncLocal:
             if isinstance(result, StoreBusy) and time.monotonic() + _YIELD_S * 50 < waiting.until:
                 self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
-                waiting.answer(result)
+                waiting.result = result
 
     def __getattr__(self, name: str) -> Any:
         if name not in READS:
