@@ -151,8 +151,8 @@ class EntrySearch:
         for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
             raise DamagedEntry(_text(id), *[_text(field) for field in row])
         bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
-        listed = _count(db, f"entry e{by_run}", bounds.format("e"), bound_values)
-        if listed < _count(db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
+        listed = _count(self._db, f"entry e{by_run}", bounds.format("e"), bound_values)
+        if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
             raise Corrupt("an index of the entries of this store is damaged, and hides some of them")
         found = [(thread_key(*row[1:4]), row) for row in rows]
         return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in found]
