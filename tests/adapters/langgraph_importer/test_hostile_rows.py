@@ -77,14 +77,14 @@ VALUES = {
     "json 2": ("json", json.dumps([LC2]).encode(), "an object of os.system, which is not in types"),
     "json 1": ("json", json.dumps([LC1]).encode(), "an object of os.system, which is not in types"),
     "pickle": ("pickle", pickle.dumps(Touching()), "stored as a pickle"),
-    "encrypted": ("msgpack+aes", b"\0" * 50, "give serde= the EncryptedSerializer that wrote it"),
+    "encrypted": ("msgpack+aes", b"\0" * 50, "pass serde= the EncryptedSerializer that wrote it"),
     "unknown type": ("yaml", b"a: 1", "'yaml'"),
     "no type": (None, b"", "stored as type None"),
     "text": ("msgpack", "text", "with str instead of bytes"),
-    "cut": ("msgpack", b"\xdf\xff\xff\xff\xff", "no value of LangGraph"),
-    "deep": ("msgpack", b"\x91" * 100_000, "no value of LangGraph"),
+    "cut": ("msgpack", b"\xdf\xff\xff\xff\xff", "not a LangGraph value"),
+    "deep": ("msgpack", b"\x91" * 100_000, "not a LangGraph value"),
     "deep json": ("json", b"[" * 100_000, "RecursionError"),
-    "other code": ("msgpack", ormsgpack.packb(ormsgpack.Ext(99, b"x")), "no value of LangGraph"),
+    "other code": ("msgpack", ormsgpack.packb(ormsgpack.Ext(99, b"x")), "not a LangGraph value"),
 }
 
 
@@ -129,8 +129,8 @@ ROWS = {
     "checkpoints set metadata = '{not json'": "metadata cannot be read as JSON",
     "checkpoints set metadata = '[1]'": "list instead of an object",
     "checkpoints set metadata = 7": "int",
-    "checkpoints set checkpoint = x'c0'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one that it is stored as",
+    "checkpoints set checkpoint = x'c0'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one in its key",
     "checkpoints set checkpoint_id = zeroblob(rowid)": "a checkpoint_id is b",
     "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "Could not decode",
     "checkpoints set parent_checkpoint_id = x'00'": "parent checkpoint id must be a str",
@@ -185,8 +185,8 @@ WRONG = {
     "redis://host": (outlive.errors.BadURL, "not a LangGraph database that can be read"),
     "postgresql://me:secret@127.0.0.1:1/x": (outlive.errors.StoreUnavailable, "cannot be reached"),
     "sqlite:///empty.db": (outlive.errors.BadArgument, "does not have the tables"),
-    "sqlite:///ours.db": (outlive.errors.BadArgument, "is a store of outlive's already"),
-    "sqlite:///text.db": (outlive.errors.BadArgument, "is no database of SQLite's"),
+    "sqlite:///ours.db": (outlive.errors.BadArgument, "is an outlive store already"),
+    "sqlite:///text.db": (outlive.errors.BadArgument, "is not a SQLite database"),
 }
 
 
@@ -308,14 +308,14 @@ def test_whatever_stands_in_a_row_is_moved_or_told(old):
 
 
 PG_ROWS = {
-    "checkpoints set checkpoint = '[]'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint = checkpoint - 'channel_versions'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "no checkpoint of LangGraph's",
+    "checkpoints set checkpoint = '[]'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint = checkpoint - 'channel_versions'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "not a LangGraph checkpoint",
     "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_values}', '[1]')": "not as LangGraph writes it",
     "checkpoints set metadata = '[1]'": "list instead of an object",
     "checkpoint_blobs set type = 'pickle'": "stored as a pickle",
-    "checkpoint_blobs set blob = null": "no value of LangGraph",
-    "checkpoint_writes set blob = '\\xc1'": "no value of LangGraph",
+    "checkpoint_blobs set blob = null": "not a LangGraph value",
+    "checkpoint_writes set blob = '\\xc1'": "not a LangGraph value",
 }
 
 

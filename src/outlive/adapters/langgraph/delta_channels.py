@@ -1,9 +1,9 @@
 """DeltaChannels: values that are stored as the writes since the last snapshot, along the chain of parents.
 
-A checkpoint of such a channel has no value of its own: LangGraph asks for the nearest ancestor that has one and for
-the writes from there on, and applies its reducer, which a saver does not have. So before ancestors are deleted, what
-they say of a channel (the seed and the writes, in order) is written into the checkpoint below them that stays, as
-`deltas` of its state; the walk ends there.
+A checkpoint has no value for such a channel. LangGraph asks for the nearest ancestor that has one and for the
+writes since, and applies its reducer, which a saver does not have. So before ancestors are deleted, their
+part of the channel (the seed and the writes, in order) is written into the checkpoint below them that stays,
+as `deltas` of its state; the walk ends there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Walk:
         return len(self._ends) == len(self._writes)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start below a checkpoint, which may know already what was above it."""
+        """Start at a checkpoint, which may contain already what was above it."""
         self._end_with(snapshot)
 
     def visit(self, snapshot: Snapshot, writes: Sequence[PendingWrite]) -> None:
-        """Take what the next ancestor says. Its value is what the channel had before its writes."""
+        """Add the next ancestor. Its value is what the channel had before its writes."""
         for write in reversed(writes):
             if write.channel in self._writes and write.channel not in self._ends:
                 self._writes[write.channel].append((write.task, write.value))
@@ -52,11 +52,11 @@ class Walk:
                 self._ends[channel] = delta
 
     def result(self) -> dict[str, Delta]:
-        found = {}
+        deltas = {}
         for channel, writes in self._writes.items():
             end = self._ends.get(channel, Delta([]))
-            found[channel] = Delta([*end.writes, *reversed(writes)], end.seed)
-        return found
+            deltas[channel] = Delta([*end.writes, *reversed(writes)], end.seed)
+        return deltas
 
 
 async def read_history(
@@ -64,9 +64,9 @@ async def read_history(
 ) -> dict[str, Delta]:
     """Walk up from a checkpoint and return what was above it, per channel."""
     walk = Walk(channels)
-    found = await _read(session, key, place.namespace, place.id)
-    if found is not None:
-        record, snapshot, _ = found
+    start = await _read(session, key, place.namespace, place.id)
+    if start is not None:
+        record, snapshot, _ = start
         walk.begin(snapshot)
         await _climb(session, key, record, walk)
     return walk.result()
@@ -77,18 +77,21 @@ async def _climb(session: Session, key: ThreadKey, record: CheckpointRecord, wal
     chain = {record.parent}
     while True:
         pages = Pages(session.engine, key, record.namespace, record.order)
-        while not walk.is_done and (page := await pages.next(lambda one: _is_next(one, chain))) is not None:
+        while (
+            not walk.is_done
+            and (page := await pages.next(lambda candidate: _is_next(candidate, chain))) is not None
+        ):
             for record in page.records:
                 _, state, writes = page.open(record)
                 walk.visit(unpack_state(key.id, record.id, state), writes)
         if walk.is_done:
             return
-        # A checkpoint that was put again keeps its place, and may have got a parent that is newer than itself.
+        # A checkpoint that was put again keeps its place, and may have a parent that is newer than itself.
         if record.parent is None or len(chain) > _LONGEST:
             return
         later = await _read(session, key, record.namespace, record.parent)
         if later is None or later[0].parent in chain:
-            return  # the rest of the chain was deleted, or is a ring
+            return  # the rest of the chain was deleted, or is a cycle
         record = later[0]
         chain.add(record.parent)
         walk.visit(later[1], later[2])

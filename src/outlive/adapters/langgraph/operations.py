@@ -1,8 +1,8 @@
 """What the saver does with a store, written once for sync and async.
 
-A put is a save of outlive: one commit, refused as a whole or done. A checkpoint whose id is there already is replaced
-and keeps its place in the order, as LangGraph's savers have it. Writes of a task are pending writes of outlive: the first
-of a place wins, those of the control channels are overwritten.
+A put is a save: one commit, refused as a whole or done. A checkpoint whose id exists already is replaced and
+keeps its place in the order, as in LangGraph's savers. Writes of a task are pending writes: the first write
+of an index wins, and those to control channels are overwritten.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Fence = tuple[str, str, int, int]
 
 
 class Turn(Protocol):
-    """A place in the order of those who write to a thread."""
+    """A place in the order of the calls that write to a thread."""
 
     async def wait(self) -> None:
-        """Wait until it is one's turn; nothing is stored before."""
+        """Wait for this turn; nothing is stored before."""
         ...
 
     def end(self) -> None:
-        """Let the next one go on."""
+        """Let the next call continue."""
         ...
 
 
@@ -90,7 +90,7 @@ class CheckpointOperations:
         return Place(place.thread, place.namespace, id)
 
     async def _deltas_in(self, key: ThreadKey, namespace: str, id: str) -> Mapping[str, Any]:
-        """Return what was written into a checkpoint when those above it were deleted: nobody else has it any more."""
+        """Return what a checkpoint got when those above it were deleted: no other copy exists."""
         loaded = await self.session.load(key, namespace, id)
         state = None if loaded is None else self._codec.unpack(loaded[1], opaque=True)
         return {"deltas": state["deltas"]} if isinstance(state, dict) and "deltas" in state else {}
@@ -98,7 +98,7 @@ class CheckpointOperations:
     def _kept(
         self, key: ThreadKey, place: Place, checkpoint: Checkpoint, new_versions: ChannelVersions
     ) -> Mapping[str, Any]:
-        """Return what of the parent need not be sealed again, when its bytes are at hand."""
+        """Return the values of the parent that need not be sealed again, when the cache has it."""
         if self._codec.is_open:
             return {}
         base = self._engine.cache.get((key.digest, place.namespace))
@@ -121,8 +121,8 @@ class CheckpointOperations:
         key, target = self.session.key(place.thread), check_id("checkpoint_id", place.id)
         records: list[WriteRecord] = []
         chunks: dict[bytes, bytes] = {}
-        for position, (channel, given) in enumerate(writes):
-            index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, given)
+        for position, (channel, written) in enumerate(writes):
+            index, value = WRITES_IDX_MAP.get(channel, position), self._value(channel, written)
             record, new = self._write_record(place.namespace, target, task, index, channel, value, path)
             records.append(record)
             chunks.update(new)
@@ -212,7 +212,7 @@ class CheckpointOperations:
 
 
 def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
-    """Return ids; refuse a str, whose letters would be taken for ids."""
+    """Return ids; refuse a str, which would be read as a list of letters."""
     if isinstance(ids, str | bytes):
         raise BadArgument(f"{name} must be a list of ids, not {ids!r:.100}")
     return ids

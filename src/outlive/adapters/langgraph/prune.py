@@ -1,12 +1,13 @@
-"""Deleting checkpoints of LangGraph without breaking what stays.
+"""Deleting LangGraph checkpoints without breaking those that stay.
 
-Three things are never broken. The newest checkpoint of every namespace stays. So does a checkpoint at which the graph
-waits for an answer (it has a write to `__interrupt__`, and nobody went on from it). And a DeltaChannel whose chain of
-writes would be cut gets what it needs written into the checkpoint that stays (`deltas.py`), before anything is deleted: a
-crash in between leaves both, which say the same.
+Three things always hold. The newest checkpoint of every namespace stays. So does a checkpoint at which the
+graph waits for an answer (it has a write to `__interrupt__`, and no child). And when the chain of writes of a
+DeltaChannel would be cut, the checkpoint that stays gets what it needs of it (`delta_channels.py`) before
+anything is deleted: a crash in between leaves both, and they agree.
 
-A subgraph without a memory of its own gets a new namespace each time it is called, `name:task`. Nobody comes back to it but by the
-checkpoint of the graph around it, so it goes when that goes: else a thread would grow with every call however often it is pruned.
+A subgraph without its own memory gets a new namespace, `name:task`, each time it is called. Only the
+checkpoint of its caller leads to it, so it is deleted together with that one. Otherwise a thread would grow
+with every call, however often it is pruned.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from outlive.values import Pruned
 
 CheckpointKey = tuple[str, str]  # (namespace, id)
 STRATEGIES = ("keep_latest", "delete")
-_PATIENCE_S = 60.0
+_RETRY_S = 60.0
 _BAR, _OF_TASK = "|", ":"  # in the namespace of a subgraph
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What stays of a thread: the newest `keep_last` of each namespace, as far as they are not older than `older_than_s`."""
+    """What stays of a thread: the newest `keep_last` of each namespace that are not older than `older_than_s`."""
 
     keep_last: int | None = 1
     older_than_s: float | None = None
@@ -55,7 +56,7 @@ class Rule:
 
 
 def rule_of(strategy: str, keep_last: int | None, older_than_s: float | None) -> Rule | None:
-    """Return what `prune` was asked for; None means to delete all."""
+    """Return the rule that the arguments of `prune` describe; None means to delete all."""
     if strategy not in STRATEGIES:
         raise BadArgument(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if keep_last is not None and (type(keep_last) is not int or keep_last < 1):
@@ -82,7 +83,7 @@ async def prune_thread(session: Session, key: ThreadKey, rule: Rule | None, dry_
     def choose(records: Sequence[CheckpointRecord], writes: Sequence[WriteRecord]) -> set[CheckpointKey]:
         waiting = _open_interrupts(records, writes)
         kept = rule.keeps(records, now) | waiting
-        kept -= _forsaken(session, key, records, kept) - waiting
+        kept -= _orphaned(session, key, records, kept) - waiting
         return {(record.namespace, record.id) for record in records} - kept
 
     return await _remove(session, key, choose, dry_run)
@@ -92,7 +93,7 @@ async def _delete_all(session: Session, key: ThreadKey, dry_run: bool) -> Pruned
     rows = await session.engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         if not dry_run:
-            await session.engine.confirm(key)  # it may be a repetition of what was refused
+            await session.engine.confirm(key)  # it may repeat a call that was refused
         return Pruned()
     if not dry_run:
         await session.store.thread(key.id).delete()
@@ -117,16 +118,16 @@ def _open_interrupts(
     return waiting - continued
 
 
-def _forsaken(
+def _orphaned(
     session: Session,
     key: ThreadKey,
     records: Sequence[CheckpointRecord],
     kept: set[CheckpointKey],
 ) -> set[CheckpointKey]:
-    """Return what calls of subgraphs left behind, of those that are kept, whose caller's checkpoint goes or has gone."""
+    """Return the kept checkpoints of subgraph calls whose caller's checkpoint is deleted, now or before."""
     newest = max((record.order for record in records if record.namespace == ""), default=None)
     stays = set(kept)
-    for record in sorted(records, key=_depth):  # what is around comes first
+    for record in sorted(records, key=_depth):  # callers first
         around, here = _caller(record.namespace), (record.namespace, record.id)
         # With durability="async" it may be stored before the checkpoint that it runs in.
         is_early = newest is None or record.order > newest
@@ -144,7 +145,7 @@ def _depth(record: CheckpointRecord) -> int:
 
 
 def _caller(namespace: str) -> str | None:
-    """Return the namespace that a subgraph was called from; None when it has a memory of its own, or is none."""
+    """Return the namespace that a subgraph was called from; None when it has its own memory, or is the root."""
     parts = namespace.split(_BAR)
     while len(parts) > 1 and parts[-1].isdecimal():  # called again in the same task
         parts.pop()
@@ -157,29 +158,30 @@ async def _remove(
     choose: Callable[[Sequence[CheckpointRecord], Sequence[WriteRecord]], set[CheckpointKey]],
     dry_run: bool,
 ) -> Pruned:
-    """Delete what is chosen, after those that stay got what they need of it."""
+    """Delete what is chosen, after those that stay have got what they need of it."""
     engine = session.engine
-    safe: set[CheckpointKey] = set()  # those that have what they need of what goes
+    safe: set[CheckpointKey] = set()  # those that have got what they need
     first: set[CheckpointKey] = set()
 
     async def chosen(records: Sequence[CheckpointRecord]) -> set[CheckpointKey]:
         writes = await engine.backend.writes(key, None) if records else []
         doomed = choose(records, writes) & first
         if not dry_run:
-            await _save_deltas(session, key, records, doomed, safe)  # which lets the deletion begin anew
+            # This changes the thread, so the deletion looks at it again.
+            await _save_deltas(session, key, records, doomed, safe)
         return doomed
 
-    # What a graph at work adds meanwhile is for the next call: else it could cut chains faster than they are saved.
+    # What a running graph adds meanwhile is left for the next call: it could cut chains faster than they are saved.
     first |= choose(await engine.records(key), await engine.backend.writes(key, None))
     if not first:
         if not dry_run:
-            await engine.confirm(key)  # it may be a repetition of what was refused
+            await engine.confirm(key)  # it may repeat a call that was refused
         return Pruned()
-    deadline = Deadline(session.timeout_s or _PATIENCE_S)
+    deadline = Deadline(session.timeout_s or _RETRY_S)
     while True:
         try:
             return await remove_chosen(engine, key, chosen, dry_run=dry_run)
-        except StaleBase:  # others delete, or graphs put checkpoints again, all the time
+        except StaleBase:  # others delete, or put checkpoints again
             if not deadline.left_s():
                 raise
 
@@ -191,7 +193,7 @@ async def _save_deltas(
     doomed: set[CheckpointKey],
     safe: set[CheckpointKey],
 ) -> None:
-    """Write into checkpoints that stay what they would lose with those that go."""
+    """Write into checkpoints that stay what they would lose with the deleted ones."""
     for record in records:
         here = (record.namespace, record.id)
         is_cut = record.parent is not None and (record.namespace, record.parent) in doomed
@@ -220,20 +222,20 @@ async def _save_delta(session: Session, key: ThreadKey, record: CheckpointRecord
 async def _needed(
     session: Session, key: ThreadKey, record: CheckpointRecord, snapshot: Snapshot
 ) -> dict[str, Delta]:
-    """Return what DeltaChannels have above a checkpoint that has no value of them itself."""
+    """Return what DeltaChannels have above a checkpoint that contains no value for them."""
     counted = session.metadata(key, record).get("counters_since_delta_snapshot") or {}
     versions = snapshot.fields.get("channel_versions", {})
     lacking = [channel for channel in {**versions, **counted} if channel not in snapshot.values]
-    found = await read_history(session, key, Place(key.id, record.namespace, record.id), lacking)
+    deltas = await read_history(session, key, Place(key.id, record.namespace, record.id), lacking)
     return {
         channel: delta
-        for channel, delta in found.items()
+        for channel, delta in deltas.items()
         if channel in counted or (delta.seed and isinstance(delta.seed[0], _DeltaSnapshot))
     }
 
 
 def add(total: Pruned, more: Pruned) -> Pruned:
-    """Return what two deletions took away."""
+    """Return the sum of two deletions."""
     return replace(
         total,
         checkpoints=total.checkpoints + more.checkpoints,

@@ -1,9 +1,9 @@
-"""`OutliveSaver`: LangGraph's interface of a checkpointer, sync and async, on every backend.
+"""`OutliveSaver`: LangGraph's checkpointer interface, sync and async, on every backend.
 
-Sync methods run where they are called. Async methods run in a worker thread, so one saver serves any number of event
-loops, one after the other or at once; only on a store that was opened by `open_async` they run on the loop that it
-belongs to. Nothing ever waits for an event loop, so a sync method called inside one blocks it for its own time and
-no longer.
+Sync methods run in the calling thread. Async methods run in a worker thread, so one saver serves any number
+of event loops, one after the other or at once. Only on a store from `open_async` do they run on the event
+loop of that store. Nothing waits for an event loop, so a sync method that is called on one blocks it for its
+own time only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Shared:
         if isinstance(store, str):
             self._sync = open_store(store, **options)._store
         elif options:
-            raise BadArgument(f"{', '.join(sorted(options))}: options of a store are given when it is opened")
+            raise BadArgument(f"{', '.join(sorted(options))}: pass the options of a store when you open it")
         elif isinstance(store, Store):
             self._sync = store._store
         elif isinstance(store, AsyncStore):
@@ -84,13 +84,14 @@ class _Shared:
             raise BadArgument(f"OutliveSaver takes a URL or an open store, not {type(store).__name__}")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
+        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
         return await asyncio.wrap_future(self._submit(work))
 
     def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
-        """Take a turn and begin with the work in a worker thread.
+        """Take a turn and submit the work to a worker thread.
 
-        Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
+        Both under one lock: workers get work in the order of the turns. Otherwise all of them could wait for
+        a turn whose work is still in the queue.
         """
 
         def work_in_turn(turn: Turn) -> T:
@@ -116,21 +117,21 @@ class _Shared:
     @property
     def sync(self) -> AsyncStore:
         """The store whose coroutines never suspend."""
-        given = self._asynchronous
-        if given is not None and given._is_closed:
+        asynchronous = self._asynchronous
+        if asynchronous is not None and asynchronous._is_closed:
             raise StoreClosed
         with self._lock:
             if self._sync is None:
-                assert given is not None
-                if given._sync_sibling is None:
+                assert asynchronous is not None
+                if asynchronous._sync_sibling is None:
                     raise BadArgument(
                         "this store was not opened by outlive.open_async: use the async methods"
                     )
-                self._sync = given._sync_sibling()
+                self._sync = asynchronous._sync_sibling()
             return self._sync
 
     def close(self) -> None:
-        """Close what was opened here: the store of a URL, the sync side of an async one."""
+        """Close what was opened here: the store of a URL, the sync sibling of an async store."""
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
         with self._lock:
@@ -140,14 +141,14 @@ class _Shared:
 
     @property
     def asynchronous(self) -> AsyncStore | None:
-        """The store that belongs to an event loop, when one was given."""
+        """The store that belongs to an event loop, if the saver was made with one."""
         return self._asynchronous
 
 
 class OutliveSaver(BaseCheckpointSaver[str]):
-    """A checkpointer on any store of outlive: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
+    """A checkpointer on any store: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
-    `types` are classes of your own that states may hold (or `outlive.register` them); `serde` replaces the whole
+    `types` are your own classes that states contain (or `outlive.register` them). `serde` replaces the whole
     serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no longer the newest of its
     thread, unless the caller named that parent by its id: two invocations at once cannot fork a thread
     unnoticed. All other options are those of `outlive.open`.
@@ -166,7 +167,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
             raise BadArgument(f"refuse_stale must be True or False, not {refuse_stale!r:.100}")
         kinds = listed(types)
         if kinds and serde is not None:
-            raise BadArgument("give types= or serde=, not both: a serde of your own decides what it stores")
+            raise BadArgument("pass types= or serde=, not both: your own serde decides what it stores")
         super().__init__(serde=serde or StrictSerializer(kinds))
         self._refuse_stale = refuse_stale
         self._fence: Fence | None = None
@@ -176,7 +177,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         ] = {}  # by store; a copy of this saver has its own
 
     def _fenced(self, fence: Fence | None) -> Self:
-        """Return a saver on the same store whose writes are refused when another process has taken its run over."""
+        """Return a saver on the same store whose writes are refused after another process took its run over."""
         clone = copy.copy(self)
         clone._fence = fence
         return clone
@@ -188,7 +189,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     # Opening and closing
 
     def setup(self) -> None:
-        """Do nothing: a store makes what it needs when it is opened. (LangGraph's savers have to be asked.)"""
+        """Do nothing: a store creates its tables when it is opened."""
 
     async def asetup(self) -> None:
         """Do nothing."""
@@ -217,15 +218,15 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> None:
         await self.aclose()
 
-    # The two modes
+    # Sync and async
 
     def _operations(self, store: AsyncStore) -> CheckpointOperations:
-        """Return what works on a store with the serde that this saver has now."""
-        held = self._operations_by_store.get(id(store))
-        if held is None or held.serde is not self.serde:
-            held = CheckpointOperations(store, self.serde)
-            self._operations_by_store = {**self._operations_by_store, id(store): held}
-        return held
+        """Return the operations on a store with the serde that this saver has now."""
+        operations = self._operations_by_store.get(id(store))
+        if operations is None or operations.serde is not self.serde:
+            operations = CheckpointOperations(store, self.serde)
+            self._operations_by_store = {**self._operations_by_store, id(store): operations}
+        return operations
 
     def _sync(self, work: Work[T]) -> T:
         return run_now(work(self._operations(self._shared.sync)))
@@ -237,7 +238,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         return await self._shared.in_thread(lambda: self._sync(work))
 
     def _in_turn(self, thread: str, work: Turning[T]) -> T:
-        """Write to a thread after those who came before."""
+        """Write to a thread after the calls that were made before."""
         turn = self._shared.write_order.take(thread)
         try:
             return self._sync(lambda operations: work(operations, turn))
@@ -245,8 +246,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
             turn.end()
 
     async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
-        """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
-        # The turn is taken before anything is awaited: tasks begin in the order they were made.
+        """Write to a thread after the calls that were made before. A write that has begun is finished, also when the caller is cancelled."""
+        # Take the turn before anything is awaited: tasks begin in the order in which they were made.
         if self._shared.asynchronous is not None:
             return await self._in_turn_on_loop(thread, work)
         begun = self._shared.begin_in_turn(
@@ -295,24 +296,24 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
         store = self._shared.asynchronous
         if store is not None:
-            async for found in Listing(self._operations(store).session, config, filter, before, limit):
-                yield found
+            async for checkpoint in Listing(self._operations(store).session, config, filter, before, limit):
+                yield checkpoint
             return
         rest = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await self._shared.in_thread(lambda: next(rest, None))) is not None:
-            yield one
+        while (item := await self._shared.in_thread(lambda: next(rest, None))) is not None:
+            yield item
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
         place = place_of(config)
         return self._sync(lambda operations: operations.delta_history(place, channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
         place = place_of(config)
         return await self._async(lambda operations: operations.delta_history(place, channels))
 
@@ -325,7 +326,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return self._in_turn(place.thread, work).config
 
@@ -336,7 +337,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return (await self._in_turn_async(place.thread, work)).config
 
@@ -406,26 +407,26 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         await self._in_turn_async(thread, lambda operations, turn: operations.delete_thread(thread, turn))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
+        """Delete the checkpoints of runs (`run_id` in their metadata) in all threads; others keep what they need."""
         self._sync(lambda operations: operations.delete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
+        """Delete the checkpoints of runs (`run_id` in their metadata) in all threads; others keep what they need."""
         await self._async(lambda operations: operations.delete_for_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        """Copy a whole thread into an empty thread. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
         self._in_turn(target, lambda operations, turn: operations.copy_thread(source, target, turn))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        """Copy a whole thread into an empty thread. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
         await self._in_turn_async(
             target, lambda operations, turn: operations.copy_thread(source, target, turn)
         )
 
-    def prune(  # type: ignore[override]  # LangGraph's returns None
+    def prune(  # type: ignore[override]  # it returns None in LangGraph
         self,
         thread_ids: Sequence[str],
         *,
@@ -436,8 +437,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Pruned:
         """Delete checkpoints of threads: all but the newest of each namespace ("keep_latest"), or all ("delete").
 
-        `keep_last` keeps more of them, `older_than_s` deletes only what is older. What waits for an answer stays,
-        and so does what a DeltaChannel needs.
+        `keep_last` keeps more of them, `older_than_s` deletes only older ones. A checkpoint that waits for an
+        answer stays, and so does what a DeltaChannel needs.
         """
         rule = rule_of(strategy, keep_last, older_than_s)
         return self._sync(lambda operations: operations.prune(thread_ids, rule, dry_run))
@@ -458,7 +459,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     # Versions and types
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version that sorts behind `current`, also when another of LangGraph's savers made that."""
+        """Return a version that sorts after `current`, also when another saver made that."""
         if current is None:
             number = 0
         elif isinstance(current, int | float):
@@ -477,9 +478,10 @@ async def _finish(begun: Future[T]) -> T:
 
 
 def _is_fork(config: RunnableConfig, place: Place) -> bool:
-    """Tell whether a run goes on from a checkpoint that its caller named, and not from the newest.
+    """Tell whether an invocation continues from a checkpoint that its caller named, and not from the newest.
 
-    LangGraph keeps what the caller said in the config's metadata. A subgraph then goes on from what it had at that time.
+    LangGraph keeps the caller's checkpoint_id in the metadata of the config. A subgraph then continues from
+    what it had at that time.
     """
     named = config.get("metadata", {}).get("checkpoint_id")
     return named is not None and (place.namespace != "" or named == place.id)

@@ -1,4 +1,4 @@
-"""A store as LangGraph's values pass through it: the store, the codec of one serializer, an engine that uses both."""
+"""A store, the codec of one serializer, and an engine that uses both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outlive.values import PendingWrite
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What every operation on LangGraph's checkpoints needs."""
+    """What every operation on LangGraph checkpoints needs."""
 
     store: AsyncStore
     codec: ValueCodec

@@ -3,8 +3,7 @@
 LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does
 not wait in between. Each call takes its turn when it begins. It stores nothing before the calls ahead of it
 are stored, or are ahead of it in the store's own queue: a checkpoint is never stored before the writes that
-led to it. A call prepares what it can while it waits, and writes that are in a queue together share one
-transaction. Threads, and tasks of any event loop, share the same order.
+led to it. Writes that are in the queue together share one transaction. Threads, and tasks of any event loop, share the same order.
 
 One case has no order: a sync call that blocks an event loop while tasks of that very loop are ahead of it.
 They continue only when the loop does, so the call does not wait for them. It may have been made on the loop
@@ -26,7 +25,7 @@ _BLOCKED_S = 1.0  # a loop that does not answer for so long is blocked
 
 
 class Turn:
-    """A place in the order of one thread."""
+    """A place in the order of a thread."""
 
     def __init__(
         self, order: WriteOrder, thread: str, is_first: bool, loop: asyncio.AbstractEventLoop | None

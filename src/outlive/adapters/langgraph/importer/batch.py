@@ -1,7 +1,7 @@
 """What is on its way into one thread of the target.
 
 Chunks go ahead as they come; the records of checkpoints and writes follow in one commit. A crash in
-between leaves chunks that nobody reads, and never half a thread. (A new thread of more than MOST
+between leaves unused chunks, and never half a thread. (A new thread of more than MOST
 checkpoints is stored in parts, oldest first.)
 """
 

@@ -48,7 +48,7 @@ class Problem:
     thread: str | None
     checkpoint: str | None
     sentence: str
-    unknown: str | None = None  # the class that nobody named
+    unknown: str | None = None  # the class that is missing in types
 
     def __str__(self) -> str:
         where = "" if self.thread is None else f"thread {self.thread!r}"
