@@ -24,6 +24,7 @@ import pytest
 import outlive
 from outlive import errors
 from outlive.format import extensions as extension
+from outlive.format.registry import default_registry
 
 NAMES = outlive.__all__  # imports all that registers types, before a page gets a registry of its own
 PROJECT = Path(__file__).resolve().parents[2]
@@ -92,7 +93,7 @@ def test_every_python_block_runs_and_says_what_is_true(page, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     source = Path(outlive.__file__).resolve().parent.parent
     monkeypatch.setenv("PYTHONPATH", str(source))  # for processes that a page starts
-    registry = outlive.format.registry.default_registry
+    registry = default_registry
     monkeypatch.setattr(registry, "_by_type", dict(registry._by_type))
     monkeypatch.setattr(registry, "_by_tag", dict(registry._by_tag))
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")

@@ -299,7 +299,7 @@ def test_a_save_that_is_nowhere_is_refused_when_the_store_that_may_have_it_is_as
 
 DEEDS = {
     "metadata": (
-        lambda store: store.thread("t").update({"by": "orphan"}),
+        lambda store: store.thread("t").set_metadata({"by": "orphan"}),
         lambda store: store.thread("t").info().metadata,
     ),
     "replacement": (
@@ -313,7 +313,7 @@ DEEDS = {
 def test_what_else_was_not_acknowledged_is_withdrawn_too(deed):
     act, look = DEEDS[deed]
     world = World("strict", 0)
-    world.client.store.thread("t").update({"by": "first"})
+    world.client.store.thread("t").set_metadata({"by": "first"})
     before = look(world.other.store)
     world.client.links[1].mode = "refuse"
     with pytest.raises(outlive.OutcomeUnknown):

@@ -17,7 +17,7 @@ from outlive.backend import (
 )
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
-from outlive.runs.lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
+from outlive.runs.lease import LOCK, PARKED, RELEASED, RUN, RUNNING
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
@@ -99,7 +99,7 @@ class ThreadSweep:
         taken = self._swept.ttl
         taken.threads += 1
         taken.checkpoints += len(look.records)
-        taken.bytes += row.stored
+        taken.freed_bytes += row.stored
         return True
 
     async def _needs(self, key: ThreadKey, look: ThreadContents) -> str | None:
@@ -117,7 +117,7 @@ class ThreadSweep:
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
-        statuses = [RUNNING, INTERRUPTED, PARKED]
+        statuses = [RUNNING, RELEASED, PARKED]
         runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
         return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
 
@@ -188,7 +188,7 @@ class ThreadSweep:
         ):
             taken.threads += bool(pairs)
             taken.checkpoints += len(pairs)
-            taken.bytes += size
+            taken.freed_bytes += size
 
     async def _prune(self, key: ThreadKey, look: ThreadContents, needed: Needed) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
@@ -221,7 +221,7 @@ class ThreadSweep:
         if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
-        self._swept.orphans.bytes += size
+        self._swept.orphans.freed_bytes += size
         return True
 
     def _remember(self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord]) -> None:
