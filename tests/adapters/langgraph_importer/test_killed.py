@@ -79,7 +79,7 @@ def test_killed_while_it_replaces_a_thread_it_leaves_the_old_one_the_new_one_or_
     url = url_for(backend, tmp_path)
     with sqlite_saver(old) as source, outlive.open(url) as store:
         import_langgraph(f"sqlite:///{old}", store, types=[Ticket], threads=["chat"])
-        store.thread("chat").update({"title": "Lisbon"})
+        store.thread("chat").set_metadata({"title": "Lisbon"})
         assert_same(source, saver_on(store), ["chat"])
     with sqlite_saver(grown) as source:
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, graphs.on("chat"))
