@@ -27,7 +27,7 @@ class EntryKind:
     is_copied: bool = True  # `copy_to` and `backup` bring it along
 
 
-RUN, LOCK, STEP, RESPONSE, MOVED, SWEEP = "run", "lock", "step", "response", "moved", "sweep"
+RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
 TOMBSTONE = "tombstone"  # says what was removed
 OUTBOX = "queue"  # says what another store has yet to get; no key of it is used twice
 PAIR, NAMING = "pair", "naming key"
@@ -38,7 +38,6 @@ KINDS = {
         EntryKind(RUN),
         EntryKind(STEP),
         EntryKind(RESPONSE),
-        EntryKind(MOVED),  # the last commit of an import from another system
         EntryKind(LOCK, is_copied=False),  # held in the store that it is in
         # When this store was swept, by its own clock. After a failover a sweep comes early, which does no harm.
         EntryKind(SWEEP, is_replicated=False, is_copied=False),

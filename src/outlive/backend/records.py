@@ -160,10 +160,8 @@ class Commit:
     token: bytes = field(
         default_factory=lambda: os.urandom(8)
     )  # of this very commit, however often it is sent
-    group_wait_s: float = 0.0  # how long it may wait for another one to share a transaction with
-    on_queued: Callable[[], None] | None = (
-        None  # called by a backend that will do later commits after this one
-    )
+    # Called by a backend when it will do later commits after this one.
+    on_queued: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ the commit, leaves both as they were.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outlive.format.chunk import MAX_RAW, Layout, Namer, encode
@@ -31,10 +30,7 @@ MAX_SPANS = 64
 CALM_SPANS = 48  # a stream that had too many spans is brought down to this
 MAX_CHUNK = 1 << 20  # a new chunk is closed when it has reached this
 
-PIECE_KEY = 48
 INLINED = b""  # in place of a chunk's name: these bytes are in the checkpoint itself
-# The first PIECE_KEY bytes of a piece → (all of its bytes, chunk, offset)
-StoredPieces = Mapping[bytes, tuple[bytes, bytes, int]]
 
 
 @dataclass(slots=True)
@@ -71,7 +67,6 @@ class _Extent:
     length: int
     chunk: bytes | None = None
     offset: int = 0
-    is_stored_piece: bool = False  # new in this stream, but stored already
 
     def follows(self, other: _Extent) -> bool:
         return (
@@ -81,19 +76,12 @@ class _Extent:
         )
 
 
-def plan_chunks(
-    codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None, stored_pieces: StoredPieces | None = None
-) -> Plan:
-    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`.
-
-    `stored_pieces` are stored in this thread, though not by `old`: what a task wrote before it became part of the state.
-    """
-    # 1. Find what is stored already: parts of `old`, then pieces that tasks wrote.
+def plan_chunks(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) -> Plan:
+    """Decide how to store `pieces`, whose kept ranges point into the parts of `old`."""
+    # 1. Find what is stored already: parts of `old`.
     if old is not None:
         _adopt(pieces, old)
     extents = [extent for part in pieces.parts for extent in _extents(part)]
-    if stored_pieces:
-        extents = [reused for extent in extents for reused in _reuse(extent, stored_pieces)]
     # 2. Choose what is written again although it is stored, to keep the number of spans small.
     cap = min(MAX_RAW // 2, max(MAX_CHUNK, pieces.size // (CALM_SPANS // 2)))
     _merge_tails(extents, cap)
@@ -107,38 +95,6 @@ def plan_chunks(
     chunks = _build(codec, namer, extents, cap)
     # 5. List the spans of the whole stream in order.
     return _lay_out(codec, pieces, extents, chunks)
-
-
-def _reuse(extent: _Extent, stored_pieces: StoredPieces) -> list[_Extent]:
-    """Find what of a new extent is stored already: a piece, or the beginning of one (a message that got its id later)."""
-    part, stop = extent.part, extent.start + extent.length
-    if extent.chunk is not None or part.leaf is not None:
-        return [extent]
-    extents: list[_Extent] = []
-    begin = extent.start
-    for end in (*part.ends[bisect_right(part.ends, begin) : bisect_left(part.ends, stop)], stop):
-        piece = part.cut(begin, end)
-        data, name, offset = stored_pieces.get(piece[:PIECE_KEY], (b"", None, 0))
-        same = _common(piece, data)
-        if same >= INLINE:
-            extents.append(_Extent(part, begin, same, name, offset, is_stored_piece=True))
-            begin += same
-        if begin < end:
-            _append(extents, part, begin, end - begin)
-        begin = end
-    return extents
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """Return how many bytes two have in common at their beginning."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
@@ -206,8 +162,7 @@ def _merge_tails(extents: list[_Extent], cap: int) -> None:
     Only at the end of a run that grew: an edit in the middle says nothing about its neighbours.
     """
     for index, extent in enumerate(extents):
-        is_new = extent.chunk is None or extent.is_stored_piece
-        if not is_new or not extent.part.kept:
+        if extent.chunk is not None or not extent.part.kept:
             continue
         # The part grew when the last range that it keeps ends where the earlier part ended.
         _, length, other, offset = extent.part.kept[-1]

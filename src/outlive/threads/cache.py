@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format.codec import Codec
@@ -29,8 +29,6 @@ class Base:
     pieces: Pieces | None = None
     stream: bytes | None = None
     save: object | None = None  # the delayed save that brought it, when it may not be stored yet
-    # What tasks wrote since (planner.StoredPieces)
-    stored_pieces: dict[bytes, tuple[bytes, bytes, int]] = field(default_factory=dict)
 
     @property
     def known(self) -> CachedHead:

@@ -44,13 +44,12 @@ from outlive.events import LOAD, SAVE, Event, EventSink
 from outlive.format import chunk, manifest
 from outlive.format.codec import Codec
 from outlive.format.pending_writes import NOTHING, Written, describe_writes, write_record
-from outlive.format.planner import INLINE, PIECE_KEY, Plan, StoredPieces, plan_chunks
+from outlive.format.planner import Plan, plan_chunks
 from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
 from outlive.values import CheckpointInfo, PendingWrite, moment
 
-_MAX_STORED_PIECES = 100  # that are remembered of a thread
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
 
 
@@ -76,8 +75,6 @@ class Draft:
     interrupts: tuple[Any, ...] = ()
     needs_parent: bool = False
     timeout_s: float | None = None
-    # Awaited when the state is split, before anything is stored.
-    before_plan: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -227,11 +224,7 @@ class Engine:
             base = await self._read_base(key, draft, base)
         old = base.pieces if base is not None else None
         pieces = split(self.codec, state, old)
-        if draft.before_plan is not None:
-            await draft.before_plan()
-        plan = plan_chunks(
-            self.codec, self.namer, pieces, old, base.stored_pieces if base is not None else None
-        )
+        plan = plan_chunks(self.codec, self.namer, pieces, old)
         shares = len(plan.names) > len(plan.chunks)
         written = self._written(draft) if draft.writes else NOTHING
         commit = Commit(
@@ -427,27 +420,6 @@ class Engine:
         """Describe a write; a value that is not short goes into chunks like a state."""
         write = PendingWrite(task, index, channel, value, path)
         return write_record(self.codec, self.namer, namespace, checkpoint, write)
-
-    def stored_pieces(
-        self, record: WriteRecord, chunks: Mapping[bytes, bytes], elements: Iterable[Any]
-    ) -> dict[bytes, tuple[bytes, bytes, int]]:
-        """Return where the elements of a write will be stored.
-
-        They are looked up in the very bytes that go to the store: the program may have changed them since they were packed.
-        """
-        stored: dict[bytes, tuple[bytes, bytes, int]] = {}
-        raw = chunk.decode(chunks[record.chunks[0]]) if len(record.chunks) == 1 else b""
-        for element in elements if raw else ():
-            data = self.codec.pack(element)
-            if len(data) >= INLINE and (at := raw.find(data)) >= 0:
-                stored[data[:PIECE_KEY]] = (data, record.chunks[0], at)
-        return stored
-
-    def remember_stored(self, key: ThreadKey, namespace: str, stored_pieces: StoredPieces) -> None:
-        """Remember what is stored as a write: the next state of its thread is likely to have it."""
-        base = self.cache.get((key.digest, namespace))
-        if base is not None and len(base.stored_pieces) < _MAX_STORED_PIECES:
-            base.stored_pieces.update(stored_pieces)
 
     def pending(
         self,

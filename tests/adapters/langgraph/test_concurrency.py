@@ -168,7 +168,7 @@ def test_a_put_waits_for_writes_that_began_before_it(saver):
     go_on = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         writing = pool.submit(saver.put_writes, at(id="1"), [("a", Slow(go_on))], "task")
-        _until(lambda: saver._shared.turns._lines)
+        _until(lambda: saver._shared.write_order._lines)
         putting = pool.submit(put, saver, "2", "1")
         other = pool.submit(put, saver, "1", thread="another thread")
         other.result(SOON_S)
@@ -317,7 +317,7 @@ def test_a_graph_goes_on_while_its_thread_is_pruned(backend, url_for, folder, of
 
 @pytest.fixture
 def guarded(url):
-    with OutliveSaver(url, guard="head") as made:
+    with OutliveSaver(url, refuse_stale=True) as made:
         yield made
 
 
@@ -355,7 +355,7 @@ def parents_in(tuples):
     return [one.parent_config and one.parent_config["configurable"]["checkpoint_id"] for one in tuples]
 
 
-def test_without_the_guard_two_runs_fork_the_thread(saver):
+def test_without_refuse_stale_two_runs_fork_the_thread(saver):
     meet = threading.Barrier(2, timeout=SOON_S)
     graph = meeting_graph(Driver(saver), meet)
     with ThreadPoolExecutor(2) as pool:
@@ -365,7 +365,7 @@ def test_without_the_guard_two_runs_fork_the_thread(saver):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_guard_lets_everything_else_through(guarded, loop, is_async):
+def test_refuse_stale_lets_everything_else_through(guarded, loop, is_async):
     driver = Driver(guarded, loop if is_async else None)
     inner = line(Log, i=says("i"), ask=asks("ask")).compile(checkpointer=True)
     forgetful = line(Log, f=says("f")).compile()
@@ -420,7 +420,7 @@ def test_a_saver_works_on_in_a_forked_child_and_in_its_parent(saver):
     go_on = threading.Event()
     with ThreadPoolExecutor(1) as pool:  # and a turn is taken, by a thread that the child does not have
         pool.submit(saver.put_writes, at(id="x"), [("a", Slow(go_on))], "task")
-        _until(lambda: saver._shared.turns._lines)
+        _until(lambda: saver._shared.write_order._lines)
 
         def child():
             graph.invoke({"log": ["child"]}, thread())

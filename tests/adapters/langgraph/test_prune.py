@@ -27,19 +27,19 @@ def fill(saver, count=10, thread="t", ns="", size=0):
 
 def sizes(saver, name="t"):
     """Return (checkpoints, bytes) that a thread has in its store."""
-    keeper = saver._keeper(saver._shared.sync)
-    key = keeper.key(name)
-    rows = run_now(keeper.engine.backend.threads(ThreadQuery(key.tenant, only=name, heads=False)))
+    session = saver._operations(saver._shared.sync).session
+    key = session.key(name)
+    rows = run_now(session.engine.backend.threads(ThreadQuery(key.tenant, only=name, heads=False)))
     return (rows[0].checkpoints, rows[0].stored) if rows else (0, 0)
 
 
 def chunks(saver, names=None):
     """Return the names of the chunks that a thread has, or of those that are left of some."""
-    keeper = saver._keeper(saver._shared.sync)
-    key, backend = keeper.key("t"), keeper.engine.backend
+    session = saver._operations(saver._shared.sync).session
+    key, backend = session.key("t"), session.engine.backend
     if names is not None:
         return set(run_now(backend.fetch(key, list(names))))
-    owners = [*run_now(keeper.engine.records(key)), *run_now(backend.writes(key, None))]
+    owners = [*run_now(session.engine.records(key)), *run_now(backend.writes(key, None))]
     return {name for owner in owners for name in owner.chunks}
 
 

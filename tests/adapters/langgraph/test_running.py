@@ -13,7 +13,7 @@ from langgraph.types import Command, interrupt
 
 import outlive
 from adapters.langgraph.graphs import Log, asks, fan, line, says, thread
-from outlive.adapters.langgraph import OutliveSaver, aresume, arun, resume, run
+from outlive.adapters.langgraph import OutliveSaver, aresume_graph, arun_graph, resume_graph, run_graph
 from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import BACKENDS, SERVERS
@@ -62,7 +62,7 @@ def graph_of(folder, where=None, ends=None, **options):
 def recovered(store, graph):
     """Recover until something was; return its run."""
     end = time.monotonic() + SOON_S
-    while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).resumed:
+    while not (report := store.recover({"assistant": lambda begun: resume_graph(graph, begun)})).resumed:
         assert time.monotonic() < end, "nothing was recovered"
         time.sleep(0.05)
     (found,) = report.resumed
@@ -76,7 +76,7 @@ def recovered(store, graph):
 def test_a_run_gives_what_the_graph_gives_and_is_known_to_the_store(store, folder, with_saver):
     graph = graph_of(folder, checkpointer=OutliveSaver(store) if with_saver else None)
     given = {} if with_saver else {"store": store}
-    assert run(graph, {"log": ["in"]}, thread_id="t", run_id="r", agent="assistant", **given) == {
+    assert run_graph(graph, {"log": ["in"]}, thread_id="t", run_id="r", agent="assistant", **given) == {
         "log": ["in", "one", "two", "three"]
     }
     (found,) = store.runs()
@@ -95,12 +95,13 @@ def test_a_run_gives_what_the_graph_gives_and_is_known_to_the_store(store, folde
 def test_a_run_that_has_ended_gives_its_output_back_and_runs_nothing(store, folder):
     graph = graph_of(folder)
     outputs = [
-        run(graph, {"log": [name]}, thread_id=7, store=store, run_id="r") for name in ("first", "ignored")
+        run_graph(graph, {"log": [name]}, thread_id=7, store=store, run_id="r")
+        for name in ("first", "ignored")
     ]
     assert outputs[0] == outputs[1] == {"log": ["first", "one", "two", "three"]}
     assert traces(folder) == ["one", "two", "three"]
-    run(graph, {"log": ["next"]}, thread_id=7, store=store, run_id="s")
-    assert run(graph, None, thread_id=7, store=store, run_id="r") == outputs[0]
+    run_graph(graph, {"log": ["next"]}, thread_id=7, store=store, run_id="s")
+    assert run_graph(graph, None, thread_id=7, store=store, run_id="r") == outputs[0]
 
 
 def test_while_a_run_goes_on_no_other_has_its_thread(store):
@@ -109,25 +110,25 @@ def test_while_a_run_goes_on_no_other_has_its_thread(store):
     def node(state):
         for run_id in ("other", None):
             with pytest.raises(outlive.ThreadBusy) as error:
-                run(graph, {"log": []}, thread_id="t", store=store, run_id=run_id)
+                run_graph(graph, {"log": []}, thread_id="t", store=store, run_id=run_id)
             refused.append(error.value.holder)
-        run(inner, {"log": []}, thread_id="u", store=store)
+        run_graph(inner, {"log": []}, thread_id="u", store=store)
         return {"log": ["node"]}
 
     graph, inner = line(Log, node=node).compile(), line(Log, a=says("a")).compile()
-    run(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+    run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
     assert refused == ["r", "r"]
 
 
 def test_an_interrupt_ends_the_run_and_the_answer_is_the_next(store):
     graph = line(Log, a=says("a"), ask=asks("ask"), b=says("b")).compile()
-    asked = run(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+    asked = run_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
     assert asked["log"] == ["in", "a"]
     assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
-    again = run(graph, None, thread_id="t", store=store, run_id="question")
+    again = run_graph(graph, None, thread_id="t", store=store, run_id="question")
     assert again["log"] == asked["log"]
     assert [one.value for one in again["__interrupt__"]] == ["ask?"]
-    answered = run(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
+    answered = run_graph(graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer")
     assert answered == {"log": ["in", "a", "ask=yes", "b"]}
     assert {found.id: found.status for found in store.runs()} == {
         "question": "completed",
@@ -141,20 +142,20 @@ def test_what_a_node_raises_is_raised_and_the_run_has_failed(store):
 
     graph = line(Log, node=node).compile()
     with pytest.raises(ZeroDivisionError):
-        run(graph, {"log": []}, thread_id="t", store=store, run_id="r")
+        run_graph(graph, {"log": []}, thread_id="t", store=store, run_id="r")
     (found,) = store.runs()
     assert found.status == "failed"
-    assert store.recover({"assistant": lambda begun: resume(graph, begun)}).resumed == []
+    assert store.recover({"assistant": lambda begun: resume_graph(graph, begun)}).resumed == []
 
 
 def test_an_async_run_does_the_same(url, folder):
     async def main():
         graph = line(Log, a=counted(folder, "a"), ask=asks("ask"), b=counted(folder, "b")).compile()
         async with outlive.open_async(url) as store:
-            asked = await arun(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
+            asked = await arun_graph(graph, {"log": ["in"]}, thread_id="t", store=store, run_id="question")
             assert [one.value for one in asked["__interrupt__"]] == ["ask?"]
             for _ in range(2):
-                answered = await arun(
+                answered = await arun_graph(
                     graph, Command(resume="yes"), thread_id="t", store=store, run_id="answer"
                 )
                 assert answered == {"log": ["in", "a", "ask=yes", "b"]}
@@ -171,16 +172,16 @@ def test_an_async_run_does_the_same(url, folder):
 def test_a_run_needs_a_store(folder):
     graph = graph_of(folder)
     with pytest.raises(outlive.errors.BadArgument, match="needs a store"):
-        run(graph, {"log": []}, thread_id="t")
+        run_graph(graph, {"log": []}, thread_id="t")
     with pytest.raises(outlive.errors.BadArgument, match="needs the store"):
-        asyncio.run(arun(graph, {"log": []}, thread_id="t"))
+        asyncio.run(arun_graph(graph, {"log": []}, thread_id="t"))
 
 
 def test_a_thread_is_talked_to_by_runs_and_by_plain_invocations(store, folder):
     graph = graph_of(folder, checkpointer=OutliveSaver(store))
-    run(graph, {"log": ["run"]}, thread_id="t")
+    run_graph(graph, {"log": ["run"]}, thread_id="t")
     graph.invoke({"log": ["plain"]}, thread())
-    assert run(graph, {"log": ["again"]}, thread_id="t")["log"][::4] == ["run", "plain", "again"]
+    assert run_graph(graph, {"log": ["again"]}, thread_id="t")["log"][::4] == ["run", "plain", "again"]
 
 
 def test_options_and_the_config_reach_the_graph(store):
@@ -192,9 +193,11 @@ def test_options_and_the_config_reach_the_graph(store):
 
     graph = line(Log, a=says("a"), node=node).compile()
     config = {"configurable": {"user": "u"}, "tags": ["x"], "metadata": {"tenant": "acme"}}
-    stopped = run(graph, {"log": []}, thread_id="t", store=store, config=config, interrupt_before=["node"])
+    stopped = run_graph(
+        graph, {"log": []}, thread_id="t", store=store, config=config, interrupt_before=["node"]
+    )
     assert stopped["log"] == ["a"]
-    run(graph, None, thread_id="t", store=store, config=config, durability="exit")
+    run_graph(graph, None, thread_id="t", store=store, config=config, durability="exit")
     assert (seen["user"], seen["tags"], seen["thread_id"]) == ("u", ["x"], "t")
     assert next(OutliveSaver(store).list(thread())).metadata["tenant"] == "acme"
 
@@ -207,7 +210,7 @@ def invoke_and_die(report, url, folder, where, ends, durability="sync"):
     with outlive.open(url) as store:
         graph = graph_of(folder, where, ends)
         try:
-            run(
+            run_graph(
                 graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S,
                 durability=durability,
             )  # fmt: skip
@@ -244,7 +247,7 @@ def die_between_writes_and_checkpoint(report, url, folder):
 def answer_and_die(report, url, folder, where):
     with outlive.open(url) as store:
         graph = asking_graph(folder, where)
-        run(
+        run_graph(
             graph,
             {"log": ["in"]},
             thread_id="t",
@@ -253,7 +256,7 @@ def answer_and_die(report, url, folder, where):
             agent="assistant",
             lease_s=LEASE_S,
         )
-        run(
+        run_graph(
             graph,
             Command(resume="yes"),
             thread_id="t",
@@ -298,7 +301,9 @@ def check_kill(workers, url, folder, where):
         found = recovered(store, graph_of(folder))
         assert (found.id, found.status, found.attempt) == ("r", "completed", 2)
         assert traces(folder) == [*until, *names[names.index(where) :]], "what was done is not done again"
-        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r") == {"log": ["in", *names]}
+        assert run_graph(graph_of(folder), None, thread_id="t", store=store, run_id="r") == {
+            "log": ["in", *names]
+        }
         assert len(traces(folder)) == 4
 
 
@@ -321,7 +326,7 @@ def die_beside_a_finished_branch(report, url, folder):
             return found and any(write[2] == ["quick"] for write in found.pending_writes)
 
         graph = parallel_graph(folder, signal.SIGKILL, is_stored)
-        run(
+        run_graph(
             graph, {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
         )
 
@@ -355,7 +360,7 @@ def die_at_a_write(report, url, folder, number, is_stored):
         mortal(CheckpointOperations.put_writes),
     )
     with outlive.open(url) as store:
-        run(
+        run_graph(
             fan_of(folder), {"log": ["in"]}, thread_id="t", store=store, run_id="r", agent="assistant", lease_s=LEASE_S
         )  # fmt: skip
     report("done")
@@ -377,7 +382,7 @@ def test_before_and_after_whatever_write_it_is_killed_the_run_ends_as_if_it_had_
         ended = worker.receive()
     with outlive.open(url) as store:
         assert ended == ("done",) or recovered(store, fan_of(folder)).status == "completed"
-        output = run(fan_of(folder), None, thread_id="t", store=store, run_id="r")
+        output = run_graph(fan_of(folder), None, thread_id="t", store=store, run_id="r")
     assert sorted(output["log"]) == ["deep", "first", "in", "last", "left"]
     assert max(traces(folder).count(name) for name in output["log"]) <= 2
 
@@ -389,7 +394,7 @@ def test_a_run_whose_step_was_done_but_not_its_checkpoint_is_not_taken_for_finis
     with outlive.open(url) as store:
         assert recovered(store, graph_of(folder)).status == "completed"
         assert traces(folder) == ["one", "two", "three"]
-        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
+        assert run_graph(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"][-1] == "three"
 
 
 @pytest.mark.parametrize("how", ["a run", "an invocation"])
@@ -404,7 +409,9 @@ def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_give
             end = time.monotonic() + SOON_S
             while True:  # until the lease of the dead one has run out
                 with contextlib.suppress(outlive.ThreadBusy):
-                    run(graph, {"log": ["other"]}, thread_id="t", store=store, run_id="other", agent="b")
+                    run_graph(
+                        graph, {"log": ["other"]}, thread_id="t", store=store, run_id="other", agent="b"
+                    )
                     break
                 assert time.monotonic() < end
                 time.sleep(0.05)
@@ -412,7 +419,7 @@ def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_give
             graph.invoke({"log": ["other"]}, thread())
         before = [one.config for one in graph.get_state_history(thread())]
         end = time.monotonic() + SOON_S
-        while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).failed:
+        while not (report := store.recover({"assistant": lambda begun: resume_graph(graph, begun)})).failed:
             assert time.monotonic() < end
             time.sleep(0.05)
         assert report.failed[0].code == "HeadMoved"
@@ -435,7 +442,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_has_not_lost_its_inpu
     with outlive.open(url) as store:
         assert OutliveSaver(store).get_tuple(thread()) is None
         assert recovered(store, graph_of(folder)).status == "completed"
-        assert run(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"] == [
+        assert run_graph(graph_of(folder), None, thread_id="t", store=store, run_id="r")["log"] == [
             "in",
             "one",
             "two",
@@ -450,7 +457,7 @@ def test_a_run_that_was_killed_while_it_acted_on_an_answer_still_has_the_answer(
         assert worker.receive() is None
     with outlive.open(url) as store:
         assert recovered(store, asking_graph(folder)).id == "answer"
-        output = run(asking_graph(folder), None, thread_id="t", store=store, run_id="answer")
+        output = run_graph(asking_graph(folder), None, thread_id="t", store=store, run_id="answer")
         assert output == {"log": ["in", "before", "answer yes", "ask", "after"]}
     assert (
         traces(folder)
@@ -493,10 +500,10 @@ def test_an_async_process_recovers_a_run_too(workers, url, folder, die, redone):
         graph = graph_of(folder)
         async with outlive.open_async(url) as store:
             end = time.monotonic() + SOON_S
-            while not (await store.recover({"assistant": lambda begun: aresume(graph, begun)})).resumed:
+            while not (await store.recover({"assistant": lambda begun: aresume_graph(graph, begun)})).resumed:
                 assert time.monotonic() < end
                 await asyncio.sleep(0.05)
-            return await arun(graph, None, thread_id="t", store=store, run_id="r")
+            return await arun_graph(graph, None, thread_id="t", store=store, run_id="r")
 
     assert asyncio.run(main()) == {"log": ["in", "one", "two", "three"]}
     assert traces(folder) == ["one", *redone, "two", "three"]

@@ -440,7 +440,7 @@ def test_wrong_wiring_fails_at_the_constructor(url):
         for make in (
             lambda: OutliveSaver(store, tenant="x"),
             lambda: OutliveSaver(3),
-            lambda: OutliveSaver(url, guard="tail"),
+            lambda: OutliveSaver(url, refuse_stale="head"),
             lambda: OutliveSaver(url, types=[Even], serde=OutliveSaver(store).serde),
             lambda: OutliveSaver(url, unknown=1),
             lambda: OutliveSaver("mongodb://x"),

@@ -343,7 +343,7 @@ def test_a_serializer_of_one_s_own_gets_whole_channels(url, serde):
         assert saver.get_tuple(at(id="1")).metadata == meta(tag="m")
         assert ids(saver.list(at(), filter={"tag": "m"})) == ["1"]
     with OutliveSaver(url) as other:
-        with pytest.raises(outlive.errors.BadArgument, match="give the saver the serde that wrote it"):
+        with pytest.raises(outlive.errors.BadArgument, match="pass the saver the serde that wrote it"):
             other.get_tuple(at())
 
 

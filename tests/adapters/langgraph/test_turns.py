@@ -9,16 +9,15 @@ import pytest
 
 import outlive
 from adapters.langgraph.making import at, checkpoint, ids, meta, put
-from outlive.adapters.langgraph import OutliveSaver
-from outlive.adapters.langgraph import write_order as turns
-from outlive.adapters.langgraph.write_order import Turns
+from outlive.adapters.langgraph import OutliveSaver, write_order
+from outlive.adapters.langgraph.write_order import WriteOrder
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S
 
 
 def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
-    order = Turns()
+    order = WriteOrder()
     first, second, third = (order.take("t") for _ in range(3))
     run_now(order.take("another thread").wait())
     run_now(first.wait())
@@ -32,7 +31,7 @@ def test_a_turn_comes_when_all_before_it_are_over_in_whatever_order_they_end():
 
 
 def test_thousands_may_stand_in_one_line():
-    order = Turns()
+    order = WriteOrder()
     line = [order.take("t") for _ in range(5_000)]
     for turn in line[1:-1]:
         turn.end()
@@ -40,52 +39,26 @@ def test_thousands_may_stand_in_one_line():
     run_now(line[-1].wait())
 
 
-def test_who_saw_the_next_one_come_lets_two_after_it_linger():
-    order = Turns()
+def test_writes_of_parallel_tasks_share_a_transaction(tmp_path, monkeypatch):
+    groups, commit_all, go = [], SQLiteBackend.commit_all, threading.Event()
 
-    def store(follower):
-        turn = order.take("t")
-        with turn.storing() as group_wait_s:
-            turn.end()
-            if follower is not None:
-                order.take(follower).end()
-        return group_wait_s > 0
+    def commit(self, group):
+        groups.append(len(group))
+        if len(groups) == 2:  # the first of the writes: hold the store until the others are in its queue
+            assert go.wait(PATIENCE_S)
+        return commit_all(self, group)
 
-    assert [store(who) for who in (None, "t", "t", None, None, "another thread", None)] == [
-        False, False, True, True, True, False, False,
-    ]  # fmt: skip
-
-
-def test_who_has_somebody_behind_it_lingers_at_once():
-    order = Turns()
-    first, second = order.take("t"), order.take("t")
-    with first.storing() as group_wait_s:
-        assert group_wait_s > 0
-        first.end()
-    with second.storing() as group_wait_s:  # the last one has learnt from the first
-        assert group_wait_s > 0
-        second.end()
-
-
-def test_writes_that_linger_go_into_the_transaction_of_their_checkpoint(tmp_path, monkeypatch):
-    groups = []
-    commit_all = SQLiteBackend.commit_all
-    monkeypatch.setattr(
-        SQLiteBackend, "commit_all", lambda self, group: groups.append(len(group)) or commit_all(self, group)
-    )
-    monkeypatch.setattr(turns, "_LINGER_S", 30.0)
-    with OutliveSaver(f"sqlite:///{tmp_path}/a.db") as saver:
+    monkeypatch.setattr(SQLiteBackend, "commit_all", commit)
+    with OutliveSaver(f"sqlite:///{tmp_path}/a.db") as saver, ThreadPoolExecutor(4) as pool:
         put(saver, "1")
-        saver._shared.turns._hope = 1
-        writer = threading.Thread(target=saver.put_writes, args=(at(id="1"), [("a", 1)], "task"))
-        writer.start()
-        while not saver._shared.sync._engine.backend._queue:
+        begun = [pool.submit(saver.put_writes, at(id="1"), [("a", n)], f"task {n}") for n in range(4)]
+        while len(saver._shared.sync._engine.backend._queue) < 3:
             time.sleep(0.001)
-        put(saver, "2")
-        writer.join(PATIENCE_S)
-        assert not writer.is_alive()
-        assert groups == [1, 2]
-        assert saver.get_tuple(at(id="1")).pending_writes == [("task", "a", 1)]
+        go.set()
+        for future in begun:
+            future.result(PATIENCE_S)
+        assert groups == [1, 1, 3]
+        assert len(saver.get_tuple(at(id="1")).pending_writes) == 4
 
 
 @pytest.fixture(params=["url", "loop"])
@@ -105,7 +78,7 @@ def opened(request, loop, url):
 def test_a_sync_put_that_stops_a_loop_does_not_wait_for_what_only_the_loop_can_finish(
     opened, loop, is_in_thread, monkeypatch
 ):
-    monkeypatch.setattr(turns, "_STILL_S", 0.05)
+    monkeypatch.setattr(write_order, "_BLOCKED_S", 0.05)
 
     async def main():
         begun = asyncio.create_task(opened.aput_writes(at(id="1"), [("a", 1)], "task"))

@@ -255,7 +255,7 @@ def test_a_class_that_has_changed_takes_what_was_stored_or_says_what_to_do(tmp_p
 @pytest.mark.parametrize("value", [hidden, Counted(1), Numbers([1])], ids=lambda value: type(value).__name__)
 def test_a_serializer_on_the_strict_one_refuses_what_langgraph_s_form_would_change(value):
     """A serializer that encrypts gets that form: it is tried before it is stored."""
-    with pytest.raises(TypeError, match=r"could not be loaded again|come back as another"):
+    with pytest.raises(TypeError, match=r"could not be loaded again|come back changed"):
         StrictSerializer([type(value)]).dumps_typed({"a": value})
     inner = StrictSerializer([Outer.Inner])
     assert inner.loads_typed(inner.dumps_typed([Outer.Inner(x=2)])) == [Outer.Inner(x=2)]
@@ -273,7 +273,7 @@ def test_an_annotation_that_cannot_be_read_hides_nothing_but_itself():
         x: "nowhere.at.all" = 1  # noqa: F821
         y: "collections.no_such_thing" = 2
 
-    assert naming.Named([LayoutChanged]).of(LayoutChanged) is not None
+    assert naming.UserTypes([LayoutChanged]).of(LayoutChanged) is not None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from adapters.langgraph_importer import graphs
 from adapters.langgraph_importer.comparing import assert_same, saver_on, sqlite_saver
 from adapters.langgraph_importer.graphs import THREADS
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
+from outlive.errors import BadArgument
 
 TICKET = "adapters.langgraph_importer.graphs.Ticket"
 
@@ -27,7 +29,7 @@ def test_a_database_is_moved_and_can_be_moved_again(program, old, postgres_store
     target = postgres_store
     call = ("import-langgraph", f"sqlite:///{old}", target, "--type", TICKET)
     planned = program(*call, "--dry-run")
-    assert (planned.code, planned.out.startswith("would move ")) == (0, True), planned.err
+    assert (planned.code, planned.out.startswith("would import ")) == (0, True), planned.err
     moved = program(*call, "--json")
     assert moved.code == 0, moved.err
     (item,) = moved.items
@@ -65,7 +67,7 @@ def test_what_only_a_serializer_of_one_s_own_reads_is_moved_when_it_is_named(pro
     mine = importlib.import_module("secrets_of_mine")
     for serde, value, name, said in [
         (mine.secret(), "text", "secrets_of_mine.secret", "encrypted"),
-        (mine.trusting, mine.LayoutChanged(), "secrets_of_mine.trusting", "pickle"),
+        (mine.trusting, mine.Odd(), "secrets_of_mine.trusting", "pickle"),
     ]:
         source, target = f"sqlite:///{program.folder}/{said}.db", f"sqlite:///{program.folder}/{said}-new.db"
         with sqlite_saver(program.folder / f"{said}.db") as saver:
@@ -77,6 +79,36 @@ def test_what_only_a_serializer_of_one_s_own_reads_is_moved_when_it_is_named(pro
         assert moved.code == 0, moved.err
         with OutliveSaver(target, serde=serde) as saver:
             assert type(saver.get_tuple(graphs.on("t")).checkpoint["channel_values"]["a"]) is type(value)
+
+
+def test_a_terminal_or_a_log_sees_how_far_it_is(program, old):
+    unknown = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "--dry-run")
+    assert (unknown.code, "would import 5 threads" in unknown.out) == (1, True)
+    assert f"name the classes: --type {TICKET}" in unknown.out
+    ended = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "--type", TICKET)
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("imported 6 threads, ")
+    assert "checkpoints compared with the source" in ended.out
+    assert ended.err.count(" checkpoints\n") == 10  # a line for every tenth
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--type", "Ticket"], "--type takes MODULE.CLASS"),
+        (["--type", "nowhere.Ticket"], "there is no such module"),
+        (["--type", "os.path"], "has no class of that name"),
+        (["--serde", "serde"], "--serde takes MODULE.NAME"),
+        (["--serde", "nowhere.serde"], "there is no such module"),
+        (["--serde", "os.sep"], "neither a serializer nor a function"),
+        (["--serde", "os.abort_"], "neither a serializer nor a function"),
+        (["--serde", "os.remove"], "calling it failed"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(options, message):
+    option, name = options
+    with pytest.raises(BadArgument, match=message):
+        named_types([name]) if option == "--type" else named_serde(name)
 
 
 def test_mistakes_are_told_and_make_no_store(program, old):

@@ -22,7 +22,7 @@ from adapters.langgraph_importer.comparing import assert_same, saver_on, sqlite_
 from adapters.langgraph_importer.graphs import THREADS, Ticket
 from conftest import LONG, SEED
 from outlive.adapters.langgraph import StrictSerializer
-from outlive.adapters.langgraph.importer.importer import CannotMove, import_langgraph
+from outlive.adapters.langgraph.importer.importer import CannotImport, import_langgraph
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,12 @@ class Touching:
 
 # what is wrong → (type, bytes) in place of a value, and what the problem says
 VALUES = {
-    "single": ("msgpack", ext(0, "os", "system", TOUCH), "an object of os.system, which nobody named"),
-    "positional": ("msgpack", ext(1, "os", "system", [TOUCH]), "an object of os.system, which nobody named"),
+    "single": ("msgpack", ext(0, "os", "system", TOUCH), "an object of os.system, which is not in types"),
+    "positional": (
+        "msgpack",
+        ext(1, "os", "system", [TOUCH]),
+        "an object of os.system, which is not in types",
+    ),
     "keywords": ("msgpack", ext(2, "os", "system", {"command": TOUCH}), "an object of os.system"),
     "method": ("msgpack", ext(3, "os", "path", TOUCH, "exists"), "an object of os.path.exists"),
     "pydantic": (
@@ -70,17 +74,17 @@ VALUES = {
         ext(5, "os", "system", {"command": TOUCH}, "model_validate_json"),
         "of os.system",
     ),
-    "json 2": ("json", json.dumps([LC2]).encode(), "an object of os.system, which nobody named"),
-    "json 1": ("json", json.dumps([LC1]).encode(), "an object of os.system, which nobody named"),
+    "json 2": ("json", json.dumps([LC2]).encode(), "an object of os.system, which is not in types"),
+    "json 1": ("json", json.dumps([LC1]).encode(), "an object of os.system, which is not in types"),
     "pickle": ("pickle", pickle.dumps(Touching()), "stored as a pickle"),
-    "encrypted": ("msgpack+aes", b"\0" * 50, "give serde= the EncryptedSerializer that wrote it"),
+    "encrypted": ("msgpack+aes", b"\0" * 50, "pass serde= the EncryptedSerializer that wrote it"),
     "unknown type": ("yaml", b"a: 1", "'yaml'"),
     "no type": (None, b"", "stored as type None"),
     "text": ("msgpack", "text", "with str instead of bytes"),
-    "cut": ("msgpack", b"\xdf\xff\xff\xff\xff", "no value of LangGraph"),
-    "deep": ("msgpack", b"\x91" * 100_000, "no value of LangGraph"),
+    "cut": ("msgpack", b"\xdf\xff\xff\xff\xff", "not a LangGraph value"),
+    "deep": ("msgpack", b"\x91" * 100_000, "not a LangGraph value"),
     "deep json": ("json", b"[" * 100_000, "RecursionError"),
-    "other code": ("msgpack", ormsgpack.packb(ormsgpack.Ext(99, b"x")), "no value of LangGraph"),
+    "other code": ("msgpack", ormsgpack.packb(ormsgpack.Ext(99, b"x")), "not a LangGraph value"),
 }
 
 
@@ -88,7 +92,7 @@ def check_left_out(old, said, monkeypatch, tmp_path):
     """Make sure that the thread with the bad row is told and left out, and the others are moved."""
     monkeypatch.chdir(tmp_path)
     with outlive.open("memory:") as store:
-        with pytest.raises(CannotMove) as caught:
+        with pytest.raises(CannotImport) as caught:
             import_langgraph(f"sqlite:///{old}", store, threads=["chat", "sending"])
         assert caught.value.problem.thread == "chat"
         assert said in str(caught.value)
@@ -125,8 +129,8 @@ ROWS = {
     "checkpoints set metadata = '{not json'": "metadata cannot be read as JSON",
     "checkpoints set metadata = '[1]'": "list instead of an object",
     "checkpoints set metadata = 7": "int",
-    "checkpoints set checkpoint = x'c0'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one that it is stored as",
+    "checkpoints set checkpoint = x'c0'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint_id = 'other' || rowid": "instead of the one in its key",
     "checkpoints set checkpoint_id = zeroblob(rowid)": "a checkpoint_id is b",
     "checkpoints set checkpoint_id = cast(x'ff' as text) || rowid": "Could not decode",
     "checkpoints set parent_checkpoint_id = x'00'": "parent checkpoint id must be a str",
@@ -147,8 +151,8 @@ def test_a_row_that_langgraph_would_not_write_is_left_out_with_its_thread(what, 
 def test_a_class_that_nobody_named_is_named_in_the_report(old):
     with outlive.open("memory:") as store:
         with pytest.raises(
-            CannotMove,
-            match=r"thread 'ticket', checkpoint '.*graphs.Ticket, which nobody named: give types=\[Ticket\]",
+            CannotImport,
+            match=r"thread 'ticket', checkpoint '.*graphs.Ticket, which is not in types: add types=\[Ticket\]",
         ):
             import_langgraph(f"sqlite:///{old}", store)
         looked = import_langgraph(f"sqlite:///{old}", store, dry_run=True)
@@ -178,11 +182,11 @@ WRONG = {
     "sqlite://host/old.db": (outlive.errors.BadURL, "takes no host"),
     "sqlite:///old.db?mode=rw": (outlive.errors.BadURL, "takes no options"),
     "sqlite:///": (outlive.errors.BadURL, "needs the path"),
-    "redis://host": (outlive.errors.BadURL, "no database of LangGraph's that can be read"),
+    "redis://host": (outlive.errors.BadURL, "not a LangGraph database that can be read"),
     "postgresql://me:secret@127.0.0.1:1/x": (outlive.errors.StoreUnavailable, "cannot be reached"),
     "sqlite:///empty.db": (outlive.errors.BadArgument, "does not have the tables"),
-    "sqlite:///ours.db": (outlive.errors.BadArgument, "is a store of outlive's already"),
-    "sqlite:///text.db": (outlive.errors.BadArgument, "is no database of SQLite's"),
+    "sqlite:///ours.db": (outlive.errors.BadArgument, "is an outlive store already"),
+    "sqlite:///text.db": (outlive.errors.BadArgument, "is not a SQLite database"),
 }
 
 
@@ -226,12 +230,12 @@ def test_wrong_arguments_are_told(old):
     url = f"sqlite:///{old}"
     for options, said in [
         ({"on_problem": "ignore"}, "on_problem must be"),
-        ({"threads": "chat"}, "must be thread ids"),
+        ({"threads": "chat"}, "must be a list of thread ids"),
         ({"types": [Ticket], "serde": object()}, "not both"),
     ]:
         with pytest.raises(outlive.errors.BadArgument, match=said):
             import_langgraph(url, "memory:", **options)
-    with pytest.raises(outlive.errors.BadArgument, match="a URL or a store"):
+    with pytest.raises(outlive.errors.BadArgument, match="must be a URL or a store"):
         import_langgraph(url, 7)
 
 
@@ -304,14 +308,14 @@ def test_whatever_stands_in_a_row_is_moved_or_told(old):
 
 
 PG_ROWS = {
-    "checkpoints set checkpoint = '[]'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint = checkpoint - 'channel_versions'": "no checkpoint of LangGraph's",
-    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "no checkpoint of LangGraph's",
+    "checkpoints set checkpoint = '[]'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint = checkpoint - 'channel_versions'": "not a LangGraph checkpoint",
+    "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_versions}', '[1]')": "not a LangGraph checkpoint",
     "checkpoints set checkpoint = jsonb_set(checkpoint, '{channel_values}', '[1]')": "not as LangGraph writes it",
     "checkpoints set metadata = '[1]'": "list instead of an object",
     "checkpoint_blobs set type = 'pickle'": "stored as a pickle",
-    "checkpoint_blobs set blob = null": "no value of LangGraph",
-    "checkpoint_writes set blob = '\\xc1'": "no value of LangGraph",
+    "checkpoint_blobs set blob = null": "not a LangGraph value",
+    "checkpoint_writes set blob = '\\xc1'": "not a LangGraph value",
 }
 
 

@@ -1,4 +1,4 @@
-"""A database of LangGraph's, moved into a store, says there what it said; a graph goes on with it."""
+"""A LangGraph database that was imported says in the store what it said; graphs continue with it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from adapters.langgraph_importer import graphs
 from adapters.langgraph_importer.comparing import assert_same, everything, saver_on, sqlite_saver
 from adapters.langgraph_importer.graphs import THREADS, Ticket, on
 from outlive.adapters.langgraph import aimport_langgraph, import_langgraph
-from outlive.adapters.langgraph.importer import batch as cargo
-from outlive.adapters.langgraph.importer.importer import CannotMove
+from outlive.adapters.langgraph.importer import batch
+from outlive.adapters.langgraph.importer.importer import CannotImport
 from outlive.adapters.langgraph.values.digest import digest
 from outlive.runtime.runtime import run_now
 
@@ -214,7 +214,7 @@ def test_progress_is_told(old):
 
 
 def test_a_thread_that_was_asked_for_and_is_not_there_is_told(old):
-    with pytest.raises(CannotMove, match=r"'caht': there is no such thread"):
+    with pytest.raises(CannotImport, match=r"'caht': there is no such thread"):
         move(old, "memory:", threads=["chat", "caht"])
     moved = move(old, "memory:", threads=["caht", "chat"], on_problem="skip")
     assert (moved.threads, moved.ok) == (1, False)
@@ -271,7 +271,7 @@ def test_a_dry_run_stores_nothing(old, tmp_path, monkeypatch):
     assert (moved.checkpoints, moved.writes) == count(old)
     assert moved.ok
     assert not (tmp_path / "new.db").exists()
-    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
     with outlive.open("memory:") as store:
         move(old, store, dry_run=True)
         assert list(store.threads()) == []
@@ -281,8 +281,8 @@ def test_a_dry_run_stores_nothing(old, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
 def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, monkeypatch):
-    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(cargo, "MOST", 4)
+    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(batch, "MOST", 4)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store, threads=["chat"])
         assert_same(source, saver_on(store), ["chat"])
@@ -300,7 +300,8 @@ def test_repeating_it_brings_what_is_new(backend, old, tmp_path, url_for):
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
         graphs.asking().compile(checkpointer=source).invoke(Command(resume="one"), on("asked"))
         third = move(old, store)
-        assert 0 < third.checkpoints < 10
+        # asked and chat changed, and are imported again as a whole
+        assert (third.again, third.checkpoints + third.present) == (2, count(old)[0])
         assert_same(source, saver_on(store), THREADS)
 
 
@@ -313,7 +314,7 @@ def test_a_question_that_was_answered_in_the_source_is_answered_in_the_target(
         move(old, store, threads=["asked"])
         asking = graphs.asking().compile(checkpointer=source)
         asking.invoke(Command(resume="one"), on("asked"))
-        assert move(old, store, threads=["asked"]).renewed == 1
+        assert move(old, store, threads=["asked"]).again == 1
         assert_same(source, saver_on(store), ["asked"])
 
 
@@ -323,7 +324,7 @@ def test_a_checkpoint_that_was_put_again_is_replaced_and_keeps_its_place(backend
         move(old, store, threads=["delta"])
         some = list(source.list(on("delta")))[3]
         source.put(some.parent_config, some.checkpoint, {**some.metadata, "more": 1}, {})
-        assert move(old, store, threads=["delta"]).renewed == 1
+        assert move(old, store, threads=["delta"]).again == 1
         assert_same(source, saver_on(store), ["delta"])
 
 
@@ -346,7 +347,7 @@ def test_what_went_on_in_the_target_stays(old):
         graphs.asking().compile(checkpointer=saver).invoke(Command(resume="mine"), on("asked"))
         before = everything(saver, "asked")
         again = move(old, store, threads=["asked"])
-        assert (again.checkpoints, again.writes, again.renewed, again.ahead) == (0, 0, 0, 1)
+        assert (again.checkpoints, again.writes, again.again, again.ahead) == (0, 0, 0, 1)
         assert everything(saver, "asked") == before
 
 
@@ -380,7 +381,7 @@ def test_a_thread_that_went_on_in_both_is_not_mixed(old):
         for one in (source, saver):
             graphs.delta().compile(checkpointer=one).invoke({"log": ["own"]}, on("delta"))
         before = everything(saver, "delta")
-        with pytest.raises(CannotMove, match="went on in the target, and in the source as well"):
+        with pytest.raises(CannotImport, match="used in the target, and in the source as well"):
             move(old, store, threads=["delta"])
         assert everything(saver, "delta") == before
 
@@ -396,6 +397,79 @@ def test_what_was_pruned_from_the_source_stays_in_the_target(old):
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
         assert move(old, store).ok
         assert store.thread("delta").size().checkpoints == total
+
+
+def test_what_only_the_target_has_is_not_deleted_when_the_source_has_grown(old):
+    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+        move(old, store, threads=["delta"])
+        with contextlib.closing(sqlite3.connect(old)) as db, db:
+            db.execute(
+                "delete from checkpoints where thread_id = 'delta' and checkpoint_id < "
+                "(select max(checkpoint_id) from checkpoints where thread_id = 'delta')"
+            )
+        graphs.delta().compile(checkpointer=source).invoke({"log": ["more"]}, on("delta"))
+        before = everything(saver_on(store), "delta")
+        with pytest.raises(
+            CannotImport, match="the target has checkpoints or writes that the source no longer"
+        ):
+            move(old, store, threads=["delta"])
+        assert everything(saver_on(store), "delta") == before
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file", "postgresql", "redis"])
+def test_a_control_write_that_was_overwritten_in_the_target_is_not_lost(backend, old, tmp_path, url_for):
+    """Same checkpoints, same writes, another value: only its rank says that the target was used."""
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store, threads=["half"])
+        saver = saver_on(store)
+        head = saver.get_tuple(on("half"))
+        task = next(task for task, channel, _ in head.pending_writes if channel == "__resume__")
+        saver.put_writes(head.config, [("__resume__", ["mine"])], task)
+        before = everything(saver, "half")
+        assert move(old, store, threads=["half"]).ahead == 1
+        graphs.asking().compile(checkpointer=source).invoke(Command(resume="two"), on("half"))
+        with pytest.raises(CannotImport, match="used in the target, and in the source as well"):
+            move(old, store, threads=["half"])
+        assert everything(saver, "half") == before
+
+
+def test_a_bad_row_in_a_thread_that_has_grown_leaves_the_target_as_it_was(old):
+    with sqlite_saver(old) as source, outlive.open("memory:") as store:
+        move(old, store, threads=["chat"])
+        before = everything(saver_on(store), "chat")
+        graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
+        with contextlib.closing(sqlite3.connect(old)) as db, db:
+            db.execute(
+                "update checkpoints set type = 'pickle' where thread_id = 'chat' and checkpoint_id = "
+                "(select max(checkpoint_id) from checkpoints where thread_id = 'chat')"
+            )
+        with pytest.raises(CannotImport, match="pickle"):
+            move(old, store, threads=["chat"])
+        assert everything(saver_on(store), "chat") == before
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
+def test_a_thread_that_is_used_while_it_is_replaced_is_not_replaced(
+    backend, old, tmp_path, url_for, monkeypatch
+):
+    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
+    with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
+        move(old, store, threads=["chat"])
+        graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
+        saver, todo = saver_on(store), [10]
+
+        def meanwhile(done, total):
+            if done in todo:
+                todo.remove(done)
+                graphs.chat().compile(checkpointer=saver).invoke({"messages": ["mine"]}, on("chat"))
+
+        with pytest.raises(CannotImport, match="used in the target, and in the source as well"):
+            move(old, store, threads=["chat"], progress=meanwhile)
+        assert todo == []
+        assert "mine" in [
+            one.content for one in saver.get_tuple(on("chat")).checkpoint["channel_values"]["messages"]
+        ]
+        assert store.verify().ok
 
 
 def test_a_thread_that_is_something_else_in_the_target_is_left_alone(old):
@@ -422,7 +496,7 @@ def test_two_movers_at_once_bring_everything_once(backend, old, tmp_path, url_fo
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
 def test_a_thread_that_is_deleted_meanwhile_comes_whole(backend, old, tmp_path, url_for, monkeypatch):
-    monkeypatch.setattr(cargo, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store, threads=["chat"])
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
@@ -449,7 +523,10 @@ class Lossy(JsonPlusSerializer):
 
 
 def test_a_target_that_gives_back_something_else_is_found_out(old):
-    with outlive.open("memory:") as store, pytest.raises(CannotMove, match="not what the source says"):
+    with (
+        outlive.open("memory:") as store,
+        pytest.raises(CannotImport, match="does not return what the source says"),
+    ):
         import_langgraph(f"sqlite:///{old}", store, serde=Lossy(), threads=["asked"])
 
 

@@ -21,7 +21,7 @@ from adapters.langgraph_importer import graphs
 from adapters.langgraph_importer.comparing import assert_same, everything, saver_on, sqlite_saver
 from adapters.langgraph_importer.graphs import THREADS, Ticket, on
 from outlive.adapters.langgraph import OutliveSaver, StrictSerializer
-from outlive.adapters.langgraph.importer.importer import CannotMove, import_langgraph
+from outlive.adapters.langgraph.importer.importer import CannotImport, import_langgraph
 
 
 def test_writes_without_a_path_of_their_task_are_moved(tmp_path):
@@ -94,7 +94,10 @@ def test_a_message_of_json_that_its_class_refuses_is_a_problem(tmp_path):
             "update checkpoints set checkpoint = cast(replace(cast(checkpoint as text), '\"hello\"', '7') as blob)"
         )
     db.close()
-    with outlive.open("memory:") as store, pytest.raises(CannotMove, match=r"HumanMessage.*cannot be built"):
+    with (
+        outlive.open("memory:") as store,
+        pytest.raises(CannotImport, match=r"HumanMessage.*cannot be built"),
+    ):
         import_langgraph(f"sqlite:///{old}", store)
 
 
@@ -203,7 +206,7 @@ def test_encrypted_rows_are_moved_and_stay_encrypted(kind, tmp_path, request):
         if kind == "postgresql":
             source.setup()
         graphs.fill(source, turns=2)
-        with pytest.raises(CannotMove, match="encrypted"):
+        with pytest.raises(CannotImport, match="encrypted"):
             import_langgraph(url, "memory:")
         assert import_langgraph(url, f"sqlite:///{new}", serde=serde).ok
         with OutliveSaver(f"sqlite:///{new}", serde=serde) as target:

@@ -4,13 +4,15 @@
 
     graph = builder.compile(checkpointer=OutliveSaver("sqlite:///agent.db"))
 
-How it works. A checkpoint of LangGraph is a state of outlive: its channel values are split by element and shared with
-the checkpoint before it, in a namespace of the same name, and `seq` gives the order. Python's own values are stored
-as they are; messages, other objects of LangChain and LangGraph and the classes that a program names are taken apart field by field
-(`messages.py`, `frameworks.py`, `named.py`), and what is left takes the form that LangGraph's own serializer gives it
-(`serializer.py`, `values.py`). Everything that writes to a thread waits for its turn (`turns.py`), so that a checkpoint never
-overtakes the writes of its step. The logic is written once, as coroutines (`keeper.py`); `saver.py` calls it in both
-modes.
+A LangGraph checkpoint is a state in outlive (`state.py`), in a namespace of the same name. Its channel values
+are split by element and shared with the checkpoint before it. Python's own values are stored as they are.
+Messages, other objects of LangChain and LangGraph, and the classes that a program names are taken apart
+field by field (`values/messages.py`, `library_types.py`, `user_types.py`). Everything else is stored as
+LangGraph's default serializer packs it (`values/serializer.py`, `codec.py`).
+
+The path of a put: `saver.py` has LangGraph's interface, sync and async; `write_order.py` keeps one order per
+thread, so that a checkpoint never overtakes the writes of its step; `operations.py` is the logic, written
+once as coroutines; `session.py` is the store, codec and engine that it works with.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from outlive.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from outlive.adapters.langgraph.importer.importer import aimport_langgraph as aimport_langgraph
     from outlive.adapters.langgraph.importer.importer import import_langgraph as import_langgraph
-    from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph as aimport_langgraph
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
 except ImportError as error:
     raise MissingExtra("the LangGraph adapter", "langgraph") from error
 
-from outlive.adapters.langgraph.runs import aresume, arun, resume, run
+from outlive.adapters.langgraph.runs import aresume_graph, arun_graph, resume_graph, run_graph
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 
@@ -34,21 +36,17 @@ __all__ = [
     "OutliveSaver",
     "StrictSerializer",
     "aimport_langgraph",
-    "aresume",
-    "arun",
+    "aresume_graph",
+    "arun_graph",
     "import_langgraph",
-    "resume",
-    "run",
+    "resume_graph",
+    "run_graph",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "import_langgraph":  # needed once in the life of a database
-        from outlive.adapters.langgraph.importer.importer import import_langgraph
+    if name in ("import_langgraph", "aimport_langgraph"):  # imported late: most programs never need them
+        from outlive.adapters.langgraph.importer import importer
 
-        return import_langgraph
-    if name == "aimport_langgraph":
-        from outlive.adapters.langgraph.importer.importer_async import aimport_langgraph
-
-        return aimport_langgraph
+        return getattr(importer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

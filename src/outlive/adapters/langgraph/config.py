@@ -1,4 +1,4 @@
-"""What a config of LangGraph names: a thread, a namespace, a checkpoint."""
+"""What a LangGraph config names: a thread, a namespace, a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outlive.errors import BadArgument
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is, or goes. `id` None means the newest."""
+    """A checkpoint of a thread and namespace; `id` None means the newest."""
 
     thread: str
     namespace: str = ""
@@ -34,33 +34,33 @@ class Place:
 
 def place_of(config: RunnableConfig) -> Place:
     """Return the place that a config names."""
-    said = said_in(config)
-    if "thread_id" not in said:
+    configurable = configurable_of(config)
+    if "thread_id" not in configurable:
         raise BadArgument('the config names no thread; give {"configurable": {"thread_id": "..."}}')
-    namespace = said.get("checkpoint_ns")
+    namespace = configurable.get("checkpoint_ns")
     return Place(
-        thread_of(said["thread_id"]),
+        thread_of(configurable["thread_id"]),
         check_namespace("" if namespace is None else namespace),
         checkpoint_of(config),
     )
 
 
 def checkpoint_of(config: RunnableConfig | None) -> str | None:
-    """Return the id of the checkpoint that a config names, if it does."""
-    id = said_in(config).get("checkpoint_id") if config else None
+    """Return the id of the checkpoint that a config names, or None."""
+    id = configurable_of(config).get("checkpoint_id") if config else None
     return check_id("checkpoint_id", id) if id else None
 
 
 def thread_of(value: object) -> str:
-    """Return a thread id; an int is its decimal digits, as LangGraph's SQLite saver has it."""
+    """Return a thread id; an int means its decimal digits, as in LangGraph's SQLite saver."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return check_id("thread_id", value)
 
 
-def said_in(config: RunnableConfig | None) -> Mapping[str, Any]:
+def configurable_of(config: RunnableConfig | None) -> Mapping[str, Any]:
     """Return the configurable part of a config."""
-    said = (config or {}).get("configurable", {})
-    if not isinstance(said, Mapping):
-        raise BadArgument(f'config["configurable"] must be a mapping, not {said!r:.100}')
-    return said
+    configurable = (config or {}).get("configurable", {})
+    if not isinstance(configurable, Mapping):
+        raise BadArgument(f'config["configurable"] must be a mapping, not {configurable!r:.100}')
+    return configurable

@@ -1,10 +1,11 @@
-"""Listing checkpoints: newest first, page by page, nothing held while the caller pauses.
+"""Listing checkpoints: newest first, page by page; no lock or transaction is held while the caller pauses.
 
-What is listed: the thread that the config names, or all of them, thread by thread. A namespace that the config does not
-mention means all of them, "" the root alone. `filter` compares metadata by equality, a key that is not there being None.
-`before` means: stored before that checkpoint. When it is nowhere in the thread, ids that sort before it. When it belongs to
-another namespace (LangGraph asks what a subgraph had before a checkpoint of its parent), what was made below it or later does
-not count either: with durability="async" a subgraph may store before the checkpoint is stored that it runs in.
+A listing covers the thread that the config names, or all of them, thread by thread. Without a namespace in
+the config it covers all namespaces; "" is the root alone. `filter` compares metadata by equality; a missing
+key equals None. `before` means: stored before that checkpoint. If the thread does not have that checkpoint,
+it means ids that sort before it. If it is in another namespace (LangGraph asks what a subgraph had before a
+checkpoint of its parent), checkpoints that were made below it or later are left out too: with
+durability="async" a subgraph may store before the checkpoint is stored that it runs in.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple
 
-from outlive.adapters.langgraph.config import checkpoint_of, said_in, thread_of
-from outlive.adapters.langgraph.operations import CheckpointOperations
+from outlive.adapters.langgraph.config import checkpoint_of, configurable_of, thread_of
 from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.state import is_snapshot
 from outlive.arguments import check_filter, check_limit, check_namespace
 from outlive.backend import CheckpointRecord, Cursor, ThreadKey, escape
@@ -25,20 +26,22 @@ from outlive.values import ThreadInfo
 
 
 class Listing:
-    """Checkpoints one at a time."""
+    """Iterates over checkpoints."""
 
     def __init__(
         self,
-        keeper: CheckpointOperations,
+        session: Session,
         config: RunnableConfig | None,
         filter: Mapping[str, Any] | None,
         before: RunnableConfig | None,
         limit: int | None,
     ) -> None:
-        said = said_in(config)
-        self._keeper = keeper
-        self._threads = _Threads(keeper, thread_of(said["thread_id"]) if "thread_id" in said else None)
-        namespace = said.get("checkpoint_ns")
+        configurable = configurable_of(config)
+        self._session = session
+        self._threads = _Threads(
+            session, thread_of(configurable["thread_id"]) if "thread_id" in configurable else None
+        )
+        namespace = configurable.get("checkpoint_ns")
         self._namespace = None if namespace is None else check_namespace(namespace)
         self._id = checkpoint_of(config)
         self._filter = check_filter(filter)
@@ -47,8 +50,10 @@ class Listing:
         self._key: ThreadKey | None = None
         self._pages: Pages | None = None
         self._bound: str | None = None
-        self._around: CheckpointRecord | None = None  # `before`, when it is of another namespace
-        self._places: dict[str, Cursor | None] = {}  # of checkpoints in that namespace
+        self._around: CheckpointRecord | None = (
+            None  # the checkpoint `before`, when it is in another namespace
+        )
+        self._cursors: dict[str, Cursor | None] = {}  # of checkpoints in that namespace
         self._page: Loaded | None = None
         self._records: Iterator[CheckpointRecord] = iter(())
 
@@ -68,9 +73,9 @@ class Listing:
                 continue
             _, state, writes = self._page.open(record)
             if self._threads.are_all and not is_snapshot(state):
-                continue  # a thread that LangGraph has nothing to do with
+                continue  # not a LangGraph thread
             self._left = None if self._left is None else self._left - 1
-            return self._keeper.describe(self._key, record, state, writes)
+            return self._session.checkpoint_tuple(self._key, record, state, writes)
         raise StopAsyncIteration
 
     async def _turn(self) -> bool:
@@ -82,9 +87,9 @@ class Listing:
         self._key = await self._threads.next()
         if self._key is None:
             return False
-        self._places = {}
+        self._cursors = {}
         cursor = await self._begin(self._key)
-        self._pages = Pages(self._keeper.engine, self._key, self._namespace, cursor)
+        self._pages = Pages(self._session.engine, self._key, self._namespace, cursor)
         return True
 
     def _size(self) -> int:
@@ -100,34 +105,34 @@ class Listing:
         if not self._filter:
             return True
         assert self._key is not None
-        metadata: Mapping[str, Any] = {**self._keeper.metadata(self._key, record)}
+        metadata: Mapping[str, Any] = {**self._session.metadata(self._key, record)}
         return all(metadata.get(name) == value for name, value in self._filter.items())
 
     async def _begin(self, key: ThreadKey) -> Cursor | None:
-        """Find where to begin: behind a checkpoint, whatever its namespace; else there is a bound for the ids."""
+        """Find where to begin: after the checkpoint `before`, in any namespace; otherwise set a bound for the ids."""
         self._bound, self._around = None, None
         id = checkpoint_of(self._before)
         if id is None:
             return None
-        found = await self._find(key, id)
-        if found is None:
+        record = await self._find(key, id)
+        if record is None:
             self._bound = id
             return None
-        if found.namespace != self._namespace:
-            self._around = found
-        return found.order
+        if record.namespace != self._namespace:
+            self._around = record
+        return record.order
 
     async def _find(self, key: ThreadKey, id: str) -> CheckpointRecord | None:
-        named = said_in(self._before).get("checkpoint_ns")
+        named = configurable_of(self._before).get("checkpoint_ns")
         for namespace in dict.fromkeys((*_with_parents(named), *_with_parents(self._namespace))):
-            found = await self._record(key, namespace, id)
-            if found is not None:
-                return found
-        records = await self._keeper.engine.records(key)
+            record = await self._record(key, namespace, id)
+            if record is not None:
+                return record
+        records = await self._session.engine.records(key)
         return next((record for record in records if record.id == id), None)
 
     async def _record(self, key: ThreadKey, namespace: str, id: str) -> CheckpointRecord | None:
-        return (await self._keeper.engine.backend.read(key, namespace, id, chunks=False)).record
+        return (await self._session.engine.backend.read(key, namespace, id, chunks=False)).record
 
     async def _is_inside(self, record: CheckpointRecord) -> bool:
         """Tell whether a checkpoint of a subgraph was made below the one that `before` names, or below a later one."""
@@ -135,33 +140,33 @@ class Listing:
         if around is None or record.namespace == around.namespace:
             return False
         assert self._key is not None
-        parents = self._keeper.metadata(self._key, record).get("parents")
+        parents = self._session.metadata(self._key, record).get("parents")
         parent = parents.get(around.namespace) if isinstance(parents, dict) else None
         if not isinstance(parent, str) or not parent:
             return False
-        if parent not in self._places:
-            found = await self._record(self._key, around.namespace, parent)
-            self._places[parent] = None if found is None else found.order
-        place = self._places[parent]
-        return place is not None and place >= around.order
+        if parent not in self._cursors:
+            stored = await self._record(self._key, around.namespace, parent)
+            self._cursors[parent] = None if stored is None else stored.order
+        cursor = self._cursors[parent]
+        return cursor is not None and cursor >= around.order
 
 
 class _Threads:
     """One thread, or all."""
 
-    def __init__(self, keeper: CheckpointOperations, only: str | None) -> None:
+    def __init__(self, session: Session, only: str | None) -> None:
         self.are_all = only is None
-        self._keeper = keeper
+        self._session = session
         self._only = only
-        self._rest: AsyncIterator[ThreadInfo] | None = keeper.store.threads() if only is None else None
+        self._rest: AsyncIterator[ThreadInfo] | None = session.store.threads() if only is None else None
 
     async def next(self) -> ThreadKey | None:
         """Return the next thread."""
         if self._rest is None:
             only, self._only = self._only, None
-            return None if only is None else self._keeper.key(only)
+            return None if only is None else self._session.key(only)
         try:
-            return self._keeper.key((await self._rest.__anext__()).id)
+            return self._session.key((await self._rest.__anext__()).id)
         except StopAsyncIteration:
             return None
 

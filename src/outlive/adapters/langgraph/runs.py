@@ -1,13 +1,15 @@
-"""Invocations of graphs as runs: known while they are going on, and taken over by another process when theirs dies.
+"""Invocations of graphs as runs, which another process takes over when theirs dies.
 
-`run` begins a run of outlive (leased, exclusive on its thread) and invokes the graph with a saver whose writes carry the
-run's fence: once another process has taken the run over, nothing that the former one still writes is stored. The input
-is kept in the run's record, so a crash before the first checkpoint loses nothing. `resume` is what a recovery calls:
-it goes on from the last checkpoint of the run, or with its input when there is none yet.
+`run_graph` starts a run (leased, exclusive on its thread) and invokes the graph with a saver whose writes
+carry the run's fence: after another process has taken the run over, nothing that the first one still
+writes is stored. The input is kept in the run's record, so a crash before the first checkpoint loses
+nothing. `resume_graph` is what a recovery calls: it continues from the last checkpoint of the run, or with
+its input when there is none yet.
 
-    store.recover({"assistant": lambda run: resume(graph, run)})
+    store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
-A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is the input of the next.
+A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is the
+input of the next run.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from outlive.adapters.langgraph.config import thread_of
 from outlive.adapters.langgraph.saver import OutliveSaver
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.arguments import check_id
@@ -39,7 +42,7 @@ _DEFAULTS = {"durability": "sync"}
 _PAGE = 64
 
 
-def run(
+def run_graph(
     graph: Any,
     input: Any,
     *,
@@ -55,23 +58,24 @@ def run(
 ) -> Any:
     """Invoke a graph as a run of `store` (default: the store of its checkpointer) and return its output.
 
-    With the id of a run that has ended its output is given back, and nothing is run. `agent` (default: the graph's name) is
-    what `store.recover` chooses its handler by. `options` go to `graph.invoke`, with durability="sync" unless they
-    say otherwise. Raises ThreadBusy while another run has this thread, LeaseLost when this one was taken over.
+    With the `run_id` of a run that has ended, return that run's output and invoke nothing. `store.recover`
+    chooses a handler by `agent` (default: the graph's name). `options` go to `graph.invoke`, with
+    durability="sync" unless you pass another one. Raises ThreadBusy while another run has this thread,
+    LeaseLost when another process has taken this run over.
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    with Run(inner._run(info, is_bare=True, is_named=run_id is not None)) as begun:
-        going = _Going(graph, begun._run, config)
-        return going.ended_with() if begun.is_finished else going.go_on(options)
+    with Run(inner._run(info, is_bare=True, is_named=run_id is not None)) as started:
+        graph_run = _GraphRun(graph, started._run, config)
+        return graph_run.output() if started.is_finished else graph_run.invoke(options)
 
 
-def resume(graph: Any, run: Run, *, config: RunnableConfig | None = None, **options: Any) -> Any:
-    """Go on with a run of a graph from where it is, and return its output."""
-    return _Going(graph, run._run, config).go_on(options)
+def resume_graph(graph: Any, run: Run, *, config: RunnableConfig | None = None, **options: Any) -> Any:
+    """Continue a run of a graph from its last checkpoint, and return its output."""
+    return _GraphRun(graph, run._run, config).invoke(options)
 
 
-async def arun(
+async def arun_graph(
     graph: Any,
     input: Any,
     *,
@@ -85,76 +89,77 @@ async def arun(
     code_version: str | None = None,
     **options: Any,
 ) -> Any:
-    """Invoke a graph as a run of `store`, which was opened by `outlive.open_async`; see `run`."""
+    """Invoke a graph as a run of `store`, which `outlive.open_async` has opened; see `run_graph`."""
     if not isinstance(store, AsyncStore):
-        raise BadArgument("arun needs the store: arun(..., store=await outlive.open_async(url))")
+        raise BadArgument("arun_graph needs the store: arun_graph(..., store=await outlive.open_async(url))")
     info = _info(store, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
-    async with store._run(info, is_bare=True, is_named=run_id is not None) as begun:
-        going = _Going(graph, begun, config)
-        return await going.aended_with() if begun.is_finished else await going.ago_on(options)
+    async with store._run(info, is_bare=True, is_named=run_id is not None) as started:
+        graph_run = _GraphRun(graph, started, config)
+        return await graph_run.aoutput() if started.is_finished else await graph_run.ainvoke(options)
 
 
-async def aresume(graph: Any, run: AsyncRun, *, config: RunnableConfig | None = None, **options: Any) -> Any:
-    """Go on with a run of a graph from where it is, and return its output."""
-    return await _Going(graph, run, config).ago_on(options)
+async def aresume_graph(
+    graph: Any, run: AsyncRun, *, config: RunnableConfig | None = None, **options: Any
+) -> Any:
+    """Continue a run of a graph from its last checkpoint, and return its output."""
+    return await _GraphRun(graph, run, config).ainvoke(options)
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
-    """The checkpoint that a run goes on from."""
+class _ResumePoint:
+    """The checkpoint that a run continues from."""
 
     id: str
-    passed_by: str | None = (
-        None  # the checkpoint of others who went on from there, with an input or answer of their own
-    )
+    # A checkpoint of another invocation, which continued from there with its own input or answer.
+    passed_by: str | None = None
 
 
-class _Going:
-    """A graph whose checkpoints are written in the name of a run."""
+class _GraphRun:
+    """A graph whose saver writes checkpoints under the fence of a run."""
 
     def __init__(self, graph: Any, run: AsyncRun, config: RunnableConfig | None) -> None:
         serde = _serde_of(graph)
         self._run = run
-        home = cast(AsyncStore, run.thread._home)
-        self._codec = _codec(home, serde)
-        store = home if isinstance(run.engine.runtime, AsyncRuntime) else Store(home)
+        owner = cast(AsyncStore, run.thread._home)
+        self._codec = Session.of(owner, serde).codec
+        store = owner if isinstance(run.engine.runtime, AsyncRuntime) else Store(owner)
         epoch, fence = run.rank
         saver = OutliveSaver(store, serde=serde)._fenced((RUN, run.id, epoch, fence) if fence else None)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
 
-    def go_on(self, options: Mapping[str, Any]) -> Any:
-        """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
-        found = run_now(self._standing())
-        state = None if found is None else self.graph.get_state(self._at(found.id))
-        if found is not None and self._is_over(found, state):
-            self._run.info.result = [_MARK, "checkpoint", found.id]
-            return self._shown(state)
-        output = self.graph.invoke(self._input(found), self.config, **{**_DEFAULTS, **options})
+    def invoke(self, options: Mapping[str, Any]) -> Any:
+        """Invoke the graph with the run's input, or continue from its last checkpoint."""
+        point = run_now(self._resume_point())
+        state = None if point is None else self.graph.get_state(self._at(point.id))
+        if point is not None and self._is_over(point, state):
+            self._run.info.result = [_MARK, "checkpoint", point.id]
+            return self._output_of(state)
+        output = self.graph.invoke(self._input(point), self.config, **{**_DEFAULTS, **options})
         self._run.info.result = run_now(self._result())
         return output
 
-    async def ago_on(self, options: Mapping[str, Any]) -> Any:
-        """Invoke the graph with the run's input, or let it go on from its last checkpoint."""
-        found = await self._standing()
-        state = None if found is None else await self.graph.aget_state(self._at(found.id))
-        if found is not None and self._is_over(found, state):
-            self._run.info.result = [_MARK, "checkpoint", found.id]
-            return self._shown(state)
-        output = await self.graph.ainvoke(self._input(found), self.config, **{**_DEFAULTS, **options})
+    async def ainvoke(self, options: Mapping[str, Any]) -> Any:
+        """Invoke the graph with the run's input, or continue from its last checkpoint."""
+        point = await self._resume_point()
+        state = None if point is None else await self.graph.aget_state(self._at(point.id))
+        if point is not None and self._is_over(point, state):
+            self._run.info.result = [_MARK, "checkpoint", point.id]
+            return self._output_of(state)
+        output = await self.graph.ainvoke(self._input(point), self.config, **{**_DEFAULTS, **options})
         self._run.info.result = await self._result()
         return output
 
-    def ended_with(self) -> Any:
+    def output(self) -> Any:
         """Return the output of a run that has ended."""
-        return self._shown(self.graph.get_state(self._last()))
+        return self._output_of(self.graph.get_state(self._last()))
 
-    async def aended_with(self) -> Any:
+    async def aoutput(self) -> Any:
         """Return the output of a run that has ended."""
-        return self._shown(await self.graph.aget_state(self._last()))
+        return self._output_of(await self.graph.aget_state(self._last()))
 
-    async def _standing(self) -> _Standing | None:
-        """Find out how far the run has come; None when its input is in no checkpoint yet."""
+    async def _resume_point(self) -> _ResumePoint | None:
+        """Find the checkpoint to continue from; None when the input is in no checkpoint yet."""
         backend, key, id = self._run.engine.backend, self._run.key, self._run.id
         _, own = await backend.history(HistoryQuery(key, "", limit=1, run=id))
         if not own:
@@ -165,28 +170,28 @@ class _Going:
             newer = [record for record in page if record.order > own[0].order]
             for record in newer:
                 if record.run != id and record.source in ("input", "loop"):
-                    return _Standing(own[0].id, passed_by=record.id)
-            head = page[0] if before is None and page else head  # perhaps a person has edited the state
+                    return _ResumePoint(own[0].id, passed_by=record.id)
+            head = page[0] if before is None and page else head  # a person may have edited the state
             if not newer or len(newer) < len(page):
-                return _Standing(head.id)
+                return _ResumePoint(head.id)
             before = newer[-1].order
 
-    def _is_over(self, found: _Standing, state: Any) -> bool:
-        """Tell whether there is nothing left to do, seen from a checkpoint that was named by its id.
+    def _is_over(self, point: _ResumePoint, state: Any) -> bool:
+        """Tell whether there is nothing left to do; `state` is that of a checkpoint named by its id.
 
-        (Asked without an id, LangGraph leaves out of `next` what was written but is in no checkpoint yet, as if it were done.)
+        (Without an id, LangGraph leaves tasks out of `next` whose writes are stored but in no checkpoint yet.)
         """
-        if not state.next or (found.passed_by and state.interrupts):
+        if not state.next or (point.passed_by and state.interrupts):
             return True
-        if found.passed_by is not None:  # to go on from there would fork the thread
-            raise HeadMoved(self._run.info.thread, "", found.id, found.passed_by)
+        if point.passed_by is not None:  # continuing from there would fork the thread
+            raise HeadMoved(self._run.info.thread, "", point.id, point.passed_by)
         return False
 
-    def _input(self, found: _Standing | None) -> Any:
-        return None if found is not None else _unpack(self._codec, self._run.info.prompt)
+    def _input(self, point: _ResumePoint | None) -> Any:
+        return None if point is not None else _unpack(self._codec, self._run.info.prompt)
 
     async def _result(self) -> list[Any]:
-        """Return what the run is remembered by: its last checkpoint, which has its output. (A copy would grow with the thread.)"""
+        """Return the result to store: the last checkpoint, which has the output. (A copy would grow with the thread.)"""
         reading = await self._run.engine.backend.read(self._run.key, "", chunks=False)
         return [_MARK, "checkpoint", reading.record.id if reading.record is not None else None]
 
@@ -199,20 +204,20 @@ class _Going:
     def _at(self, id: str | None) -> RunnableConfig:
         return {"configurable": {"thread_id": self._run.info.thread, "checkpoint_id": id}}
 
-    def _shown(self, state: Any) -> Any:
-        """Return what an invocation gives, of the state that it ended with."""
+    def _output_of(self, state: Any) -> Any:
+        """Return what an invocation returns that ends with a state."""
         channels = self.graph.output_channels
         if isinstance(channels, str):
             return state.values.get(channels) if isinstance(state.values, dict) else state.values
-        shown = {name: value for name, value in state.values.items() if name in channels}
-        return {**shown, "__interrupt__": list(state.interrupts)} if state.interrupts else shown
+        output = {name: value for name, value in state.values.items() if name in channels}
+        return {**output, "__interrupt__": list(state.interrupts)} if state.interrupts else output
 
 
 def _config(config: RunnableConfig | None, info: RunInfo) -> RunnableConfig:
-    given: RunnableConfig = config or {}
-    configurable = {**given.get("configurable", {}), "thread_id": info.thread}
-    metadata = {**given.get("metadata", {}), "run_id": info.id}
-    return {**given, "configurable": configurable, "metadata": metadata}
+    base: RunnableConfig = config or {}
+    configurable = {**base.get("configurable", {}), "thread_id": info.thread}
+    metadata = {**base.get("metadata", {}), "run_id": info.id}
+    return {**base, "configurable": configurable, "metadata": metadata}
 
 
 def _info(
@@ -231,7 +236,7 @@ def _info(
         id=new_id() if run_id is None else check_id("run_id", run_id),
         thread=thread_of(thread_id),
         agent=agent or graph.get_name(),
-        prompt=_pack(_codec(store, _serde_of(graph)), input),
+        prompt=_pack(Session.of(store, _serde_of(graph)).codec, input),
         max_attempts=max_attempts,
         lease_s=float(lease_s),
         code_version=code_version,
@@ -244,16 +249,14 @@ def _store_of(graph: Any, store: Store | None) -> Store:
     saver = getattr(graph, "checkpointer", None)
     if store is None and isinstance(saver, OutliveSaver):
         return Store(saver._shared.sync)
-    raise BadArgument("run needs a store: run(..., store=outlive.open(url)), or a graph with an OutliveSaver")
+    raise BadArgument(
+        "run_graph needs a store: run_graph(..., store=outlive.open(url)), or a graph with an OutliveSaver"
+    )
 
 
 def _serde_of(graph: Any) -> SerializerProtocol:
     saver = getattr(graph, "checkpointer", None)
     return saver.serde if isinstance(saver, BaseCheckpointSaver) else StrictSerializer()
-
-
-def _codec(store: AsyncStore, serde: SerializerProtocol) -> ValueCodec:
-    return ValueCodec(store._engine.codec.registry, maybe_add_typed_methods(serde))
 
 
 def _pack(codec: ValueCodec, value: Any) -> list[Any]:
@@ -263,5 +266,5 @@ def _pack(codec: ValueCodec, value: Any) -> list[Any]:
 
 def _unpack(codec: ValueCodec, stored: Any) -> Any:
     if not isinstance(stored, list) or len(stored) != 3 or stored[0] != _MARK:
-        raise BadArgument("this run was not begun by outlive.adapters.langgraph.run")
+        raise BadArgument("this run was not started by outlive.adapters.langgraph.run_graph")
     return codec.unpack(stored[2])

@@ -1,9 +1,9 @@
-"""`OutliveSaver`: LangGraph's interface of a checkpointer, sync and async, on every backend.
+"""`OutliveSaver`: LangGraph's checkpointer interface, sync and async, on every backend.
 
-Sync methods run where they are called. Async methods run in a worker thread, so one saver serves any number of event
-loops, one after the other or at once; only on a store that was opened by `open_async` they run on the loop that it
-belongs to. Nothing ever waits for an event loop, so a sync method called inside one blocks it for its own time and
-no longer.
+Sync methods run in the calling thread. Async methods run in a worker thread, so one saver serves any number
+of event loops, one after the other or at once. Only on a store from `open_async` do they run on the event
+loop of that store. Nothing waits for an event loop, so a sync method that is called on one blocks it for its
+own time only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -46,7 +46,7 @@ from outlive.adapters.langgraph.operations import CheckpointOperations, Fence
 from outlive.adapters.langgraph.prune import policy_of
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import listed
-from outlive.adapters.langgraph.write_order import Turn, Turns
+from outlive.adapters.langgraph.write_order import Turn, WriteOrder
 from outlive.errors import BadArgument, StoreClosed
 from outlive.factory import open as open_store
 from outlive.runtime.loop import AsyncRuntime
@@ -65,7 +65,7 @@ class _Shared:
     """What a saver and its shallow copies have in common: LangGraph copies savers to give them another serde."""
 
     def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any]) -> None:
-        self.turns = Turns()
+        self.write_order = WriteOrder()
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class _Shared:
         if isinstance(store, str):
             self._sync = open_store(store, **options)._store
         elif options:
-            raise BadArgument(f"{', '.join(sorted(options))}: options of a store are given when it is opened")
+            raise BadArgument(f"{', '.join(sorted(options))}: pass the options of a store when you open it")
         elif isinstance(store, Store):
             self._sync = store._store
         elif isinstance(store, AsyncStore):
@@ -84,25 +84,26 @@ class _Shared:
             raise BadArgument(f"OutliveSaver takes a URL or an open store, not {type(store).__name__}")
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do something in a worker thread of our own: the loop's may all wait for nodes that wait for us."""
+        """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
         return await asyncio.wrap_future(self._submit(work))
 
     def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
-        """Take a turn and begin with the work in a worker thread.
+        """Take a turn and submit the work to a worker thread.
 
-        Both at once: workers get their work in the order of the turns, so that not all of them wait for one that has none.
+        Both under one lock: workers get work in the order of the turns. Otherwise all of them could wait for
+        a turn whose work is still in the queue.
         """
 
-        def requires_next_seq(turn: Turn) -> T:
+        def work_in_turn(turn: Turn) -> T:
             try:
                 return work(turn)
             finally:
                 turn.end()
 
-        with self.turns.starting:
-            turn = self.turns.take(thread)
+        with self.write_order.starting:
+            turn = self.write_order.take(thread)
             try:
-                return self._submit(lambda: requires_next_seq(turn))
+                return self._submit(lambda: work_in_turn(turn))
             except BaseException:
                 turn.end()
                 raise
@@ -116,21 +117,21 @@ class _Shared:
     @property
     def sync(self) -> AsyncStore:
         """The store whose coroutines never suspend."""
-        given = self._asynchronous
-        if given is not None and given._is_closed:
+        asynchronous = self._asynchronous
+        if asynchronous is not None and asynchronous._is_closed:
             raise StoreClosed
         with self._lock:
             if self._sync is None:
-                assert given is not None
-                if given._sync_sibling is None:
+                assert asynchronous is not None
+                if asynchronous._sync_sibling is None:
                     raise BadArgument(
                         "this store was not opened by outlive.open_async: use the async methods"
                     )
-                self._sync = given._sync_sibling()
+                self._sync = asynchronous._sync_sibling()
             return self._sync
 
     def close(self) -> None:
-        """Close what was opened here: the store of a URL, the sync side of an async one."""
+        """Close what was opened here: the store of a URL, the sync sibling of an async store."""
         if self._sync is not None and not self._is_given:
             run_now(self._sync.close())
         with self._lock:
@@ -140,17 +141,17 @@ class _Shared:
 
     @property
     def asynchronous(self) -> AsyncStore | None:
-        """The store that belongs to an event loop, when one was given."""
+        """The store that belongs to an event loop, if the saver was made with one."""
         return self._asynchronous
 
 
 class OutliveSaver(BaseCheckpointSaver[str]):
-    """A checkpointer on any store of outlive: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
+    """A checkpointer on any store: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
-    `types` are classes of your own that states may hold (or `outlive.register` them); `serde` replaces the whole
-    serializer. `guard="head"` refuses (HeadMoved) a run that goes on from a checkpoint which is no longer the newest,
-    unless it was named by its id: two runs on one thread at once cannot fork it in silence. All other options
-    are those of `outlive.open`.
+    `types` are your own classes that states contain (or `outlive.register` them). `serde` replaces the whole
+    serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no longer the newest of its
+    thread, unless the caller named that parent by its id: two invocations at once cannot fork a thread
+    unnoticed. All other options are those of `outlive.open`.
     """
 
     def __init__(
@@ -159,22 +160,24 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         *,
         serde: SerializerProtocol | None = None,
         types: Iterable[type] = (),
-        guard: Literal["head"] | None = None,
+        refuse_stale: bool = False,
         **options: Any,
     ) -> None:
-        if guard not in (None, "head"):
-            raise BadArgument(f'guard must be None or "head", not {guard!r}')
+        if not isinstance(refuse_stale, bool):
+            raise BadArgument(f"refuse_stale must be True or False, not {refuse_stale!r:.100}")
         kinds = listed(types)
         if kinds and serde is not None:
-            raise BadArgument("give types= or serde=, not both: a serde of your own decides what it stores")
+            raise BadArgument("pass types= or serde=, not both: your own serde decides what it stores")
         super().__init__(serde=serde or StrictSerializer(kinds))
-        self._guard = guard
+        self._refuse_stale = refuse_stale
         self._fence: Fence | None = None
         self._shared = _Shared(store, options)
-        self._keepers: dict[int, CheckpointOperations] = {}  # by store; a copy of this saver has its own
+        self._operations_by_store: dict[
+            int, CheckpointOperations
+        ] = {}  # by store; a copy of this saver has its own
 
     def _fenced(self, fence: Fence | None) -> Self:
-        """Return a saver on the same store whose writes are refused when another process has taken its run over."""
+        """Return a saver on the same store whose writes are refused after another process took its run over."""
         clone = copy.copy(self)
         clone._fence = fence
         return clone
@@ -186,7 +189,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     # Opening and closing
 
     def setup(self) -> None:
-        """Do nothing: a store makes what it needs when it is opened. (LangGraph's savers have to be asked.)"""
+        """Do nothing: a store creates its tables when it is opened."""
 
     async def asetup(self) -> None:
         """Do nothing."""
@@ -215,45 +218,47 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> None:
         await self.aclose()
 
-    # The two modes
+    # Sync and async
 
-    def _keeper(self, store: AsyncStore) -> CheckpointOperations:
-        """Return what works on a store with the serde that this saver has now."""
-        held = self._keepers.get(id(store))
-        if held is None or held.serde is not self.serde:
-            held = CheckpointOperations(store, self.serde)
-            self._keepers = {**self._keepers, id(store): held}
-        return held
+    def _operations(self, store: AsyncStore) -> CheckpointOperations:
+        """Return the operations on a store with the serde that this saver has now."""
+        operations = self._operations_by_store.get(id(store))
+        if operations is None or operations.serde is not self.serde:
+            operations = CheckpointOperations(store, self.serde)
+            self._operations_by_store = {**self._operations_by_store, id(store): operations}
+        return operations
 
     def _sync(self, work: Work[T]) -> T:
-        return run_now(work(self._keeper(self._shared.sync)))
+        return run_now(work(self._operations(self._shared.sync)))
 
     async def _async(self, work: Work[T]) -> T:
         store = self._shared.asynchronous
         if store is not None:
-            return await work(self._keeper(store))
+            return await work(self._operations(store))
         return await self._shared.in_thread(lambda: self._sync(work))
 
     def _in_turn(self, thread: str, work: Turning[T]) -> T:
-        """Write to a thread after those who came before."""
-        turn = self._shared.turns.take(thread)
+        """Write to a thread after the calls that were made before."""
+        turn = self._shared.write_order.take(thread)
         try:
-            return self._sync(lambda keeper: work(keeper, turn))
+            return self._sync(lambda operations: work(operations, turn))
         finally:
             turn.end()
 
     async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
-        """Write to a thread after those who came before. Once begun it is finished, also when the caller is cancelled."""
-        # The turn is taken before anything is awaited: tasks begin in the order they were made.
+        """Write to a thread after the calls that were made before. A write that has begun is finished, also when the caller is cancelled."""
+        # Take the turn before anything is awaited: tasks begin in the order in which they were made.
         if self._shared.asynchronous is not None:
             return await self._in_turn_on_loop(thread, work)
-        begun = self._shared.begin_in_turn(thread, lambda turn: self._sync(lambda keeper: work(keeper, turn)))
+        begun = self._shared.begin_in_turn(
+            thread, lambda turn: self._sync(lambda operations: work(operations, turn))
+        )
         return await AsyncRuntime().shielded(_finish(begun))
 
     async def _in_turn_on_loop(self, thread: str, work: Turning[T]) -> T:
-        turn = self._shared.turns.take(thread, asyncio.get_running_loop())
+        turn = self._shared.write_order.take(thread, asyncio.get_running_loop())
         try:
-            return await AsyncRuntime().shielded(self._async(lambda keeper: work(keeper, turn)))
+            return await AsyncRuntime().shielded(self._async(lambda operations: work(operations, turn)))
         finally:
             turn.end()
 
@@ -262,12 +267,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
         place = place_of(config)
-        return self._sync(lambda keeper: keeper.get_tuple(place))
+        return self._sync(lambda operations: operations.get_tuple(place))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, the newest of its thread when it names none, or None."""
         place = place_of(config)
-        return await self._async(lambda keeper: keeper.get_tuple(place))
+        return await self._async(lambda operations: operations.get_tuple(place))
 
     def list(
         self,
@@ -278,7 +283,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
-        return each(Listing(self._keeper(self._shared.sync), config, filter, before, limit))
+        return each(Listing(self._operations(self._shared.sync).session, config, filter, before, limit))
 
     async def alist(
         self,
@@ -291,26 +296,26 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         """Iterate over checkpoints, newest first; docs/langgraph.md says what the arguments mean."""
         store = self._shared.asynchronous
         if store is not None:
-            async for found in Listing(self._keeper(store), config, filter, before, limit):
-                yield found
+            async for checkpoint in Listing(self._operations(store).session, config, filter, before, limit):
+                yield checkpoint
             return
         rest = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await self._shared.in_thread(lambda: next(rest, None))) is not None:
-            yield one
+        while (item := await self._shared.in_thread(lambda: next(rest, None))) is not None:
+            yield item
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
         place = place_of(config)
-        return self._sync(lambda keeper: keeper.delta_history(place, channels))
+        return self._sync(lambda operations: operations.delta_history(place, channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return what DeltaChannels had above a checkpoint: the nearest stored value, and the writes since."""
+        """Return what DeltaChannels had above a checkpoint: the nearest stored value and the writes since."""
         place = place_of(config)
-        return await self._async(lambda keeper: keeper.delta_history(place, channels))
+        return await self._async(lambda operations: operations.delta_history(place, channels))
 
     # Writing
 
@@ -321,7 +326,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return self._in_turn(place.thread, work).config
 
@@ -332,7 +337,7 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; its parent is the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return (await self._in_turn_async(place.thread, work)).config
 
@@ -345,11 +350,17 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> tuple[Place, Turning[Place]]:
         place = place_of(config)
         whole = get_checkpoint_metadata(config, metadata)
-        guarded = self._guard is not None and not _is_fork(config, place)
+        is_stale_refused = self._refuse_stale and not _is_fork(config, place)
 
-        def work(keeper: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
-            return keeper.put(
-                place, checkpoint, whole, new_versions, guarded=guarded, fence=self._fence, turn=turn
+        def work(operations: CheckpointOperations, turn: Turn) -> Coroutine[Any, Any, Place]:
+            return operations.put(
+                place,
+                checkpoint,
+                whole,
+                new_versions,
+                refuse_stale=is_stale_refused,
+                fence=self._fence,
+                turn=turn,
             )
 
         return place, work
@@ -379,39 +390,43 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     def _writing(
         self, place: Place, writes: Sequence[tuple[str, Any]], task: str, path: str
     ) -> Turning[None]:
-        return lambda keeper, turn: keeper.put_writes(place, writes, task, path, fence=self._fence, turn=turn)
+        return lambda operations, turn: operations.put_writes(
+            place, writes, task, path, fence=self._fence, turn=turn
+        )
 
     # Deleting and copying
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        self._in_turn(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+        self._in_turn(thread, lambda operations, turn: operations.delete_thread(thread, turn))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
         thread = thread_of(thread_id)
-        await self._in_turn_async(thread, lambda keeper, turn: keeper.delete_thread(thread, turn))
+        await self._in_turn_async(thread, lambda operations, turn: operations.delete_thread(thread, turn))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
-        self._sync(lambda keeper: keeper.delete_for_runs(run_ids))
+        """Delete the checkpoints of runs (`run_id` in their metadata) in all threads; others keep what they need."""
+        self._sync(lambda operations: operations.delete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs (by `run_id` in their metadata) in all threads; what others need of them stays."""
-        await self._async(lambda keeper: keeper.delete_for_runs(run_ids))
+        """Delete the checkpoints of runs (`run_id` in their metadata) in all threads; others keep what they need."""
+        await self._async(lambda operations: operations.delete_for_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        """Copy a whole thread into an empty thread. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        self._in_turn(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+        self._in_turn(target, lambda operations, turn: operations.copy_thread(source, target, turn))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a whole thread into an empty one. Raises ThreadNotEmpty."""
+        """Copy a whole thread into an empty thread. Raises ThreadNotEmpty."""
         source, target = thread_of(source_thread_id), thread_of(target_thread_id)
-        await self._in_turn_async(target, lambda keeper, turn: keeper.copy_thread(source, target, turn))
+        await self._in_turn_async(
+            target, lambda operations, turn: operations.copy_thread(source, target, turn)
+        )
 
-    def prune(  # type: ignore[override]  # LangGraph's returns None
+    def prune(  # type: ignore[override]  # it returns None in LangGraph
         self,
         thread_ids: Sequence[str],
         *,
@@ -422,11 +437,11 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Pruned:
         """Delete checkpoints of threads: all but the newest of each namespace ("keep_latest"), or all ("delete").
 
-        `keep_last` keeps more of them, `older_than_s` deletes only what is older. What waits for an answer stays,
-        and so does what a DeltaChannel needs.
+        `keep_last` keeps more of them, `older_than_s` deletes only older ones. A checkpoint that waits for an
+        answer stays, and so does what a DeltaChannel needs.
         """
         policy = policy_of(strategy, keep_last, older_than_s)
-        return self._sync(lambda keeper: keeper.prune(thread_ids, policy, dry_run))
+        return self._sync(lambda operations: operations.prune(thread_ids, policy, dry_run))
 
     async def aprune(  # type: ignore[override]
         self,
@@ -439,12 +454,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Pruned:
         """Delete checkpoints of threads; see `prune`."""
         policy = policy_of(strategy, keep_last, older_than_s)
-        return await self._async(lambda keeper: keeper.prune(thread_ids, policy, dry_run))
+        return await self._async(lambda operations: operations.prune(thread_ids, policy, dry_run))
 
     # Versions and types
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version that sorts behind `current`, also when another of LangGraph's savers made that."""
+        """Return a version that sorts after `current`, also when another saver made that."""
         if current is None:
             number = 0
         elif isinstance(current, int | float):
@@ -463,9 +478,10 @@ async def _finish(begun: Future[T]) -> T:
 
 
 def _is_fork(config: RunnableConfig, place: Place) -> bool:
-    """Tell whether a run goes on from a checkpoint that its caller named, and not from the newest.
+    """Tell whether an invocation continues from a checkpoint that its caller named, and not from the newest.
 
-    LangGraph keeps what the caller said in the config's metadata. A subgraph then goes on from what it had at that time.
+    LangGraph keeps the caller's checkpoint_id in the metadata of the config. A subgraph then continues from
+    what it had at that time.
     """
     named = config.get("metadata", {}).get("checkpoint_id")
     return named is not None and (place.namespace != "" or named == place.id)

@@ -1,8 +1,9 @@
-"""A checkpoint of LangGraph as a state of outlive, and back.
+"""A LangGraph checkpoint as a state in outlive, and back.
 
-The state is a dict: `langgraph` (the version of this shape), the fields of the checkpoint but its id, and `channel_values`.
-Sealed (see `values.py`), all fields but the values are one sealed value, `rest`. `deltas` is what was saved of a
-chain of DeltaChannel writes when checkpoints of that chain were deleted (`deltas.py`).
+The state is a dict: `langgraph` (the version of this layout), the fields of the checkpoint except its id, and
+`channel_values`. When values are sealed (see `values/codec.py`), all other fields are one sealed value,
+`rest`. `deltas` is what was kept of a chain of DeltaChannel writes when checkpoints of that chain were
+deleted (`delta_channels.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,15 @@ from outlive.threads.engine import Draft
 from outlive.values import SOURCES
 
 SHAPE = 1
-# Keys of ours among those of metadata.
-_WHOLE = (
-    "__whole__"  # under it are the metadata: they were sealed, or have a key that is called as one of these
-)
+# Keys that we add to the metadata. _WHOLE contains them all, when they are sealed or have such a key.
+_WHOLE = "__whole__"
 _NO_SOURCE = "__no_source__"
 _OURS = ("langgraph", "channel_values", "deltas", "rest")
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a DeltaChannel had before a checkpoint: a stored value, if there was any, and the writes since, oldest first."""
+    """What a DeltaChannel had before a checkpoint: a stored value, if any, and the writes since, oldest first."""
 
     writes: list[tuple[str, Any]]  # (task, value)
     seed: tuple[Any, ...] = ()  # none or one
@@ -50,7 +49,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Snapshot:
-    """What a stored checkpoint says."""
+    """A stored checkpoint, decoded."""
 
     fields: dict[str, Any]
     values: dict[str, Any]
@@ -61,7 +60,7 @@ class Snapshot:
 
 
 def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to store; `kept` are sealed values of the parent that are still good."""
+    """Return the state to store; `kept` are sealed values of the parent that have not changed."""
     fields = {
         name: value for name, value in checkpoint.items() if name not in ("id", "channel_values", *_OURS)
     }
@@ -78,7 +77,7 @@ def pack_state(codec: ValueCodec, checkpoint: Checkpoint, kept: Mapping[str, Any
 
 
 def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
-    """Return deltas as they stand in a state."""
+    """Return deltas as a state contains them."""
     if codec.is_open:
         return {channel: delta.pack() for channel, delta in deltas.items()}
     whole = {
@@ -91,7 +90,7 @@ def pack_deltas(codec: ValueCodec, deltas: Mapping[str, Delta]) -> Any:
 def kept_values(
     state: object, versions: Mapping[str, Any], new_versions: Mapping[str, Any]
 ) -> dict[str, Raw]:
-    """Return the sealed values of a parent's state (in opaque form) whose channels have the same version still."""
+    """Return the sealed values of a parent's state (in opaque form) whose channels have not changed."""
     values = state.get("channel_values") if isinstance(state, dict) else None
     if not isinstance(values, dict):
         return {}
@@ -105,7 +104,7 @@ def kept_values(
 
 
 def unpack_state(thread: str, id: str, state: Any) -> Snapshot:
-    """Return what a stored state says; raise BadArgument when LangGraph did not write it."""
+    """Decode a stored state; raise BadArgument when LangGraph did not write it."""
     if not is_snapshot(state):
         raise BadArgument(
             f"checkpoint {id!r} of thread {thread!r} was not written by LangGraph: "
@@ -117,7 +116,7 @@ def unpack_state(thread: str, id: str, state: Any) -> Snapshot:
 
 
 def is_snapshot(state: object) -> bool:
-    """Tell whether a state is a checkpoint of LangGraph."""
+    """Tell whether a state is a LangGraph checkpoint."""
     return isinstance(state, dict) and state.get("langgraph") == SHAPE and "channel_values" in state
 
 
@@ -125,7 +124,7 @@ def is_snapshot(state: object) -> bool:
 
 
 def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Put metadata into a draft: what a record has a field for goes there, and is not stored twice."""
+    """Put metadata into a draft; keys that a record has a field for go there, and are not stored twice."""
     rest = dict(metadata)
     counted = metadata.get("counters_since_delta_snapshot")
     draft.needs_parent = isinstance(counted, Mapping) and any(channel not in values for channel in counted)
@@ -145,7 +144,7 @@ def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any], value
 
 
 def metadata_of(record: CheckpointRecord, stored: Mapping[str, Any]) -> CheckpointMetadata:
-    """Return the metadata as LangGraph gave them."""
+    """Return the metadata as LangGraph passed them."""
     has_source = _NO_SOURCE not in stored
     rest = stored.get(_WHOLE) or {
         name: value for name, value in stored.items() if name not in (_WHOLE, _NO_SOURCE)

@@ -1,53 +1,43 @@
-"""One order per thread: who comes first writes first.
+"""One order per thread: calls write to it in the order in which they were made.
 
-LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does not wait in
-between. Each call takes its turn when it begins, and stores nothing before the ones before it are stored or stand before it in
-the store's own queue: a checkpoint is never stored before the writes that led to it. What can be prepared is prepared while
-it waits, and writes that stand in a queue together share one transaction. Threads and tasks of any event loop stand in
-the same line.
+LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does
+not wait in between. Each call takes its turn when it begins. It stores nothing before the calls ahead of it
+are stored, or are ahead of it in the store's own queue: a checkpoint is never stored before the writes that
+led to it. Writes that are in the queue together share one transaction. Threads, and tasks of any event loop, share the same order.
 
-Writes are nearly always followed by their checkpoint within a millisecond, and an fsync for both costs as much as one. So
-when a writer saw the next one come before it was stored, those after it linger in the store's queue for a moment,
-and the next one stores both. When two in a row lingered in vain, nobody does any more: a program that calls the saver step
-by step does not wait.
-
-One case has no order: a sync call that stops an event loop, while tasks of that very loop are before it. They go on only when
-the loop does, so it does not wait for them. Such a call may have been made on the loop itself, or by a thread that the loop waits for
-(a graph that is invoked there): a loop that does not answer for a while stands still.
+One case has no order: a sync call that blocks an event loop while tasks of that very loop are ahead of it.
+They continue only when the loop does, so the call does not wait for them. It may have been made on the loop
+itself, or by a thread that the loop waits for (a graph that is invoked there). A loop that does not answer
+for a while is taken to be blocked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 
-_LINGER_S = 0.002
-_HOPE = 2  # of so many in a row, one is followed
-_STILL_S = 1.0  # after which a loop that does not answer stands still
+_BLOCKED_S = 1.0  # a loop that does not answer for so long is blocked
 
 
 class Turn:
-    """A place in the order of one thread."""
+    """A place in the order of a thread."""
 
     def __init__(
-        self, turns: Turns, thread: str, is_first: bool, loop: asyncio.AbstractEventLoop | None
+        self, order: WriteOrder, thread: str, is_first: bool, loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self.thread = thread
         self.is_over = False
-        self.is_followed = False  # another turn was taken before this one was stored
-        self.has_come: Future[None] | None = None if is_first else Future()  # None: it is there
-        self.loop = loop  # on which it runs as a task
-        self._turns = turns
+        self.has_come: Future[None] | None = None if is_first else Future()  # None: it came at once
+        self.loop = loop  # the loop on which the call runs as a task
+        self._order = order
 
     async def wait(self) -> None:
-        """Wait until those before are over, in this thread or as a task."""
+        """Wait until the calls ahead are over: block this thread, or await."""
         if self.has_come is None or self.has_come.done():
             return
         if self.loop is not None:
@@ -57,35 +47,26 @@ class Turn:
 
     def _wait_here(self, has_come: Future[None]) -> None:
         here = _running_loop()
-        while (needed := self._turns.loop_before(self, here)) is not None:
+        while (needed := self._order.loop_ahead(self, here)) is not None:
             if needed is here:
                 return
-            call = self._turns.call(needed)
+            ping = self._order.ping(needed)
             try:
-                has_come.result(call.left_s())
+                has_come.result(ping.left_s())
                 return
             except TimeoutError:
-                if not call.is_answered:
+                if not ping.is_answered:
                     return
         has_come.result()
 
-    @contextlib.contextmanager
-    def storing(self) -> Iterator[float]:
-        """Say how long what is stored now may wait for what comes next, and notice whether anything came."""
-        group_wait_s = self._turns.begin_storing(self)
-        try:
-            yield group_wait_s
-        finally:
-            self._turns.end_storing(self)
-
     def end(self) -> None:
-        """Let the next one go on, when those before are over."""
+        """Let the next call continue, when those ahead are over."""
         if not self.is_over:
-            self._turns.end(self)
+            self._order.end(self)
 
 
-class Turns:
-    """The orders of all threads that something is being written to."""
+class WriteOrder:
+    """The turns of all threads that are being written to."""
 
     def __init__(self) -> None:
         self._reset()
@@ -93,17 +74,13 @@ class Turns:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.starting = threading.Lock()  # held by who takes a turn and begins its work in one go
+        self.starting = threading.Lock()  # held while a turn is taken and its work is submitted
         self._lines: dict[str, deque[Turn]] = {}
-        self._storing: set[Turn] = set()
-        self._hope = 0  # how many more may linger, when nobody comes
-        self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Call] = weakref.WeakKeyDictionary()
+        self._pings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Ping] = weakref.WeakKeyDictionary()
 
     def take(self, thread: str, loop: asyncio.AbstractEventLoop | None = None) -> Turn:
-        """Join the order of a thread, as a task of a loop or not; whoever takes a turn must end it."""
+        """Join the order of a thread, as a task of a loop or not. The caller must end the turn."""
         with self._lock:
-            for other in self._storing:
-                other.is_followed |= other.thread == thread
             line = self._lines.get(thread)
             if line is None:
                 line = self._lines[thread] = deque()
@@ -112,7 +89,7 @@ class Turns:
             return turn
 
     def end(self, turn: Turn) -> None:
-        """Let the next one go on."""
+        """Let the next call continue."""
         with self._lock:
             turn.is_over = True
             line = self._lines.get(turn.thread)
@@ -126,53 +103,40 @@ class Turns:
         if following is not None:
             following.set_result(None)
 
-    def begin_storing(self, turn: Turn) -> float:
-        """Note that a turn is being stored; return how long it may wait for the next one."""
-        with self._lock:
-            self._storing.add(turn)
-            turn.is_followed = self._lines[turn.thread][-1] is not turn
-            return _LINGER_S if self._hope or turn.is_followed else 0.0
-
-    def end_storing(self, turn: Turn) -> None:
-        """Learn whether anybody came meanwhile."""
-        with self._lock:
-            self._storing.discard(turn)
-            self._hope = _HOPE if turn.is_followed else max(0, self._hope - 1)
-
-    def loop_before(
-        self, turn: Turn, first: asyncio.AbstractEventLoop | None
+    def loop_ahead(
+        self, turn: Turn, preferred: asyncio.AbstractEventLoop | None
     ) -> asyncio.AbstractEventLoop | None:
-        """Return a loop that must go on before a turn comes, `first` if it is one of them; None when there is none."""
-        found = None
+        """Return a loop with a task ahead of a turn, `preferred` if it is one of them; None when there is none."""
+        loop = None
         with self._lock:
-            for before in self._lines.get(turn.thread, ()):
-                if before is turn:
+            for ahead in self._lines.get(turn.thread, ()):
+                if ahead is turn:
                     break
-                if before.loop is not None and not before.is_over:
-                    found = before.loop
-                    if found is first:
+                if ahead.loop is not None and not ahead.is_over:
+                    loop = ahead.loop
+                    if loop is preferred:
                         break
-        return found
+        return loop
 
-    def call(self, loop: asyncio.AbstractEventLoop) -> _Call:
-        """Ask a loop to answer; one question at a time."""
+    def ping(self, loop: asyncio.AbstractEventLoop) -> _Ping:
+        """Ask a loop to answer, unless it was asked already."""
         with self._lock:
-            call = self._calls.get(loop)
-            if call is None or call.is_answered:
-                call = self._calls[loop] = _Call()
+            ping = self._pings.get(loop)
+            if ping is None or ping.is_answered:
+                ping = self._pings[loop] = _Ping()
                 try:
-                    loop.call_soon_threadsafe(call.answer)
-                except RuntimeError:  # it was closed, and goes on no more
-                    call.until = 0.0
-        return call
+                    loop.call_soon_threadsafe(ping.answer)
+                except RuntimeError:  # it was closed
+                    ping.until = 0.0
+        return ping
 
 
-class _Call:
-    """A question to a loop whether it goes on."""
+class _Ping:
+    """A call that a loop answers as soon as it runs."""
 
     def __init__(self) -> None:
         self.is_answered = False
-        self.until = time.monotonic() + _STILL_S
+        self.until = time.monotonic() + _BLOCKED_S
 
     def answer(self) -> None:
         self.is_answered = True
@@ -188,12 +152,12 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+_all: weakref.WeakSet[WriteOrder] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for turns in list(_all):
-        turns._reset()  # who was writing writes in the parent
+    for order in list(_all):
+        order._reset()  # the threads that were writing exist in the parent only
 
 
 os.register_at_fork(after_in_child=_after_fork)

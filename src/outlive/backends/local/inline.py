@@ -27,18 +27,12 @@ _YIELD_S = 0.0001
 class _Waiting:
     """A commit in the queue of a group."""
 
-    __slots__ = ("commit", "done", "result", "until")
+    __slots__ = ("commit", "result", "until")
 
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.result: Receipt | OutliveError | None = None
         self.until = float("inf") if commit.timeout_s is None else time.monotonic() + commit.timeout_s
-        self.done = threading.Event() if commit.group_wait_s else None
-
-    def answer(self, result: Receipt | OutliveError) -> None:
-        self.result = result
-        if self.done is not None:
-            self.done.set()
 
 
 class SyncLocal(LocalCalls):
@@ -61,10 +55,6 @@ class SyncLocal(LocalCalls):
             for commit in commits:
                 if commit.on_queued is not None:  # later commits are ordered after these
                     commit.on_queued()
-            if mine and (done := mine[-1].done) is not None:
-                # Another thread may commit it, if one comes soon: then both share an fsync.
-                wait_s = mine[-1].commit.group_wait_s
-                done.wait(wait_s if timeout_s is None else min(wait_s, timeout_s))
             if self._acquire(timeout_s):
                 while self._queue and any(waiting.result is None for waiting in mine):
                     self._commit_queue()
@@ -107,7 +97,7 @@ class SyncLocal(LocalCalls):
             group.append(self._queue.popleft())
         if self._closed:
             for waiting in group:
-                waiting.answer(StoreClosed())
+                waiting.result = StoreClosed()
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
@@ -115,7 +105,7 @@ class SyncLocal(LocalCalls):
             if isinstance(result, StoreBusy) and time.monotonic() + _YIELD_S * 50 < waiting.until:
                 self._queue.append(waiting)  # it has more time than the least patient of its group
             else:
-                waiting.answer(result)
+                waiting.result = result
 
     async def _call(
         self, wait_s: float | None, method: Callable[P, T], /, *args: P.args, **options: P.kwargs

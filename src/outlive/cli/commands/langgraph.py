@@ -1,10 +1,10 @@
-"""The command about databases of LangGraph's: moving them into a store."""
+"""The command that imports a LangGraph database into a store."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from outlive.cli.command import argument, command, flag, option
@@ -13,18 +13,18 @@ from outlive.cli.output.escape import shown
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
-    from outlive.adapters.langgraph.importer.importer import Moved, Progress
+    from outlive.adapters.langgraph.importer.importer import ImportResult
 
 
 @command(
     "import-langgraph",
-    "Move a database of LangGraph's into a store.",
+    "Import a LangGraph database into a store.",
     argument("SOURCE_URL"),
     argument("TARGET_URL", required=False),
-    option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of your own that states hold."),
+    option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of yours that states contain; can be repeated."),
     option("--serde", metavar="MODULE.NAME", help="The serializer of the source, or a function that returns it."),
     option("--thread", "threads", multiple=True, metavar="THREAD", help="Only this thread; can be repeated."),
-    flag("--skip", help="Leave out threads that cannot be moved, and go on with the others."),
+    flag("--skip", help="Leave out threads that cannot be imported, and import the others."),
     flag("--no-verify", help="Do not compare the target with the source afterwards."),
     flag("--dry-run", help="Read and decode everything, store nothing, list all problems."),
 )  # fmt: skip
@@ -39,88 +39,99 @@ def import_langgraph(
     no_verify: bool,
     dry_run: bool,
 ) -> None:
-    """Move every thread of a database that LangGraph's SqliteSaver or PostgresSaver wrote into a store of outlive's.
+    """Import every thread that LangGraph's SqliteSaver or PostgresSaver has stored.
 
-    The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. Can be repeated: what is there stays,
-    what is new is brought. Exits with 1 when threads were left out.
+    The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. You can repeat
+    the import: it skips what is there, and imports threads again that have changed. Exits with 1 when
+    threads were left out.
     """
-    from outlive import factory as opening
-    from outlive.adapters.langgraph.importer import dotted_names as naming
-    from outlive.adapters.langgraph.importer import importer as moving
-    from outlive.adapters.langgraph.importer.source import open_source
+    from outlive.adapters.langgraph.importer import importer
+    from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
     from outlive.backends.server.urls import hide_secrets
     from outlive.cli.output.table import progress
     from outlive.cli.stores import check_scheme, checked
+    from outlive.factory import open as open_store
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
-    types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
-    open_source(source_url).close()  # before a mistake in its URL has made an empty store
+    state_types, serializer = named_types(types), named_serde(serde)
+    importer.open_source(source_url).close()  # a mistake in its URL must not create an empty store
     call.store_url = target_url or call.url
     check_scheme(call.store_url)
     options = checked(call.store_url, call.options())
-    moving.check_apart(source_url, call.store_url)
+    importer.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
-    where = call.store_url
-    if dry_run and moving.is_absent(where):
-        where, options = "memory:", {}
-    with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
+    url = call.store_url
+    if dry_run and importer.is_absent(url):
+        url, options = "memory:", {}
+    with open_store(url, **options) as store, progress("importing", is_quiet=is_quiet) as bar:
         settings = store._store._settings
-        call.shown_store = settings.url if where == call.store_url else hide_secrets(call.store_url)
+        call.shown_store = settings.url if url == call.store_url else hide_secrets(call.store_url)
         call.shown_tenant = settings.tenant
         call.check_alone(store)
-        with _hinting():
-            moved = moving.import_langgraph(
+        with _adding_hint():
+            result = importer.import_langgraph(
                 source_url,
                 store,
-                types=types_named,
-                serde=serde_named,
+                types=state_types,
+                serde=serializer,
                 threads=threads or None,
-                progress=_teller(call, bar, is_quiet=is_quiet),
+                # A bar on a terminal, else plain lines.
+                progress=bar if is_quiet or sys.stderr.isatty() else _Lines(call.note),
                 on_problem="skip" if skip else "stop",
                 verify=not no_verify,
                 dry_run=dry_run,
             )
-    call.answer([_item(moved)], lambda: _show(moved, dry_run=dry_run), brief=[shown(str(one)) for one in moved.problems], is_ok=moved.ok)  # fmt: skip
+    brief = [shown(str(problem)) for problem in result.problems]
+    call.answer([_item(result)], lambda: _show(result, dry_run=dry_run), brief=brief, is_ok=result.ok)
 
 
 @contextlib.contextmanager
-def _hinting() -> Iterator[None]:
-    """Tell what else there is to do about a thread that cannot be moved."""
-    from outlive.adapters.langgraph.importer.importer import CannotMove
+def _adding_hint() -> Iterator[None]:
+    """Add the options that help with a thread that cannot be imported."""
+    from outlive.adapters.langgraph.importer.importer import CannotImport
 
     try:
         yield
-    except CannotMove as error:
+    except CannotImport as error:
         if error.problem.checkpoint is not None:
             error.add_note("--dry-run lists all problems, --skip leaves such threads out")
         raise
 
 
-def _teller(call: Call, bar: Progress, *, is_quiet: bool) -> Progress:
-    """Return who is told how far it has got: a bar on a terminal, else plain lines."""
-    from outlive.adapters.langgraph.importer.importer import Lines
+class _Lines:
+    """Progress as plain lines: one for every tenth of the checkpoints."""
 
-    return bar if is_quiet or sys.stderr.isatty() else Lines(call.note)
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._tenth = 0
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if total and done * 10 // total > self._tenth:
+            self._tenth = done * 10 // total
+            self._note(f"{done:,} of {total:,} checkpoints")
 
 
-def _item(moved: Moved) -> dict[str, object]:
+def _item(result: ImportResult) -> dict[str, object]:
     return {
-        "threads": moved.threads,
-        "checkpoints": moved.checkpoints,
-        "writes": moved.writes,
-        "present": moved.present,
-        "renewed": moved.renewed,
-        "ahead": moved.ahead,
-        "verified": moved.verified,
-        "unknown_types": list(moved.unknown),
-        "problems": [{"thread": one.thread, "checkpoint": one.checkpoint, "problem": one.sentence} for one in moved.problems],
-    }  # fmt: skip
+        "threads": result.threads,
+        "checkpoints": result.checkpoints,
+        "writes": result.writes,
+        "present": result.present,
+        "again": result.again,
+        "ahead": result.ahead,
+        "verified": result.verified,
+        "unknown_types": list(result.unknown),
+        "problems": [
+            {"thread": problem.thread, "checkpoint": problem.checkpoint, "problem": problem.sentence}
+            for problem in result.problems
+        ],
+    }
 
 
-def _show(moved: Moved, *, dry_run: bool) -> None:
-    for problem in moved.problems:
+def _show(result: ImportResult, *, dry_run: bool) -> None:
+    for problem in result.problems:
         print(shown(str(problem)))
-    print(f"{'would move' if dry_run else 'moved'} {moved}")
-    if moved.unknown:
-        print("name the classes: " + " ".join(f"--type {shown(name)}" for name in moved.unknown))
+    print(f"{'would import' if dry_run else 'imported'} {result}")
+    if result.unknown:
+        print("name the classes: " + " ".join(f"--type {shown(name)}" for name in result.unknown))

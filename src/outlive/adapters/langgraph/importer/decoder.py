@@ -1,7 +1,7 @@
-"""From a row of LangGraph's to a checkpoint, safely: no class is built that nobody named, no pickle is read.
+"""Decoding the rows of a LangGraph database safely: only named classes are built, and no pickle is read.
 
-Rows hold the same messages again and again, hundreds of times in a long thread. What was built from the same bytes is built
-once: nobody but the codec gets to see these objects, and it changes nothing.
+Rows contain the same messages again and again, hundreds of times in a long thread. Equal bytes are decoded
+once: only the codec sees these objects, and it changes none of them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import LC_REVIVER, JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
-from outlive.adapters.langgraph.importer.source import Row, Typed, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointRow, Typed, WriteRow
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import Name
 from outlive.arguments import check_id, check_namespace, check_text
 from outlive.errors import BadArgument, Corrupt, OutliveError, TypeChanged, UnknownTag
 from outlive.values import micros
 
-_REMEMBERED_BYTES = 16 << 20
+_CACHE_BYTES = 16 << 20
 _FIRST_VERSION = f"{1:032}.{0:016}"
 
 
 class RowSerializer(StrictSerializer):
-    """The strict serializer, for rows of any age: it remembers what it built, and is as strict with JSON."""
+    """The strict serializer for rows of any age: it caches what it built, and is strict with JSON too."""
 
     def __init__(self, types: Iterable[type | Name] = ()) -> None:
         super().__init__(types)
@@ -38,19 +38,19 @@ class RowSerializer(StrictSerializer):
         self._built_bytes = 0
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return the value of a row; raise UnknownTag for a class that nobody named."""
+        """Return the value of a row; raise UnknownTag for a class that was not named."""
         kind, stored = data
         if kind != "json":
             return super().loads_typed(data)
         return json.loads(stored, object_hook=self._from_json)
 
     def _from_json(self, value: dict[str, Any]) -> Any:
-        """Build what LangGraph builds from JSON; where that gives up and leaves a dict or None, raise."""
+        """Build what LangGraph builds from JSON; raise where LangGraph would return a dict or None."""
         if value.get("lc") not in (1, 2) or value.get("type") not in ("constructor", "not_implemented"):
             return self._json._reviver(value)
         path = value.get("id")
         if not (isinstance(path, list) and path and all(isinstance(part, str) for part in path)):
-            raise Corrupt("an object in JSON does not say of which class it is")
+            raise Corrupt("an object in JSON does not name its class")
         module, name = ".".join(path[:-1]), path[-1]
         if value["lc"] == 2 and not self.knows((module, name)):
             raise UnknownTag(f"{module}.{name}", 1)
@@ -61,7 +61,7 @@ class RowSerializer(StrictSerializer):
         except Exception as error:
             raise TypeChanged(f"{module}.{name}", 1, str(error)) from error
         if built is None or built is value:
-            raise TypeChanged(f"{module}.{name}", 1, "its class does not take what was stored")
+            raise TypeChanged(f"{module}.{name}", 1, "its class does not accept what was stored")
         return built
 
     def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
@@ -70,19 +70,19 @@ class RowSerializer(StrictSerializer):
             return self._built[key]
         built = super()._revive(code, payload, failures)
         self._built_bytes += len(payload)
-        if self._built_bytes > _REMEMBERED_BYTES:
+        if self._built_bytes > _CACHE_BYTES:
             self.forget()
         self._built[key] = built
         return built
 
     def forget(self) -> None:
-        """Let go of what was built."""
+        """Empty the cache."""
         self._built, self._built_bytes = {}, 0
 
 
 @dataclass(slots=True)
-class Found:
-    """What a row says."""
+class DecodedCheckpoint:
+    """A checkpoint that was read from a row."""
 
     namespace: str
     id: str
@@ -92,7 +92,7 @@ class Found:
 
     @property
     def created_at(self) -> int:
-        """The moment that the checkpoint names, in microseconds; 0 when it names none."""
+        """The timestamp of the checkpoint in microseconds; 0 when it has none."""
         try:
             when = dt.datetime.fromisoformat(self.checkpoint["ts"])
             return max(0, micros(when if when.tzinfo else when.replace(tzinfo=dt.UTC)))
@@ -101,14 +101,14 @@ class Found:
 
 
 class Decoder:
-    """Reads rows through one serializer."""
+    """Decodes rows with one serializer."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
-        self._channels: dict[tuple[str, str, str], Any] = {}  # of the checkpoint before: most stay the same
+        self._channels: dict[tuple[str, str, str], Any] = {}  # of the checkpoint before: most do not change
 
     def value(self, typed: Typed) -> Any:
-        """Return a value; whatever a serializer has against it is an error that says what to do."""
+        """Decode a value; whatever the serializer raises becomes an error that says what to do."""
         kind, data = typed
         if not isinstance(kind, str) or not isinstance(data, bytes | None):
             raise Corrupt(
@@ -117,36 +117,34 @@ class Decoder:
         if "pickle" in kind.split("+") and isinstance(self._serde, StrictSerializer):
             raise BadArgument(
                 "a value is stored as a pickle, which runs code when it is read; if you trust it, "
-                "give serde=JsonPlusSerializer(pickle_fallback=True), or --serde with the name of one"
+                "pass serde=JsonPlusSerializer(pickle_fallback=True), or --serde with the name of one"
             )
         if "+" in kind and isinstance(self._serde, StrictSerializer):
             raise BadArgument(
-                f"a value is encrypted ({kind}); give serde= the EncryptedSerializer that wrote it, or --serde with its name"
+                f"a value is encrypted ({kind}); pass serde= the EncryptedSerializer that wrote it, or --serde with its name"
             )
         try:
             return self._serde.loads_typed((kind, data or b""))
         except OutliveError:
             raise
-        except Exception as error:  # a serializer of the user's own may raise anything
+        except Exception as error:  # the user's serializer may raise anything
             name = type(self._serde).__name__
             raise BadArgument(
                 f"{name} cannot read a value of type {kind!r} ({type(error).__name__}: {error})"
             ) from error
 
-    def checkpoint(self, row: Row) -> Found:
-        """Return what a row of checkpoints says."""
+    def checkpoint(self, row: CheckpointRow) -> DecodedCheckpoint:
+        """Decode a row of checkpoints."""
         whole = self.value(row.whole) if row.whole is not None else self._joined(row)
         if not isinstance(whole, dict) or not all(
             isinstance(whole.get(name), dict) for name in ("channel_values", "channel_versions")
         ):
             raise Corrupt(
-                "the row is no checkpoint of LangGraph's: it has no channel_values and channel_versions"
+                "the row is not a LangGraph checkpoint: it has no channel_values and channel_versions"
             )
         if whole.get("id", row.id) != row.id:
-            raise Corrupt(
-                f"the row holds checkpoint {whole['id']!r:.100} instead of the one that it is stored as"
-            )
-        return Found(
+            raise Corrupt(f"the row contains checkpoint {whole['id']!r:.100} instead of the one in its key")
+        return DecodedCheckpoint(
             check_namespace(row.namespace),
             check_id("checkpoint id", row.id),
             None if row.parent is None else check_id("parent checkpoint id", row.parent),
@@ -154,19 +152,19 @@ class Decoder:
             _metadata(row.metadata),
         )
 
-    def _joined(self, row: Row) -> Any:
-        """Put a checkpoint together whose channels are stored on their own."""
+    def _joined(self, row: CheckpointRow) -> Any:
+        """Join a checkpoint with its channels, which are stored in rows of their own."""
         fields = _json(row.fields, "checkpoint")
         if not isinstance(fields, dict):
             return None
-        held, self._channels = self._channels, {}
+        known, self._channels = self._channels, {}
         values = dict(fields.get("channel_values") or {})
         for channel, version, typed in row.channels:
             if typed[0] == "empty":
                 continue
             key = (row.namespace, channel, version)
             values[channel] = self._channels[key] = (
-                held[key] if version and key in held else self.value(typed)
+                known[key] if version and key in known else self.value(typed)
             )
         versions = fields.get("channel_versions")
         if row.sends and isinstance(versions, dict):
@@ -175,7 +173,7 @@ class Decoder:
         return {**fields, "channel_values": values, "channel_versions": versions}
 
     def write(self, row: WriteRow) -> Any:
-        """Return the value of a write; make sure that the row can be stored."""
+        """Decode a write; make sure that the row can be stored."""
         check_namespace(row.namespace)
         check_id("checkpoint_id", row.checkpoint)
         check_id("task_id", row.task)
@@ -189,10 +187,10 @@ class Decoder:
 def _metadata(stored: Any) -> dict[str, Any]:
     if stored is None:
         return {}
-    found = _json(stored, "metadata")
-    if not isinstance(found, dict):
-        raise Corrupt(f"its metadata are {type(found).__name__} instead of an object")
-    return found
+    metadata = _json(stored, "metadata")
+    if not isinstance(metadata, dict):
+        raise Corrupt(f"its metadata are {type(metadata).__name__} instead of an object")
+    return metadata
 
 
 def _json(stored: Any, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Classes and serializers that a command line names. They are the caller's own: what stands in stored data is never looked up."""
+"""Classes and serializers that a command line names. Names in stored data are never looked up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outlive.errors import BadArgument
 
 
 def named_types(names: Iterable[str]) -> list[Name]:
-    """Return the (module, class) of dotted names, which must be there, here or in the working directory."""
-    found: list[Name] = []
+    """Return the (module, class) of dotted names; modules in the working directory are found too."""
+    types: list[Name] = []
     for name in names:
         module, kind = _parts("--type", "MODULE.CLASS, such as myapp.state.Ticket", name)
         if not isinstance(_look("--type", module, kind), type):
             raise BadArgument(f"--type {name}: {module} has no class of that name")
-        found.append((module, kind))
-    return found
+        types.append((module, kind))
+    return types
 
 
 def named_serde(name: str | None) -> SerializerProtocol | None:
@@ -30,24 +30,22 @@ def named_serde(name: str | None) -> SerializerProtocol | None:
     if name is None:
         return None
     module, attribute = _parts("--serde", "MODULE.NAME, such as myapp.checkpoints.serde", name)
-    found = _look("--serde", module, attribute)
-    if callable(found):
+    serde = _look("--serde", module, attribute)
+    if callable(serde):
         try:
-            found = found()
+            serde = serde()
         except Exception as error:
             raise BadArgument(
                 f"--serde {name}: calling it failed ({type(error).__name__}: {error})"
             ) from error
-    if not all(callable(getattr(found, method, None)) for method in _METHODS) and not all(
-        callable(getattr(found, method, None)) for method in _OLD_METHODS
-    ):
+    if not any(all(callable(getattr(serde, method, None)) for method in methods) for methods in _METHODS):
         raise BadArgument(
-            f"--serde {name} is {type(found).__name__}, and neither a serializer nor a function that returns one"
+            f"--serde {name} is {type(serde).__name__}, and neither a serializer nor a function that returns one"
         )
-    return maybe_add_typed_methods(found)
+    return maybe_add_typed_methods(serde)
 
 
-_METHODS, _OLD_METHODS = ("dumps_typed", "loads_typed"), ("dumps", "loads")
+_METHODS = (("dumps_typed", "loads_typed"), ("dumps", "loads"))
 
 
 def _parts(option: str, wanted: str, name: str) -> tuple[str, str]:
@@ -59,7 +57,7 @@ def _parts(option: str, wanted: str, name: str) -> tuple[str, str]:
 
 def _look(option: str, module: str, attribute: str) -> Any:
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a command that is installed does not look there
+        sys.path.append(os.getcwd())  # an installed command does not search there
     try:
         return getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:

@@ -1,54 +1,54 @@
-"""Moving a database of LangGraph's into a store: every checkpoint and write of every thread, read-only on the source.
+"""Importing a LangGraph database: every checkpoint and write of every thread, read-only on the source.
 
-    from outlive.adapters.langgraph.moving import import_langgraph
+    from outlive.adapters.langgraph import import_langgraph
 
     print(import_langgraph("sqlite:///old.db", "sqlite:///new.db"))
 
-How it works. Threads are moved one after the other (`thread_move.py`). Rows are read page by page (`source.py`), decoded by the
-strict serializer (`decoding.py`), and stored as the saver stores checkpoints, so that they share what they have in common; a
-thread arrives whole, in one commit (`cargo.py`). Then it is read back and compared. Repeating it brings what is new in the source.
-
-Without the command line: `python -m outlive.adapters.langgraph.importer.importer SOURCE TARGET`.
+Threads are imported one after the other (`thread.py`). Rows are read page by page (`source.py`), decoded by
+the strict serializer (`decoder.py`), and stored as the saver stores checkpoints (`batch.py`), so that they
+share what they have in common. A thread arrives whole, in one commit; then it is read back and compared.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 from urllib.parse import unquote
 
 from langgraph.checkpoint.serde.base import SerializerProtocol, maybe_add_typed_methods
 
 from outlive.adapters.langgraph.importer.decoder import Decoder, RowSerializer
-from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
-from outlive.adapters.langgraph.importer.source import Source, open_source
-from outlive.adapters.langgraph.importer.thread import Done, Problem, ThreadMove, Unmovable
-from outlive.adapters.langgraph.operations import CheckpointOperations
+from outlive.adapters.langgraph.importer.source import Source
+from outlive.adapters.langgraph.importer.thread import Problem, ThreadImport, ThreadRefused, ThreadResult
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.adapters.langgraph.values.user_types import Name, listed
-from outlive.errors import BadArgument, CallerError, Corrupt, OutliveError, StoreError
+from outlive.backends.server.urls import hide_secrets
+from outlive.errors import BadArgument, BadURL, CallerError, Corrupt
 from outlive.factory import open as open_store
 from outlive.runtime.runtime import run_now
+from outlive.store import AsyncStore
 from outlive.sync.facades import Store
 
 Progress = Callable[[int, int | None], None]  # (checkpoints done, all of them)
 
 
 @dataclass(slots=True)
-class Moved:
-    """What was moved; with `dry_run`, what would be."""
+class ImportResult:
+    """What was imported; with `dry_run`, what would be."""
 
     threads: int = 0
-    checkpoints: int = 0  # brought this time
+    checkpoints: int = 0  # imported this time
     writes: int = 0
     present: int = 0  # checkpoints that were in the target already
-    renewed: int = 0  # of these, were brought up to date
-    ahead: int = 0  # threads that went on in the target since they were moved, and are left alone
-    verified: int = 0  # checkpoints that were read back from the target and are what the source says
+    again: int = 0  # threads that changed in the source since the last import, and were imported again
+    ahead: int = 0  # threads that were used in the target since the last import, and are left alone
+    verified: int = 0  # checkpoints that were read back from the target and equal those of the source
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -57,36 +57,47 @@ class Moved:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The classes that nobody named."""
-        return tuple(sorted({one.unknown for one in self.problems if one.unknown is not None}))
+        """The classes that are missing in `types`."""
+        return tuple(sorted({problem.unknown for problem in self.problems if problem.unknown is not None}))
 
     def __str__(self) -> str:
-        there = f" ({self.present:,} were there already)" if self.present else ""
-        said = f"{_count(self.threads, 'thread')}, {_count(self.checkpoints, 'checkpoint')}{there}, {_count(self.writes, 'write')}"
-        checked = f"; {_count(self.verified, 'checkpoint')} compared with the source" if self.verified else ""
-        return f"{said}{checked}" + (f"; {_count(len(self.problems), 'problem')}" if self.problems else "")
+        present = f" ({self.present:,} were there already)" if self.present else ""
+        text = f"{_count(self.threads, 'thread')}, {_count(self.checkpoints, 'checkpoint')}{present}, {_count(self.writes, 'write')}"
+        text += f"; {_count(self.verified, 'checkpoint')} compared with the source" if self.verified else ""
+        return text + (f"; {_count(len(self.problems), 'problem')}" if self.problems else "")
 
-    def add(self, done: Done) -> None:
+    def add(self, result: ThreadResult) -> None:
         self.threads += 1
-        self.checkpoints += done.checkpoints
-        self.writes += done.writes
-        self.present += done.present
-        self.renewed += done.renewed
-        self.ahead += done.is_ahead
-        self.verified += done.compared
+        self.checkpoints += result.checkpoints
+        self.writes += result.writes
+        self.present += result.present
+        self.again += result.is_again
+        self.ahead += result.is_ahead
+        self.verified += result.compared
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-class CannotMove(CallerError):
-    """A thread cannot be moved. `problem` says which and why, `moved` what was done before."""
+class ImportOptions(TypedDict, total=False):
+    """The options of `import_langgraph`, besides `progress`."""
 
-    def __init__(self, problem: Problem, moved: Moved) -> None:
+    types: Iterable[type | Name]
+    serde: SerializerProtocol | None
+    threads: Iterable[str] | None
+    on_problem: Literal["stop", "skip"]
+    verify: bool
+    dry_run: bool
+
+
+class CannotImport(CallerError):
+    """A thread cannot be imported. `problem` says which and why, `result` what was imported before it."""
+
+    def __init__(self, problem: Problem, result: ImportResult) -> None:
         super().__init__(str(problem))
         self.problem = problem
-        self.moved = moved
+        self.result = result
 
 
 def import_langgraph(
@@ -100,96 +111,153 @@ def import_langgraph(
     on_problem: Literal["stop", "skip"] = "stop",
     verify: bool = True,
     dry_run: bool = False,
-) -> Moved:
-    """Move all threads (or some) of a database of LangGraph's into a store. It can be repeated at any time.
+) -> ImportResult:
+    """Import all threads of a LangGraph database, or some, into a store. You can repeat it at any time.
 
-    `types` are the classes of your own that states hold; `serde` is the serializer of the source when it is not LangGraph's own
-    (EncryptedSerializer), and then that of the target too. A thread arrives whole or not at all, also when the process is killed.
-    With on_problem="stop" the first thread that cannot be moved raises CannotMove; with "skip" the others are moved, and the result
-    says what was left. `dry_run` reads and decodes everything, stores nothing, and lists all problems. Raises StoreError for
-    a source or target that cannot be reached.
+    `types` are your own classes that states contain. `serde` is the serializer of the source when it is not
+    LangGraph's default (such as EncryptedSerializer); the target uses it too. A thread arrives whole or not
+    at all, also when the process is killed. With on_problem="stop" the first thread that cannot be imported
+    raises CannotImport; with "skip" the others are imported, and the result lists the problems. `dry_run`
+    reads and decodes everything, stores nothing, and lists all problems. Raises StoreError for a source or
+    target that cannot be reached.
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
     types = listed(types)
     if types and serde is not None:
-        raise BadArgument("give types= or serde=, not both: a serde of your own decides what it reads")
+        raise BadArgument("pass types= or serde=, not both: your own serde decides what it reads")
     if isinstance(threads, str):
-        raise BadArgument(f"threads must be thread ids, such as [{threads!r}], not a single str")
+        raise BadArgument(f"threads must be a list of thread ids, such as [{threads!r}], not a single str")
     if isinstance(target, str):
         check_apart(source_url, target)
     with contextlib.closing(open_source(source_url)) as source, _opened(target, dry_run) as store:
-        keeper = CheckpointOperations(store._store, serde or StrictSerializer(types))
+        session = Session.of(store._store, serde or StrictSerializer(types))
         reader = RowSerializer(types) if serde is None else maybe_add_typed_methods(serde)
-        mover = _Mover(source, keeper, reader, progress, verify=verify, dry_run=dry_run)
-        return mover.run(threads, stops=on_problem == "stop" and not dry_run)
+        importer = _Importer(source, session, reader, progress, verify, dry_run)
+        return importer.run(threads, stops=on_problem == "stop" and not dry_run)
 
 
-class _Mover:
-    """All threads, one after the other."""
+async def aimport_langgraph(
+    source_url: str,
+    target: AsyncStore | Store | str,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[ImportOptions],
+) -> ImportResult:
+    """Import a database as `import_langgraph` does, with its options, in a worker thread.
 
-    def __init__(
-        self,
-        source: Source,
-        keeper: CheckpointOperations,
-        serde: SerializerProtocol,
-        progress: Progress | None,
-        *,
-        verify: bool,
-        dry_run: bool,
-    ) -> None:
-        self._source = source
-        self._keeper = keeper
-        self._serde = serde
-        self._progress = progress
-        self._verify = verify
-        self._dry_run = dry_run
-        self._done = 0
-        self._total: int | None = None
+    `progress` is called in that thread. When it is cancelled, it stops at the next checkpoint and then
+    raises CancelledError; threads that were imported stay, and you can repeat it.
+    """
+    is_cancelled = threading.Event()
 
-    def run(self, threads: Iterable[str] | None, *, stops: bool) -> Moved:
-        moved = Moved()
-        is_asked = threads is not None
+    def report(done: int, total: int | None) -> None:
+        if is_cancelled.is_set():
+            raise _Cancelled
+        if progress is not None:
+            progress(done, total)
+
+    def work() -> ImportResult:
+        if not isinstance(target, AsyncStore):
+            return import_langgraph(source_url, target, progress=report, **options)
+        if target._sync_sibling is None:
+            raise BadArgument("the target was not opened by outlive.open_async; pass its URL")
+        with Store(target._sync_sibling()) as store:
+            return import_langgraph(source_url, store, progress=report, **options)
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        is_cancelled.set()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved
+        raise
+
+
+def open_source(url: str) -> Source:
+    """Open a LangGraph database for reading: sqlite:///old.db, postgresql://host/database."""
+    if not isinstance(url, str):
+        raise BadURL(
+            f"the source must be a URL, such as sqlite:///old.db, not {type(url).__name__} {url!r:.100}"
+        )
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from outlive.adapters.langgraph.importer.sqlite import SQLiteSource
+
+        return SQLiteSource(url)
+    if scheme in ("postgresql", "postgres"):
+        from outlive.adapters.langgraph.importer.postgres import PostgresSource
+
+        return PostgresSource(url)
+    raise BadURL(
+        f"{hide_secrets(url)[:200]!r} is not a LangGraph database that can be read; "
+        "use sqlite:///old.db, or postgresql://user@host/database"
+    )
+
+
+class _Cancelled(Exception):
+    """The task that waited for the import was cancelled."""
+
+
+@dataclass(slots=True)
+class _Importer:
+    """Imports threads, one after the other."""
+
+    source: Source
+    session: Session
+    serde: SerializerProtocol
+    progress: Progress | None
+    verify: bool
+    dry_run: bool
+    done: int = 0
+    total: int | None = None
+
+    def run(self, threads: Iterable[str] | None, *, stops: bool) -> ImportResult:
+        result = ImportResult()
+        is_chosen = threads is not None
         if threads is None:
-            self._total = self._source.count()
-            for sentence in self._source.unreadable():
-                self._meet(Problem(None, None, sentence), moved, stops)
-            threads = self._source.threads()
+            self.total = self.source.count()
+            for sentence in self.source.unreadable():
+                _add_problem(Problem(None, None, sentence), result, stops)
+            threads = self.source.threads()
         for id in threads:
             try:
-                moved.add(self._move(id, is_asked))
-            except Unmovable as error:
-                self._meet(error.problem, moved, stops)
+                result.add(self._import(id, is_chosen))
+            except ThreadRefused as error:
+                _add_problem(error.problem, result, stops)
             except Corrupt as error:
                 if error.thread != id:
                     raise
-                self._meet(Problem(id, error.checkpoint, error.what), moved, stops)
-        return moved
+                _add_problem(Problem(id, error.checkpoint, error.what), result, stops)
+        return result
 
-    def _meet(self, problem: Problem, moved: Moved, stops: bool) -> None:
-        moved.problems += (problem,)
-        if stops:
-            raise CannotMove(problem, moved)
+    def _import(self, id: str, is_chosen: bool) -> ThreadResult:
+        begin = self.done
 
-    def _move(self, id: str, is_asked: bool) -> Done:
-        begin = self._done
+        def report(number: int) -> None:
+            self.done = begin + number
+            if self.progress is not None:
+                self.progress(self.done, self.total)
 
-        def tell(number: int) -> None:
-            self._done = begin + number
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-
-        with self._source.thread(id) as view:
-            move = ThreadMove(
-                self._keeper, Decoder(self._serde), view, id, tell, verify=self._verify, dry_run=self._dry_run
+        with self.source.thread(id) as view:
+            thread = ThreadImport(
+                self.session, Decoder(self.serde), view, id, report, self.verify, self.dry_run
             )
-            done = run_now(move.run())
-        if is_asked and done.is_absent:
-            raise Unmovable(Problem(id, None, "there is no such thread in the source"))
-        tell(done.present + done.checkpoints)
-        if isinstance(self._serde, RowSerializer):
-            self._serde.forget()
-        return done
+            result = run_now(thread.run())
+        if is_chosen and result.is_absent:
+            raise ThreadRefused(Problem(id, None, "there is no such thread in the source"))
+        report(result.present + result.checkpoints)
+        if isinstance(self.serde, RowSerializer):
+            self.serde.forget()
+        return result
+
+
+def _add_problem(problem: Problem, result: ImportResult, stops: bool) -> None:
+    result.problems += (problem,)
+    if stops:
+        raise CannotImport(problem, result)
 
 
 @contextlib.contextmanager
@@ -199,16 +267,16 @@ def _opened(target: Store | str, dry_run: bool) -> Iterator[Store]:
         return
     if not isinstance(target, str):
         raise BadArgument(
-            f"the target is a URL or a store that outlive.open gave, not {type(target).__name__}"
+            f"the target must be a URL or a store from outlive.open, not {type(target).__name__}"
         )
     if dry_run and is_absent(target):
-        target = "memory:"  # a dry run leaves nothing behind
+        target = "memory:"  # a dry run creates no store
     with open_store(target) as store:
         yield store
 
 
 def is_absent(url: str) -> bool:
-    """Tell whether a URL names a local store that is not there yet."""
+    """Tell whether a URL names a local store that does not exist yet."""
     path = _local_path(url)
     return path is not None and not os.path.exists(path)
 
@@ -224,78 +292,3 @@ def _local_path(url: str) -> str | None:
     scheme, _, rest = url.partition("?")[0].partition(":")
     path = rest[3:] if scheme == "sqlite" and rest.startswith("///") else rest.removeprefix("//")
     return path if scheme in ("sqlite", "file") else None
-
-
-# The command without a command line ---------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Move what the arguments name; return the exit code: 0 done, 1 problems, 2 a wrong call, 3 a store in the way."""
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        prog="python -m outlive.adapters.langgraph.importer.importer", description=_HELP
-    )
-    parser.add_argument("source", metavar="SOURCE_URL")
-    parser.add_argument("target", metavar="TARGET_URL")
-    parser.add_argument(
-        "--type", action="append", default=[], metavar="MODULE.CLASS", help="a class that states hold"
-    )
-    parser.add_argument(
-        "--serde", metavar="MODULE.NAME", help="the serializer of the source, or a function that returns it"
-    )
-    parser.add_argument("--thread", action="append", metavar="ID", help="only this thread; can be repeated")
-    parser.add_argument(
-        "--skip", action="store_true", help="leave out threads that cannot be moved, and go on"
-    )
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the target with the source")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="read everything, store nothing, list all problems"
-    )
-    said = parser.parse_args(arguments)
-    try:
-        moved = import_langgraph(
-            said.source,
-            said.target,
-            types=named_types(said.type),
-            serde=named_serde(said.serde),
-            threads=said.thread,
-            progress=Lines(lambda line: _say(line, sys.stderr)),
-            on_problem="skip" if said.skip else "stop",
-            verify=not said.no_verify,
-            dry_run=said.dry_run,
-        )
-    except OutliveError as error:
-        _say(f"outlive: {error}", sys.stderr)
-        return 3 if isinstance(error, StoreError) else 1 if isinstance(error, CannotMove) else 2
-    for problem in moved.problems:
-        _say(str(problem), sys.stdout)
-    _say(f"{'would move' if said.dry_run else 'moved'} {moved}", sys.stdout)
-    return 0 if moved.ok else 1
-
-
-_HELP = (
-    "Move a database of LangGraph's (sqlite:///old.db, postgresql://host/database) into a store of outlive's."
-)
-
-
-class Lines:
-    """Progress as plain lines: one for every tenth of the way."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._tenth = 0
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if total and done * 10 // total > self._tenth:
-            self._tenth = done * 10 // total
-            self._say(f"{done:,} of {total:,} checkpoints")
-
-
-def _say(line: str, stream: object) -> None:
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
-    stream.write(shown.encode(errors="backslashreplace").decode() + "\n")  # type: ignore[attr-defined]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

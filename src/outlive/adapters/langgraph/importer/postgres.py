@@ -1,6 +1,6 @@
 """Reading what `PostgresSaver`, `AsyncPostgresSaver` and `ShallowPostgresSaver` wrote, at any of their migrations.
 
-Primitive values of channels stand in the checkpoint, all others in a table of their own, by channel and version.
+Primitive values of channels are in the checkpoint, all others in a separate table, by channel and version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.checkpoint.serde.types import TASKS
 
-from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, Typed, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, CheckpointRow, Typed, WriteKey, WriteRow
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import BadArgument, BadURL, Corrupt, MissingExtra, StoreUnavailable
 
@@ -27,13 +27,13 @@ _NEXT = """select min(thread_id) from (
     (select thread_id from checkpoints where thread_id > %(last)s order by thread_id limit 1)
     union all
     (select thread_id from checkpoint_writes where thread_id > %(last)s order by thread_id limit 1)
-) as found"""
+) as ids"""
 
 BlobKey = tuple[str, str, str]  # (namespace, channel, version)
 
 
 class PostgresSource:
-    """A PostgreSQL database of LangGraph's; every transaction on it is read-only."""
+    """A LangGraph database in PostgreSQL; every transaction on it is read-only."""
 
     def __init__(self, url: str) -> None:
         self.shown = hide_secrets(url)
@@ -45,7 +45,7 @@ class PostgresSource:
             )  # fmt: skip
         except psycopg.ProgrammingError as error:  # libpq may quote the password
             raise BadURL(
-                "libpq does not understand the URL of the source; write postgresql://user:password@host/database"
+                "libpq cannot parse the URL of the source; write postgresql://user:password@host/database"
             ) from error
         except psycopg.OperationalError as error:
             raise StoreUnavailable(
@@ -62,7 +62,7 @@ class PostgresSource:
             raise
 
     def _look(self) -> _Shape:
-        """Find out which columns there are: tables are as old as the first start of their program."""
+        """Find out which columns there are: they depend on the version that created the tables."""
         columns = {
             table: {row[0] for row in self._link.execute(_COLUMNS, (table,))}
             for table in ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
@@ -71,7 +71,7 @@ class PostgresSource:
         has_writes = {"task_id", "idx", "channel", "type", "blob"} <= columns["checkpoint_writes"]
         if not (wanted <= columns["checkpoints"] and "channel" in columns["checkpoint_blobs"] and has_writes):
             raise BadArgument(
-                f"{self.shown} does not have the tables of LangGraph's PostgresSaver where the search_path leads; "
+                f"{self.shown} does not have the tables of PostgresSaver in its search_path; "
                 "for another schema add ?options=-csearch_path%3Dthe_schema"
             )
         return _Shape(columns)
@@ -91,7 +91,7 @@ class PostgresSource:
             yield last
 
     def unreadable(self) -> list[str]:
-        return []  # PostgreSQL takes nothing but text
+        return []  # the columns are text
 
     @contextlib.contextmanager
     def thread(self, id: str) -> Iterator[_View]:
@@ -108,7 +108,7 @@ where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"""
 
 
 class _Shape:
-    """What the tables have. The shallow saver keeps one checkpoint for each namespace, and one value for each channel."""
+    """How columns are selected. The shallow saver has one checkpoint per namespace, and one value per channel."""
 
     def __init__(self, columns: dict[str, set[str]]) -> None:
         has_ids = "checkpoint_id" in columns["checkpoints"]
@@ -125,12 +125,12 @@ class _View:
         self._link = link
         self._id = id
         self._shape = shape
-        self._blobs: dict[BlobKey, Typed] = {}  # of the page before: most channels stay the same
+        self._blobs: dict[BlobKey, Typed] = {}  # of the page before: most channels do not change
 
     def _ask(self, sql: str, **values: Any) -> list[Any]:
         return self._link.execute(sql, {"thread": self._id, **values}).fetchall()
 
-    def pairs(self) -> list[CheckpointKey]:
+    def checkpoint_keys(self) -> list[CheckpointKey]:
         id = self._shape.id
         return [
             tuple(row)
@@ -144,30 +144,29 @@ class _View:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from checkpoint_writes where thread_id = %(thread)s"
         return {tuple(row) for row in self._ask(sql)}
 
-    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
-        for at in range(0, len(pairs), _PAGE):
-            yield from self._page(pairs[at : at + _PAGE])
+    def rows(self, keys: Sequence[CheckpointKey]) -> Iterator[CheckpointRow]:
+        for at in range(0, len(keys), _PAGE):
+            yield from self._page(keys[at : at + _PAGE])
 
-    def _page(self, pairs: Sequence[CheckpointKey]) -> list[Row]:
-        found = {(row[0], row[1]): row[2:] for row in self._rows(pairs)}
-        writes = self._writes_of(pairs)
-        wanted = {pair: _versions(found[pair][3], pair[0], self._shape) for pair in pairs if pair in found}
-        blobs = self._fetch({key for keys in wanted.values() for key in keys})
-        sends = self._sends({parent for parent, is_old, *_ in found.values() if is_old and parent})
+    def _page(self, keys: Sequence[CheckpointKey]) -> list[CheckpointRow]:
+        stored = {(row[0], row[1]): row[2:] for row in self._rows(keys)}
+        writes = self._writes_of(keys)
+        wanted = {key: _versions(row[3], key[0], self._shape) for key, row in stored.items()}
+        blobs = self._fetch({blob for blob_keys in wanted.values() for blob in blob_keys})
+        sends = self._sends({parent for parent, is_old, *_ in stored.values() if is_old and parent})
         rows = []
-        for pair in pairs:
-            if pair not in found:
+        for key in keys:
+            if key not in stored:
                 continue
-            parent, is_old, fields, _, metadata = found[pair]
-            channels = [(key[1], key[2], blobs[key]) for key in wanted[pair] if key in blobs]
-            row = Row(
-                *pair, parent or None, metadata, fields=fields, channels=channels, writes=writes.get(pair, [])
-            )
+            parent, is_old, fields, _, metadata = stored[key]
+            channels = [(blob[1], blob[2], blobs[blob]) for blob in wanted[key] if blob in blobs]
+            row = CheckpointRow(*key, parent or None, metadata, fields=fields, channels=channels)
+            row.writes = writes.get(key, [])
             row.sends = sends.get(parent, []) if is_old else []
             rows.append(row)
         return rows
 
-    def _rows(self, pairs: Sequence[CheckpointKey]) -> list[Any]:
+    def _rows(self, keys: Sequence[CheckpointKey]) -> list[Any]:
         return self._ask(
             f"""select c.checkpoint_ns, {self._shape.id}, {self._shape.parent},
             jsonb_typeof(c.checkpoint->'v') = 'number' and c.checkpoint->'v' < '{_SENDS_ELSEWHERE}'::jsonb, c.checkpoint::text,
@@ -176,13 +175,13 @@ class _View:
             c.metadata::text
             from unnest(%(namespaces)s::text[], %(ids)s::text[]) as asked(namespace, id)
             join checkpoints c on c.thread_id = %(thread)s and c.checkpoint_ns = asked.namespace and {self._shape.id} = asked.id""",  # noqa: S608
-            **_columns(pairs),
+            **_columns(keys),
         )
 
     def _fetch(self, keys: set[BlobKey]) -> dict[BlobKey, Typed]:
-        """Return the values of channels, those of the page before without asking again."""
+        """Return the values of channels; those of the page before are not fetched again."""
         missing = sorted(keys - self._blobs.keys())
-        held = {key: self._blobs[key] for key in keys if key in self._blobs}
+        blobs = {key: self._blobs[key] for key in keys if key in self._blobs}
         rows = self._ask(
             f"""select asked.namespace, asked.channel, asked.version, b.type, b.blob
             from unnest(%(namespaces)s::text[], %(channels)s::text[], %(versions)s::text[]) as asked(namespace, channel, version)
@@ -192,13 +191,13 @@ class _View:
             channels=[key[1] for key in missing],
             versions=[key[2] for key in missing],
         )  # fmt: skip
-        held.update({(row[0], row[1], row[2]): (row[3], row[4]) for row in rows})
-        self._blobs = held
-        return held
+        blobs.update({(row[0], row[1], row[2]): (row[3], row[4]) for row in rows})
+        self._blobs = blobs
+        return blobs
 
     def _sends(self, parents: set[str]) -> dict[str, list[Typed]]:
-        """Return what old checkpoints left for those below them, by their id."""
-        found: dict[str, list[Typed]] = {}
+        """Return the Sends that old checkpoints left for their children, by the id of the parent."""
+        sends: dict[str, list[Typed]] = {}
         if parents:
             path = self._shape.path
             for id, kind, data in self._ask(
@@ -207,18 +206,18 @@ class _View:
                 parents=sorted(parents),
                 tasks=TASKS,
             ):
-                found.setdefault(id, []).append((kind, data))
-        return found
+                sends.setdefault(id, []).append((kind, data))
+        return sends
 
-    def _writes_of(self, pairs: Sequence[CheckpointKey]) -> dict[CheckpointKey, list[WriteRow]]:
-        found: dict[CheckpointKey, list[WriteRow]] = {}
+    def _writes_of(self, keys: Sequence[CheckpointKey]) -> dict[CheckpointKey, list[WriteRow]]:
+        writes: dict[CheckpointKey, list[WriteRow]] = {}
         for write in self._writes(
             "join unnest(%(namespaces)s::text[], %(ids)s::text[]) as asked(namespace, id) "
             "on w.checkpoint_ns = asked.namespace and w.checkpoint_id = asked.id where true",
-            **_columns(pairs),
+            **_columns(keys),
         ):
-            found.setdefault((write.namespace, write.checkpoint), []).append(write)
-        return found
+            writes.setdefault((write.namespace, write.checkpoint), []).append(write)
+        return writes
 
     def lone_writes(self) -> list[WriteRow]:
         same = f"c.thread_id = w.thread_id and c.checkpoint_ns = w.checkpoint_ns and {self._shape.id} = w.checkpoint_id"
@@ -236,18 +235,18 @@ class _View:
         ]
 
 
-def _columns(pairs: Sequence[CheckpointKey]) -> dict[str, list[str]]:
-    return {"namespaces": [pair[0] for pair in pairs], "ids": [pair[1] for pair in pairs]}
+def _columns(keys: Sequence[CheckpointKey]) -> dict[str, list[str]]:
+    return {"namespaces": [key[0] for key in keys], "ids": [key[1] for key in keys]}
 
 
-def _versions(said: str | None, namespace: str, shape: _Shape) -> list[BlobKey]:
-    versions = json.loads(said) if said else {}
+def _versions(text: str | None, namespace: str, shape: _Shape) -> list[BlobKey]:
+    versions = json.loads(text) if text else {}
     return [(namespace, channel, version if shape.version != "''" else "") for channel, version in versions.items() if version is not None]  # fmt: skip
 
 
 @contextlib.contextmanager
 def _translated(shown: str, thread: str | None = None) -> Iterator[None]:
-    """Tell what went wrong in outlive's words."""
+    """Turn errors of psycopg into those of outlive."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:

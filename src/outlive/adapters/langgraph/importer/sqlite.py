@@ -1,7 +1,7 @@
-"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote. The file may be in use, and may be of any age.
+"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote. The file may be in use, and of any version.
 
-It is read by Python's own sqlite3, as they do, and not by apsw: each brings a SQLite of its own, and when one of two in a process closes
-a file, the other loses its locks on it. So a saver that is open in this process stays safe.
+Like them, it uses Python's sqlite3 and not apsw. Each of the two contains its own SQLite, and when one of
+them closes a file, the other loses its locks on it. So a saver that is open in this process stays safe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from outlive.adapters.langgraph.importer.source import CheckpointKey, Row, WriteKey, WriteRow
+from outlive.adapters.langgraph.importer.source import CheckpointKey, CheckpointRow, WriteKey, WriteRow
 from outlive.backends.sqlite.connection import APPLICATION_ID
 from outlive.errors import BadArgument, BadURL, Corrupt, StoreBusy, StoreUnavailable
 
@@ -36,7 +36,7 @@ _NEXT = """select cast(min(thread_id) as blob) from (
 
 
 class SQLiteSource:
-    """A SQLite file of LangGraph's, opened so that it cannot be written to."""
+    """A LangGraph database in SQLite, opened read-only."""
 
     def __init__(self, url: str) -> None:
         path = _path(url)
@@ -50,7 +50,7 @@ class SQLiteSource:
                 raise
 
     def _check(self) -> str:
-        """Make sure that these are tables of LangGraph's; return how a task's path is asked for."""
+        """Make sure that these are tables of LangGraph; return the expression that selects a task's path."""
         columns = {
             table: {row[1] for row in self._db.execute(f"pragma table_info({table})")}
             for table in ("checkpoints", "writes")
@@ -59,11 +59,9 @@ class SQLiteSource:
             not columns["checkpoints"]
             and next(self._db.execute("pragma application_id"))[0] == APPLICATION_ID
         ):
-            raise BadArgument(
-                f"{self.shown} is a store of outlive's already; use store.copy_to, or outlive copy"
-            )
+            raise BadArgument(f"{self.shown} is an outlive store already; use store.copy_to, or outlive copy")
         if not (columns["checkpoints"] >= _CHECKPOINTS and columns["writes"] >= _WRITES):
-            raise BadArgument(f"{self.shown} does not have the tables of LangGraph's SqliteSaver")
+            raise BadArgument(f"{self.shown} does not have the tables of SqliteSaver")
         return "task_path" if "task_path" in columns["writes"] else "''"
 
     def close(self) -> None:
@@ -81,21 +79,21 @@ class SQLiteSource:
             try:
                 id = last.decode()
             except UnicodeDecodeError:
-                continue  # told by `unreadable`
+                continue  # reported by `unreadable`
             yield id
 
     def unreadable(self) -> list[str]:
-        found = []
-        (odd,) = next(self._ask("select count(*) from checkpoints where typeof(thread_id) <> 'text'"))
-        if odd:
-            found.append(f"{odd:,} rows of the table checkpoints have a thread_id that is no text")
+        sentences = []
+        (count,) = next(self._ask("select count(*) from checkpoints where typeof(thread_id) <> 'text'"))
+        if count:
+            sentences.append(f"{count:,} rows of the table checkpoints have a thread_id that is not text")
         last = b""
         while (last := next(self._ask(_NEXT, last))[0]) is not None:
             try:
                 last.decode()
             except UnicodeDecodeError:
-                found.append(f"the thread id {last[:100]!r} is not written in UTF-8")
-        return found
+                sentences.append(f"the thread id {last[:100]!r} is not UTF-8")
+        return sentences
 
     @contextlib.contextmanager
     def thread(self, id: str) -> Iterator[_View]:
@@ -121,24 +119,24 @@ class _View:
             f"checkpoint_ns, checkpoint_id, task_id, {path_column}, idx, channel, type, value"
         )
 
-    def pairs(self) -> list[CheckpointKey]:
+    def checkpoint_keys(self) -> list[CheckpointKey]:
         sql = "select checkpoint_ns, checkpoint_id from checkpoints where thread_id = ? order by checkpoint_id, checkpoint_ns"
-        found = self._db.execute(sql, (self._id,)).fetchall()
-        return [(_text("checkpoint_ns", namespace), _text("checkpoint_id", id)) for namespace, id in found]
+        rows = self._db.execute(sql, (self._id,)).fetchall()
+        return [(_text("checkpoint_ns", namespace), _text("checkpoint_id", id)) for namespace, id in rows]
 
     def write_keys(self) -> set[WriteKey]:
         sql = "select checkpoint_ns, checkpoint_id, task_id, idx from writes where thread_id = ?"
         return {tuple(row) for row in self._db.execute(sql, (self._id,))}
 
-    def rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
+    def rows(self, keys: Sequence[CheckpointKey]) -> Iterator[CheckpointRow]:
         sql = (
             "select parent_checkpoint_id, metadata, type, checkpoint from checkpoints "
             "where thread_id = ? and checkpoint_ns = ? and checkpoint_id = ?"
         )
-        for namespace, id in pairs:
-            found: list[Any] = self._db.execute(sql, (self._id, namespace, id)).fetchall()
-            for parent, metadata, kind, data in found:
-                row = Row(namespace, id, parent or None, metadata, whole=(kind, data))
+        for namespace, id in keys:
+            stored: list[Any] = self._db.execute(sql, (self._id, namespace, id)).fetchall()
+            for parent, metadata, kind, data in stored:
+                row = CheckpointRow(namespace, id, parent or None, metadata, whole=(kind, data))
                 row.writes = self._writes("checkpoint_ns = ? and checkpoint_id = ?", namespace, id)
                 yield row
 
@@ -164,7 +162,7 @@ def _text(name: str, value: object) -> str:
 
 def _path(url: str) -> str:
     if "?" in url:
-        raise BadURL("a source in SQLite takes no options; a '?' in the path is written %3F")
+        raise BadURL("a SQLite source takes no options; write a '?' in the path as %3F")
     rest = unquote(url.partition(":")[2])
     path = rest.removeprefix("///")
     if rest.startswith("//") and not rest.startswith("///"):
@@ -172,12 +170,12 @@ def _path(url: str) -> str:
     if not path.strip("/") or path == ":memory:" or "\0" in path:
         raise BadURL("sqlite: needs the path of a file; write sqlite:///old.db")
     if not os.path.isfile(path):
-        raise StoreUnavailable(f"there is no file {os.path.abspath(path)!r} to read")
+        raise StoreUnavailable(f"there is no file {os.path.abspath(path)!r}")
     return os.path.abspath(path)
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """Open a file for reading only, with its log, also while others write."""
+    """Open a file read-only, with its write-ahead log, also while others write."""
     db = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
         for setting in ("query_only = on", "trusted_schema = off", "cell_size_check = on"):
@@ -186,9 +184,9 @@ def _connect(path: str) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         db.close()
         if _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and os.access(path, os.R_OK):
-            # Readers and writers of a log share memory, which is a file beside it.
+            # Readers of a write-ahead log share memory with its writers: a file beside the database.
             raise StoreUnavailable(
-                f"SQLite reads {path!r} only where it may put a file beside it; copy it to a folder that can be written to"
+                f"SQLite must create a file beside {path!r} to read it; copy it to a folder that you can write to"
             ) from error
         raise
     except BaseException:
@@ -198,22 +196,22 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """Return SQLite's own code, without its details."""
+    """Return the primary result code of SQLite."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 @contextlib.contextmanager
 def _translated(shown: str, thread: str | None = None) -> Iterator[None]:
-    """Tell what went wrong in outlive's words."""
+    """Turn errors of SQLite into those of outlive."""
     try:
         yield
     except sqlite3.Error as error:
         code = _code(error)
         if code == sqlite3.SQLITE_NOTADB:
-            raise BadArgument(f"{shown} is no database of SQLite's") from error
+            raise BadArgument(f"{shown} is not a SQLite database") from error
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise StoreBusy(f"{shown} was locked by others for {_BUSY_S} s") from error
-        if code in (None, sqlite3.SQLITE_CORRUPT):  # None: text that is no UTF-8
+            raise StoreBusy(f"{shown} was locked by another process for {_BUSY_S} s") from error
+        if code in (None, sqlite3.SQLITE_CORRUPT):  # None: text that is not UTF-8
             raise Corrupt(f"{shown} cannot be read ({error})", thread=thread) from error
         raise StoreUnavailable(f"{shown} cannot be read ({error})") from error

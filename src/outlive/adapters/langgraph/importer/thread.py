@@ -1,7 +1,15 @@
-"""Moving one thread: read it from the source, store what the target does not have, read that back and compare.
+"""Importing one thread: read it from the source, store it in the target, read it back and compare.
 
-What is compared are digests over what the source's rows say and over what the saver returns from the target, each through the whole
-way of its own (`canonical.py`).
+A thread is imported whole or left alone:
+
+    the target has nothing of it                          import it
+    the target has all of it                              skip it (compared, when `verify` is on)
+    the target has a part, and nothing else               delete that part and import the thread again
+    the target was used since, the source was not         leave it alone; it counts as `ahead`
+    any other difference                                  leave it alone and report it
+
+What is compared are digests (`values/digest.py`): of what the rows of the source say, and of what the
+saver returns from the target. Neither goes through the code of the other.
 """
 
 from __future__ import annotations
@@ -11,43 +19,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from outlive.adapters.langgraph.importer.batch import Cargo
-from outlive.adapters.langgraph.importer.decoder import Decoder, Found
-from outlive.adapters.langgraph.importer.existing import Held
+from outlive.adapters.langgraph.importer.batch import IMPORTED, Batch
+from outlive.adapters.langgraph.importer.decoder import DecodedCheckpoint, Decoder
 from outlive.adapters.langgraph.importer.source import (
     PAGE,
     CheckpointKey,
-    Row,
+    CheckpointRow,
     ThreadView,
     WriteKey,
     WriteRow,
 )
-from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import Pages
+from outlive.adapters.langgraph.session import Session
 from outlive.adapters.langgraph.values.digest import digest
 from outlive.backend import CheckpointRecord, ThreadKey
 from outlive.errors import CallerError, Corrupt, OutliveError, StaleBase, UnknownTag
-from outlive.values import PendingWrite
+from outlive.threads.prune import ThreadContents, read_contents
 
 _TRIES = 5
-_ODD = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)  # in hostile rows
+# What reading a hostile row may raise.
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a thread was not moved, and what mends it."""
+    """Why a thread was not imported, and what to do about it."""
 
     thread: str | None
     checkpoint: str | None
     sentence: str
-    unknown: str | None = None  # the class that nobody named
+    unknown: str | None = None  # the class that is missing in types
 
     def __str__(self) -> str:
         where = "" if self.thread is None else f"thread {self.thread!r}"
@@ -55,8 +56,8 @@ class Problem:
         return f"{where}: {self.sentence}" if where else self.sentence
 
 
-class Unmovable(Exception):
-    """A thread stays where it is."""
+class ThreadRefused(Exception):
+    """A thread cannot be imported; the target keeps what it had of it."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -64,239 +65,224 @@ class Unmovable(Exception):
 
 
 @dataclass(slots=True)
-class Done:
+class ThreadResult:
     """What was done with a thread."""
 
-    checkpoints: int = 0  # brought
+    checkpoints: int = 0  # imported
     writes: int = 0
-    renewed: int = 0  # were there, and had changed in the source
-    present: int = 0  # were there
+    present: int = 0  # checkpoints that the target had, and keeps
     compared: int = 0
-    is_ahead: bool = False  # the target went on
+    is_again: bool = False  # the target had a part of it, or an older state
+    is_ahead: bool = False  # the target was used since
     is_absent: bool = False  # the source has nothing of it
 
 
-class ThreadMove:
+@dataclass(slots=True)
+class ThreadImport:
     """One thread on its way."""
 
-    def __init__(
-        self,
-        keeper: CheckpointOperations,
-        decoder: Decoder,
-        view: ThreadView,
-        thread: str,
-        tell: Callable[[int], None],
-        *,
-        verify: bool,
-        dry_run: bool,
-    ) -> None:
-        self._keeper = keeper
-        self._decoder = decoder
-        self._view = view
-        self._thread = thread
-        self._tell = tell
-        self._verify = verify
-        self._dry_run = dry_run
+    session: Session
+    decoder: Decoder
+    view: ThreadView
+    thread: str
+    report: Callable[[int], None]
+    verify: bool
+    dry_run: bool
 
-    async def run(self) -> Done:
-        """Move what is missing. Raises Unmovable, and then nothing was stored but what was there."""
-        with self._about(None):
-            key = self._keeper.key(self._thread)
+    async def run(self) -> ThreadResult:
+        """Import the thread. Raises ThreadRefused, and then the target is as it was."""
+        with self._locating(None):
+            key = self.session.key(self.thread)
         for _ in range(_TRIES):
             try:
-                return await self._once(key)
+                return await self._import(key)
             except StaleBase:  # others write to this thread of the target: look again
                 continue
-        raise StaleBase(self._thread)
+        raise StaleBase(self.thread)
 
-    async def _once(self, key: ThreadKey) -> Done:
-        with self._about(None):
-            pairs, write_keys = self._view.pairs(), self._view.write_keys()
-        held = await Held.read(self._keeper.engine, key, pairs, write_keys)
-        done = Done(present=sum(pair in held.records for pair in pairs), is_ahead=held.has_gone_on)
-        if done.is_ahead:
-            if held.is_behind:
-                raise Unmovable(Problem(self._thread, None, _DIVERGED))
-            return done  # it is the target's now
-        done.is_absent = not pairs and not write_keys
-        expected = Expected()
-        cargo = Cargo(self._keeper, key, held.generation, held.namespaces, dry_run=self._dry_run)
-        await self._load(held, held.pairs if self._verify else held.lacking, cargo, expected)
-        await cargo.commit()
-        done.checkpoints, done.writes = cargo.checkpoints, cargo.writes
-        if self._verify:
-            await self._compare(key, held, expected, done)
-        return done
+    async def _import(self, key: ThreadKey) -> ThreadResult:
+        with self._locating(None):
+            checkpoint_keys, write_keys = self.view.checkpoint_keys(), self.view.write_keys()
+        contents = await read_contents(self.session.engine, key)
+        difference = _Difference(checkpoint_keys, write_keys, contents)
+        if difference.is_used and difference.is_behind:
+            raise ThreadRefused(Problem(self.thread, None, _DIVERGED))
+        present = ThreadResult(present=difference.shared, is_ahead=difference.is_used)
+        present.is_absent = difference.is_source_empty
+        if difference.is_used or present.is_absent:
+            return present
+        if not difference.is_behind and await self._is_same(key, difference, present):
+            return present
+        if difference.has_more:
+            raise ThreadRefused(Problem(self.thread, None, _PRUNED))
+        return await self._store(key, difference)
+
+    async def _is_same(self, key: ThreadKey, difference: _Difference, result: ThreadResult) -> bool:
+        """Tell whether the target has what the source says; without `verify`, believe it."""
+        if not self.verify:
+            return True
+        expected = await self._read_source(difference.checkpoint_keys, None)
+        actual = await self._read_target(key, expected)
+        result.compared = len(actual.checkpoints)
+        return expected.first_difference(actual) is None
+
+    async def _store(self, key: ThreadKey, difference: _Difference) -> ThreadResult:
+        """Import the whole thread, in place of what the target has of it."""
+        contents = difference.contents
+        is_again = bool(contents.records or contents.writes)
+        batch = Batch(self.session, key, replaced=contents if is_again else None, dry_run=self.dry_run)
+        expected = await self._read_source(difference.checkpoint_keys, batch)
+        await batch.commit()
+        result = ThreadResult(batch.checkpoints, batch.writes, is_again=is_again)
+        if self.verify and not self.dry_run:
+            actual = await self._read_target(key, expected)
+            if (differing := expected.first_difference(actual)) is not None:
+                raise ThreadRefused(Problem(self.thread, differing, _UNFAITHFUL))
+            result.compared = len(actual.checkpoints)
+        return result
 
     # Reading the source
 
-    async def _load(
-        self, held: Held, pairs: Sequence[CheckpointKey], cargo: Cargo, expected: Expected
-    ) -> None:
-        places = held.places()
-        for number, row in enumerate(self._rows(pairs), 1):
-            found = self._read(row)
-            with self._about(row.id):
-                expected.add(found)
-            if row.pair not in held.records:
-                with self._about(row.id):
-                    await cargo.add(found, places.get(row.pair))
-            await self._load_writes(row.writes, held, cargo, expected)
-            if cargo.is_full:
-                await cargo.commit()
-            self._tell(number)
-        await self._load_writes(self._view.lone_writes(), held, cargo, expected)
+    async def _read_source(self, keys: Sequence[CheckpointKey], batch: Batch | None) -> Digests:
+        """Decode the whole thread, page by page; put it into a batch, and return its digests."""
+        digests = Digests()
+        for number, row in enumerate(self._rows(keys), 1):
+            with self._locating(row.id):
+                decoded = self.decoder.checkpoint(row)
+                digests.add(decoded)
+                if batch is not None:
+                    await batch.add(decoded)
+            await self._read_writes(row.writes, batch, digests)
+            if batch is not None and batch.is_full:
+                await batch.commit()
+            self.report(number)
+        with self._locating(None):
+            lone = self.view.lone_writes()
+        await self._read_writes(lone, batch, digests)
+        return digests
 
-    def _rows(self, pairs: Sequence[CheckpointKey]) -> Iterator[Row]:
-        with self._about(None):
-            for at in range(0, len(pairs), PAGE):
-                yield from self._view.rows(pairs[at : at + PAGE])
+    def _rows(self, keys: Sequence[CheckpointKey]) -> Iterator[CheckpointRow]:
+        with self._locating(None):
+            for at in range(0, len(keys), PAGE):
+                yield from self.view.rows(keys[at : at + PAGE])
 
-    def _read(self, row: Row) -> Found:
-        with self._about(row.id):
-            return self._decoder.checkpoint(row)
-
-    async def _load_writes(
-        self, rows: Sequence[WriteRow], held: Held, cargo: Cargo, expected: Expected
-    ) -> None:
+    async def _read_writes(self, rows: Sequence[WriteRow], batch: Batch | None, digests: Digests) -> None:
         for row in rows:
-            with self._about(row.checkpoint):
-                value = self._decoder.write(row)
-                expected.add_write(row, value)
-                if row.key not in held.writes:
-                    await cargo.add_write(row, value)
+            with self._locating(row.checkpoint):
+                value = self.decoder.write(row)
+                digests.add_write(row.key, row.channel, row.path, value)
+                if batch is not None:
+                    await batch.add_write(row, value)
 
     @contextmanager
-    def _about(self, checkpoint: Any) -> Iterator[None]:
+    def _locating(self, checkpoint: Any) -> Iterator[None]:
         """Turn what is wrong with a row into a problem that says where it is, and what to do."""
         try:
             yield
-        except (CallerError, Corrupt, *_ODD) as error:
+        except (CallerError, Corrupt, *_MALFORMED) as error:
             sentence = error.what if isinstance(error, Corrupt) else str(error)
             if not isinstance(error, OutliveError):
                 sentence = f"it is not as LangGraph writes it ({type(error).__name__}: {error})"
             unknown = error.tag if isinstance(error, UnknownTag) else None
             if unknown is not None:
                 name = unknown.rpartition(".")[2]
-                sentence = f"it holds an object of {unknown}, which nobody named: give types=[{name}], or --type {unknown}"
+                sentence = f"it contains an object of {unknown}, which is not in types: add types=[{name}], or --type {unknown}"
             shown = checkpoint if isinstance(checkpoint, str | None) else repr(checkpoint)
-            raise Unmovable(Problem(self._thread, shown, sentence, unknown)) from error
+            raise ThreadRefused(Problem(self.thread, shown, sentence, unknown)) from error
 
-    # Comparing
+    # Reading the target
 
-    async def _compare(self, key: ThreadKey, held: Held, expected: Expected, done: Done) -> None:
-        """Read the target and compare; what was there before and has changed in the source is brought up to date."""
-        actual = await self._actual(key, expected)
-        pairs = expected.differing(actual)
-        keys = expected.differing_writes(actual)
-        if self._dry_run:  # what is not there yet cannot differ
-            pairs = [pair for pair in pairs if pair in held.records]
-            keys = [one for one in keys if one in held.writes]
-        done.compared = len(actual.checkpoints)
-        if not pairs and not keys:
-            return
-        is_old = all(pair in held.records for pair in pairs) and all(one in held.writes for one in keys)
-        if not is_old or any(one[3] >= 0 for one in keys):  # nobody writes these twice
-            checkpoint = pairs[0][1] if pairs else keys[0][1]
-            raise Unmovable(Problem(self._thread, checkpoint, _DIFFERS if is_old else _UNFAITHFUL))
-        done.renewed = len({*pairs, *((one[0], one[1]) for one in keys)})
-        if not self._dry_run:
-            await self._renew(key, pairs, set(keys))
-            again = await self._actual(key, expected)
-            if expected.differing(again) or expected.differing_writes(again):
-                raise Unmovable(Problem(self._thread, None, _UNFAITHFUL))
-
-    async def _renew(self, key: ThreadKey, pairs: list[CheckpointKey], keys: set[WriteKey]) -> None:
-        """Replace checkpoints and control writes by what the source has now; they keep their places."""
-        generation = (await self._keeper.engine.backend.read(key, "", chunks=False)).generation
-        cargo = Cargo(self._keeper, key, generation, set())
-        wanted = dict.fromkeys((*pairs, *((one[0], one[1]) for one in keys)))
-        for row in self._rows(list(wanted)):
-            if row.pair in pairs:
-                await cargo.add(self._read(row))
-            for write in row.writes:
-                if write.key in keys:
-                    await cargo.add_write(write, self._decoder.write(write))
-        for write in self._view.lone_writes():
-            if write.key in keys:
-                await cargo.add_write(write, self._decoder.write(write))
-        await cargo.commit(replace=True)
-
-    async def _actual(self, key: ThreadKey, expected: Expected) -> Expected:
-        """Return the digests of what the target has."""
-        actual, engine = Expected(), self._keeper.engine
+    async def _read_target(self, key: ThreadKey, expected: Digests) -> Digests:
+        """Return the digests of what the target has of the checkpoints and writes of the source."""
+        actual, engine = Digests(), self.session.engine
         pages = Pages(engine, key, None, None)
         while (
-            page := await pages.next(lambda one: (one.namespace, one.id) in expected.checkpoints)
+            page := await pages.next(lambda record: (record.namespace, record.id) in expected.checkpoints)
         ) is not None:
             for record in page.records:
-                with self._about(record.id):
+                with self._locating(record.id):
                     _, state, writes = page.open(record)
-                    actual.add(self._returned(key, record, state))
+                    actual.add(self._as_returned(key, record, state))
                     for write in writes:
-                        actual.add_pending(record, write)
-        if lone := [one for one in await engine.backend.writes(key, None) if one.key in expected.writes and one.key not in actual.writes]:  # fmt: skip
-            data = await engine.backend.fetch(key, list({name for one in lone for name in one.chunks}))
-            for one, write in zip(lone, engine.pending(key, lone, data), strict=True):
-                actual.writes[one.key] = _write_digest(write.channel, write.path, write.value)
+                        write_key = (record.namespace, record.id, write.task, write.index)
+                        actual.add_write(write_key, write.channel, write.path, write.value)
+        lone = expected.writes.keys() - actual.writes.keys()
+        rows = [row for row in await engine.backend.writes(key, None) if row.key in lone]
+        if rows:
+            data = await engine.backend.fetch(key, list({name for row in rows for name in row.chunks}))
+            for row, write in zip(rows, engine.pending(key, rows, data), strict=True):
+                actual.add_write(row.key, write.channel, write.path, write.value)
         return actual
 
-    def _returned(self, key: ThreadKey, record: CheckpointRecord, state: Any) -> Found:
-        """Return a checkpoint as the saver gives it to LangGraph."""
-        whole = self._keeper.describe(key, record, state, ())
-        above = whole.parent_config
-        return Found(
-            record.namespace,
-            whole.checkpoint["id"],
-            None if above is None else above["configurable"]["checkpoint_id"],
-            {**whole.checkpoint},
-            {**whole.metadata},
+    def _as_returned(self, key: ThreadKey, record: CheckpointRecord, state: Any) -> DecodedCheckpoint:
+        """Return a checkpoint as the saver returns it to LangGraph."""
+        stored = self.session.checkpoint_tuple(key, record, state, ())
+        return DecodedCheckpoint(
+            record.namespace, record.id, record.parent, {**stored.checkpoint}, {**stored.metadata}
         )
 
 
-class Expected:
+class _Difference:
+    """A thread of the source beside the same thread of the target."""
+
+    def __init__(
+        self, checkpoint_keys: list[CheckpointKey], write_keys: set[WriteKey], contents: ThreadContents
+    ) -> None:
+        self.checkpoint_keys = checkpoint_keys
+        self.contents = contents
+        self.is_source_empty = not checkpoint_keys and not write_keys
+        stored = {(record.namespace, record.id): record for record in contents.records}
+        written = {write.key for write in contents.writes}
+        shared = set(checkpoint_keys) & stored.keys()
+        extra = [record for key, record in stored.items() if key not in shared]
+        newest = max((stored[key].order for key in shared), default=None)
+        self.shared = len(shared)
+        self.is_behind = len(shared) < len(checkpoint_keys) or not write_keys <= written
+        # Checkpoints and writes that the source does not have: deleting them would lose them.
+        self.has_more = bool(extra) or not written <= write_keys
+        # The target was used: it has a newer checkpoint, a write of its own on a checkpoint that both have,
+        # or a control write that was overwritten. (Older checkpoints of its own were pruned from the source.)
+        self.is_used = (
+            any(newest is None or record.order > newest for record in extra)
+            or any(key[:2] in shared for key in written - write_keys)
+            or any(write.index < 0 and write.rank != IMPORTED for write in contents.writes)
+        )
+
+
+class Digests:
     """Digests of checkpoints and writes."""
 
     def __init__(self) -> None:
         self.checkpoints: dict[CheckpointKey, bytes] = {}
         self.writes: dict[WriteKey, bytes] = {}
 
-    def add(self, found: Found) -> None:
-        fields = sorted((name, value) for name, value in found.checkpoint.items() if name != "id")
-        whole = [
-            found.parent,
-            [list(pair) for pair in fields],
-            sorted(map(list, found.metadata.items()), key=lambda pair: pair[0]),
-        ]
-        self.checkpoints[found_pair(found)] = digest(whole)
+    def add(self, decoded: DecodedCheckpoint) -> None:
+        fields = sorted([name, value] for name, value in decoded.checkpoint.items() if name != "id")
+        metadata = sorted(map(list, decoded.metadata.items()), key=lambda item: item[0])
+        self.checkpoints[decoded.namespace, decoded.id] = digest([decoded.parent, fields, metadata])
 
-    def add_write(self, row: WriteRow, value: Any) -> None:
-        self.writes[row.key] = _write_digest(row.channel, row.path, value)
+    def add_write(self, key: WriteKey, channel: str, path: str, value: Any) -> None:
+        self.writes[key] = digest([channel, path, value])
 
-    def add_pending(self, record: CheckpointRecord, write: PendingWrite) -> None:
-        key = (record.namespace, record.id, write.task, write.index)
-        self.writes[key] = _write_digest(write.channel, write.path, write.value)
-
-    def differing(self, actual: Expected) -> list[CheckpointKey]:
-        return [pair for pair, one in self.checkpoints.items() if actual.checkpoints.get(pair) != one]
-
-    def differing_writes(self, actual: Expected) -> list[WriteKey]:
-        return [key for key, one in self.writes.items() if actual.writes.get(key) != one]
-
-
-def found_pair(found: Found) -> CheckpointKey:
-    return (found.namespace, found.id)
-
-
-def _write_digest(channel: str, path: str, value: Any) -> bytes:
-    return digest([channel, path, value])
+    def first_difference(self, actual: Digests) -> str | None:
+        """Return the id of a checkpoint that differs, or has a write that does; None when all are the same."""
+        for key, expected in self.checkpoints.items():
+            if actual.checkpoints.get(key) != expected:
+                return key[1]
+        for write_key, expected in self.writes.items():
+            if actual.writes.get(write_key) != expected:
+                return write_key[1]
+        return None
 
 
 _DIVERGED = (
-    "it went on in the target, and in the source as well; nothing was brought. "
-    "Leave it out, or delete it in the target and repeat"
+    "it was used in the target, and in the source as well; nothing was imported. "
+    "Leave it out, or delete it in the target and repeat the import"
 )
-_DIFFERS = "a write of it is in the target already with another value; delete the thread there and repeat"
+_PRUNED = (
+    "it has changed in the source, and the target has checkpoints or writes that the source no longer has; "
+    "nothing was imported. Leave it out, or delete it in the target and repeat the import"
+)
 _UNFAITHFUL = (
-    "what the target gives back is not what the source says; delete the thread there, and report this"
+    "the target does not return what the source says; delete the thread in the target, and report this"
 )

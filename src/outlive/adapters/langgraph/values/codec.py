@@ -1,14 +1,16 @@
 """Values of channels as outlive stores them.
 
-With a serializer of LangGraph's own kind (`JsonPlusSerializer` and what stands on it) values are *open*: what Python
-itself has is packed by outlive's codec, exactly (tuples stay tuples, NUL, NaN and great ints are fine), and is shared
-element by element; so are messages (`messages.py`), other objects of the frameworks (`frameworks.py`) and the classes that
-were named (`named.py`). What is left goes through the serializer, one by one, and stands in the stream as an extension: LangGraph's
-code k is 48 + k here, anything else that a serializer may give is TYPED.
+With LangGraph's default serializer, or one that is based on it (`JsonPlusSerializer`), values are *open*:
+outlive's codec packs Python's own types exactly (tuples stay tuples; NUL, NaN and big ints are fine) and
+shares them element by element. It does the same with messages (`messages.py`), other objects of LangChain and
+LangGraph (`library_types.py`), and the classes that were named (`user_types.py`). Any other object goes
+through the serializer and becomes an extension of the stream: LangGraph's code k is 48 + k here, and any other
+result of a serializer is TYPED.
 
-Any other serializer decides alone what its bytes look like; `EncryptedSerializer` gives others every time. Values are
-*sealed* then: the serializer gets each channel's value as a whole, its bytes are stored with the version of the channel,
-and the next checkpoint takes them over while the version stays the same. Nothing of a value is stored in any other way.
+Any other serializer decides alone what its bytes look like; `EncryptedSerializer` returns others every time.
+Then values are *sealed*: the serializer gets each channel's value as a whole, its bytes are stored with the
+version of the channel, and the next checkpoint reuses them while the version stays the same. No part of a
+value is stored in any other way.
 """
 
 from __future__ import annotations
@@ -22,33 +24,34 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from outlive.adapters.langgraph.values import library_types as frameworks
-from outlive.adapters.langgraph.values import messages
+from outlive.adapters.langgraph.values import library_types, messages
 from outlive.adapters.langgraph.values.messages import opened
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
-from outlive.adapters.langgraph.values.user_types import PREFIX, Named
+from outlive.adapters.langgraph.values.user_types import PREFIX, UserTypes
 from outlive.errors import BadArgument, Corrupt, OutliveError, Unencodable
 from outlive.format.codec import Codec, Hook
 from outlive.format.extensions import Composite, Raw, Scalar
 from outlive.format.registry import RegisteredType, Registry
 
-FIRST = 48  # LangGraph's extension codes stand here; 0 to 7 have another meaning in outlive's stream
-TYPED = FIRST + 8  # [type, bytes] as a serializer gave them
+FIRST = 48  # added to LangGraph's extension codes; 0 to 7 have another meaning in outlive's stream
+TYPED = FIRST + 8  # [type, bytes] as a serializer returned them
 SEALED = FIRST + 9  # [version of the channel, type, bytes]
 
 
 class ValueCodec(Codec):
-    """The codec of values that pass through a serializer of LangGraph."""
+    """The codec of values that pass through a LangGraph serializer."""
 
     def __init__(self, registry: Registry, serde: SerializerProtocol) -> None:
-        super().__init__(_Known(registry, serde.named if isinstance(serde, StrictSerializer) else Named(())))
+        super().__init__(
+            _AllTypes(registry, serde.user_types if isinstance(serde, StrictSerializer) else UserTypes(()))
+        )
         self._serde = serde
         self.is_open = _is_open(serde)
 
-    # Taking apart
+    # Packing
 
     def reduce(self, value: Any) -> Scalar | Composite | None:
-        """Take a value apart: one of Python's or the user's own by outlive, any other by the serializer."""
+        """Take a value apart: Python's types and registered ones by outlive, any other by the serializer."""
         reduced = super().reduce(value)
         return self._through_serializer(value) if reduced is None else reduced
 
@@ -68,7 +71,7 @@ class ValueCodec(Codec):
             raise Unencodable(path, f"the serializer refused it ({error})") from error
         return Raw(SEALED, ormsgpack.packb([version, kind, data]))
 
-    # Putting together
+    # Unpacking
 
     def _revive(self, code: int, payload: bytes, hook: Hook) -> Any:
         if not FIRST <= code <= SEALED:
@@ -88,7 +91,7 @@ class ValueCodec(Codec):
             name = type(self._serde).__name__
             raise BadArgument(
                 f"{name} cannot read a stored value of type {typed[0]!r} ({type(error).__name__}: {error}); "
-                "give the saver the serde that wrote it"
+                "pass the saver the serde that wrote it"
             ) from error
 
 
@@ -159,7 +162,7 @@ _containers.add(
     decode=lambda stored: _DeltaSnapshot(stored[0]),
 )
 messages.register_in(_containers)
-_frameworks = frameworks.Frameworks()
+_library_types = library_types.LibraryTypes()
 
 _TAGS = {
     "collections.Counter",
@@ -171,22 +174,22 @@ _TAGS = {
 }
 
 
-class _Known(Registry):
-    """The user's registry, the classes that a saver was told of, and what is known above."""
+class _AllTypes(Registry):
+    """The user's registry, the classes that were named to a saver, and those above."""
 
-    def __init__(self, registry: Registry, named: Named) -> None:
+    def __init__(self, registry: Registry, user_types: UserTypes) -> None:
         super().__init__()
         self._user = registry
-        self._named = named
+        self._named = user_types
 
     def of(self, cls: type) -> RegisteredType | None:
-        return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _frameworks.of(cls)
+        return self._user.of(cls) or _containers.of(cls) or self._named.of(cls) or _library_types.of(cls)
 
     def tagged(self, tag: str, version: int) -> RegisteredType:
         if tag in _TAGS:
             return _containers.tagged(tag, version)
-        if tag in frameworks.TAGS:
-            return _frameworks.tagged(tag, version)
+        if tag in library_types.TAGS:
+            return _library_types.tagged(tag, version)
         if tag.startswith(PREFIX) and not self._user.has(tag):
             return self._named.tagged(tag, version)
         return self._user.tagged(tag, version)

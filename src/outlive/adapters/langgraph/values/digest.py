@@ -1,7 +1,7 @@
 """A digest over values, to tell whether two are the same.
 
-It stands on its own, beside the codec that stores values: what the codec changed on the way, or a chunk lost, is seen. Equal
-values of equal types have equal digests; the order of a dict counts, that of a set does not.
+It does not use the codec that stores values, so it shows what the codec changed or a chunk lost. Equal values
+of equal types have equal digests; the order of a dict counts, that of a set does not.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def digest(value: Any) -> bytes:
 def _packed(value: Any) -> bytes:
     try:
         return ormsgpack.packb(value, default=_taken_apart, option=_OPTIONS)
-    except (TypeError, ValueError):  # great ints, lone surrogates, depth: the slow way has room for them
+    except (TypeError, ValueError):  # big ints, lone surrogates, deep nesting: the slow path handles them
         return repr(_spelled(value)).encode("utf-8", "surrogatepass")
 
 
 def _taken_apart(value: Any) -> Any:
-    """Return what an object consists of, in types that msgpack has, behind its class."""
+    """Return the name of an object's class and its contents, in types that msgpack has."""
     kind: type = type(value)
     way = _ways.get(kind)
     if way is None:
@@ -53,7 +53,7 @@ _ways: dict[type, Callable[[Any], Any]] = {}
 
 def _way_of(kind: type) -> Callable[[Any], Any]:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if hasattr(kind, "model_fields"):  # a model of pydantic's
+    if hasattr(kind, "model_fields"):  # a pydantic model
         return lambda value: [name, value.__dict__, value.__pydantic_extra__ or None]
     if issubclass(kind, tuple | list):
         return lambda value: [name, *value]
@@ -62,13 +62,13 @@ def _way_of(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, dict):
         return lambda value: [name, list(map(list, value.items()))]
     if dataclasses.is_dataclass(kind):
-        names = [one.name for one in dataclasses.fields(kind)]
-        return lambda value: [name, {one: getattr(value, one, None) for one in names}]
+        names = [field.name for field in dataclasses.fields(kind)]
+        return lambda value: [name, {field: getattr(value, field, None) for field in names}]
     return lambda value: [name, *_otherwise(value)]
 
 
 def _otherwise(value: Any) -> Any:
-    """Return what LangGraph's serializer makes of an object, or, when only a pickle has it, what that would hold."""
+    """Return what LangGraph's serializer makes of an object, or what a pickle of it would contain."""
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return [f"{value.__module__}.{value.__qualname__}"]
     try:
@@ -83,9 +83,9 @@ def _whole(part: Any) -> Any:
 
 
 def _spelled(value: Any) -> Any:
-    """Return a value as nested tuples whose repr says all of it."""
+    """Return a value as nested tuples whose repr is unambiguous."""
     if isinstance(value, dict) and type(value) is dict:
-        return ("dict", *((_spelled(key), _spelled(one)) for key, one in value.items()))
+        return ("dict", *((_spelled(key), _spelled(item)) for key, item in value.items()))
     if type(value) is list:
         return ("list", *map(_spelled, value))
     if value is None or type(value) in (bool, int, float, str, bytes):

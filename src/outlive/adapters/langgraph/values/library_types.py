@@ -1,6 +1,6 @@
-"""Objects of LangChain and LangGraph besides messages, taken apart so that whatever is inside them is stored exactly.
+"""Objects of LangChain and LangGraph other than messages, stored field by field and therefore exactly.
 
-Classes are looked up when one is met: a saver can be used without the package that has graphs.
+Their classes are imported when first needed: a saver works without the package `langgraph`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outlive.format.registry import RegisteredType, Registry
 
 _LANGGRAPH, _LANGCHAIN = "langgraph.types", "langchain_core.documents.base"
 _DOCUMENT, _TAG = "langchain.Document", "langgraph."
-# What they cannot be made without, and what is left out when it is None.
+# Their required fields, and those that are left out when they are None.
 _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Send": (("node", "arg"), ("timeout",)),
     "Interrupt": (("value", "id"), ("response_schema",)),
@@ -25,8 +25,8 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 TAGS = frozenset((_DOCUMENT, *(f"{_TAG}{name}" for name in _PARTS)))
 
 
-class Frameworks(Registry):
-    """Knows the classes above, and LangChain's documents."""
+class LibraryTypes(Registry):
+    """The classes above, and LangChain's documents."""
 
     def of(self, cls: type) -> RegisteredType | None:
         """Return how a class is taken apart."""
@@ -40,28 +40,28 @@ class Frameworks(Registry):
             with contextlib.suppress(ImportError):
                 self._learn(_LANGCHAIN if tag == _DOCUMENT else _LANGGRAPH)
         if tag not in self._by_tag:
-            raise TypeChanged(tag, version, "langgraph is not installed, or does not have it any more")
+            raise TypeChanged(tag, version, "langgraph is not installed, or no longer has it")
         return super().tagged(tag, version)
 
     def _learn(self, home: str) -> None:
-        found = importlib.import_module(home)
+        module = importlib.import_module(home)
         if home == _LANGCHAIN:
-            self.add(found.Document, _DOCUMENT)
+            self.add(module.Document, _DOCUMENT)
             return
         for name in _PARTS:
-            kind = getattr(found, name, None)
+            kind = getattr(module, name, None)
             if isinstance(kind, type):
                 self.add(kind, f"{_TAG}{name}", encode=_parts, decode=_made(kind))
 
 
 def _parts(value: Any) -> dict[str, Any]:
     needed, optional = _PARTS[type(value).__name__]
-    found = {name: opened(getattr(value, name)) for name in needed}
+    fields = {name: opened(getattr(value, name)) for name in needed}
     for name in optional:
         part = getattr(value, name, None)
         if part is not None:
-            found[name] = opened(part)
-    return found
+            fields[name] = opened(part)
+    return fields
 
 
 def _made(kind: Any) -> Any:

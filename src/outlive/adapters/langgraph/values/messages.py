@@ -1,9 +1,10 @@
 """Messages, which are most of what graphs store.
 
-A message is stored as its fields, with whatever is inside them. It comes back without pydantic's validation, as it was, as long as
-its fields are those of the class today; else the class itself is asked. A list that holds nothing but messages is stored as the list
-of their fields, which msgpack has natively: the whole list is packed, compared and unpacked in a few native calls. Their
-`type` says which class they are of. A message that has more than its fields stands in the list as it stands anywhere else.
+A message is stored as its fields. It is restored as it was, without pydantic's validation, as long as its
+fields are those of the class today; otherwise the class itself is called. A list of messages is stored as
+the list of their fields, in native msgpack types: the whole list is packed, compared and unpacked in a few
+native calls. Their `type` names the class. A message that has more than its fields is stored in the list as
+it is stored anywhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from outlive.format.registry import Decode, Registry
 
 TAG = "langchain.messages"
-# The slots of a model, set past a class that may forbid it, as pydantic does.
+# Setters of a model's slots that work on frozen classes too, as in pydantic.
 _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
@@ -45,7 +46,7 @@ TAGS = frozenset((TAG, *(f"{TAG}.{name}" for name in _KINDS)))
 
 @dataclass(slots=True)
 class Messages:
-    """A list of messages on its way into the store: their fields, or themselves where fields do not say all."""
+    """A list of messages to store: their fields, or the message where it has more than fields."""
 
     items: list[Any]
 
@@ -91,7 +92,7 @@ def _message(
 
 
 def _parts(message: BaseMessage) -> Any:
-    """Return the fields of a message that stands alone, and what it has besides them."""
+    """Return the fields of a message outside of a list, and its extra fields."""
     if message.__pydantic_private__:
         raise TypeError("it has private attributes")
     return [message.__dict__, message.__pydantic_extra__] if message.__pydantic_extra__ else message.__dict__
@@ -103,6 +104,6 @@ def _alone(kind: type[BaseMessage]) -> Decode:
 
 def register_in(registry: Registry) -> None:
     """Let a registry know messages and lists of them."""
-    registry.add(Messages, TAG, encode=lambda found: found.items, decode=_revive)
+    registry.add(Messages, TAG, encode=lambda stored: stored.items, decode=_revive)
     for name, kind in _KINDS.items():
         registry.add(kind, f"{TAG}.{name}", encode=_parts, decode=_alone(kind))

@@ -1,12 +1,12 @@
-"""LangGraph's serializer, strict: what it cannot give back as it was, it refuses to store.
+"""A strict version of LangGraph's serializer: it refuses to store what it could not restore exactly.
 
-The bytes are those that `JsonPlusSerializer` writes, so either reads what the other wrote. What differs:
+The bytes are those of `JsonPlusSerializer`, so each reads what the other wrote. The differences:
 
-- Only known types are stored and loaded: those that LangGraph itself holds to be safe (Python's own, langchain-core's
-  messages and documents, its own types) and those that the program names. Anything else raises. Names that stand in
-  stored data are looked up in that list and are never imported.
-- An object that cannot be built again raises, instead of coming back as a dict or as None.
-- An object of a class of the program's own that would come back as another is refused.
+- Only known types are stored and loaded: those on LangGraph's list of safe types (Python's own, messages and
+  documents of langchain-core, its own types) and those that the program names. Anything else raises. Names in
+  stored data are looked up in that list and never imported.
+- An object that cannot be restored raises, instead of coming back as a dict or as None.
+- An object of a named class that would come back as another is refused.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from outlive.adapters.langgraph.values.digest import digest
-from outlive.adapters.langgraph.values.user_types import Name, Named, find, name_of
+from outlive.adapters.langgraph.values.user_types import Name, UserTypes, find, name_of
 from outlive.errors import Corrupt, OutliveError, TypeChanged, UnknownTag
 
-# How JsonPlusSerializer marks what it took apart.
+# The extension codes of JsonPlusSerializer.
 SINGLE, POSITIONAL, KEYWORDS, METHOD, PYDANTIC_1, PYDANTIC_2, ARRAY, SNAPSHOT = range(8)
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """The serializer of `OutliveSaver` when it is given none. `types` are classes of your own that may be stored."""
+    """The default serializer of `OutliveSaver`. `types` are your own classes that may be stored."""
 
     def __init__(self, types: Iterable[type | Name] = ()) -> None:
         self._types = find(types)
         self._wider: dict[frozenset[Name], StrictSerializer] = {}
-        self.named = Named(kind for kind in self._types.values() if kind is not None)
+        self.user_types = UserTypes(kind for kind in self._types.values() if kind is not None)
         super().__init__(allowed_msgpack_modules=tuple(self._types) or None)
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[Name | type]) -> StrictSerializer:
         """Return a serializer that knows these types too."""
-        extra = frozenset(name_of(one) if isinstance(one, type) else tuple(one) for one in extra_allowlist)
+        extra = frozenset(
+            name_of(kind) if isinstance(kind, type) else tuple(kind) for kind in extra_allowlist
+        )
         if extra <= self._types.keys():
             return self
         if extra not in self._wider:  # LangGraph asks at every call of a subgraph
-            given = (*(kind or name for name, kind in self._types.items()), *extra)
-            self._wider[extra] = StrictSerializer(given)
+            types = (*(kind or name for name, kind in self._types.items()), *extra)
+            self._wider[extra] = StrictSerializer(types)
         return self._wider[extra]
 
     def knows(self, name: Name) -> bool:
         """Tell whether objects of this class may be stored."""
         return name in SAFE_MSGPACK_TYPES or name in self._types
 
-    # Taking apart
+    # Packing
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         """Return a value as (type, bytes); raise TypeError for what could not be loaded again."""
@@ -62,7 +64,7 @@ class StrictSerializer(JsonPlusSerializer):
         return kind, data
 
     def _check(self, data: bytes) -> None:
-        """Look at every class that packed data names; let those of the program's own come back."""
+        """Check every class that packed data names; make sure that those of the program can be restored."""
         unknown: list[Name] = []
         is_own = False
 
@@ -78,30 +80,30 @@ class StrictSerializer(JsonPlusSerializer):
 
         ormsgpack.unpackb(data, ext_hook=look, option=ormsgpack.OPT_NON_STR_KEYS)
         if unknown:
-            module, name = unknown[-1]  # the outermost: what its annotations name is known with it
+            module, name = unknown[-1]  # the outermost: the classes in its annotations are known with it
             raise TypeError(
-                f"{module}.{name} is not known to this saver, and could not be loaded again: give OutliveSaver(..., types=[...]) "
-                f"{name} or the class of your state, or call outlive.register({name})"
+                f"{module}.{name} is not known to this saver, and could not be loaded again: add {name}, or the class "
+                f"of your state, to OutliveSaver(..., types=[...]), or call outlive.register({name})"
             )
         if is_own:
             self._check_return(data)
 
     def _check_return(self, data: bytes) -> None:
-        """Build what was packed, pack that, and build it again: a class that changes what it is given goes on changing it."""
+        """Restore what was packed, pack that and restore it again: a class that changes its arguments changes them each time."""
         try:
             once = self._unpack(data, [])
             twice = self._unpack(super().dumps_typed(once)[1], [])
         except Exception as error:
             raise TypeError(f"it could not be loaded again: {error}") from error
         if digest(once) != digest(twice):
-            raise TypeError("it would come back as another: its class changes what it is given")
+            raise TypeError("it would come back changed: its class changes its arguments")
 
-    # Putting together
+    # Unpacking
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return the value; raise UnknownTag for a class that nobody named, TypeChanged for one that does not fit."""
+        """Return the value; raise UnknownTag for a class that was not named, TypeChanged when it does not fit."""
         if data[0] == "json":  # as LangGraph wrote long ago; outlive never did
-            raise UnknownTag("json", 1, "the mover reads it: outlive import-langgraph")
+            raise UnknownTag("json", 1, "import it with outlive import-langgraph")
         if data[0] != "msgpack":
             return super().loads_typed(data)
         return self._unpack(data[1], [])
@@ -115,7 +117,7 @@ class StrictSerializer(JsonPlusSerializer):
             try:
                 return self._revive(code, payload, failures)
             except Exception as error:
-                failures.append(error)  # ormsgpack tells only that the hook failed
+                failures.append(error)  # ormsgpack reports only that the hook failed
                 raise
 
         try:
@@ -124,7 +126,7 @@ class StrictSerializer(JsonPlusSerializer):
             cause = failures[0] if failures else error
             if isinstance(cause, OutliveError):
                 raise cause from None
-            raise Corrupt(f"the stored bytes are no value of LangGraph ({cause})") from cause
+            raise Corrupt(f"the stored bytes are not a LangGraph value ({cause})") from cause
 
     def _revive(self, code: int, payload: bytes, failures: list[Exception]) -> Any:
         inside = self._unpack(payload, failures)
@@ -136,10 +138,12 @@ class StrictSerializer(JsonPlusSerializer):
         if code == METHOD:
             if (module, name, *rest) not in SAFE_MSGPACK_METHODS:
                 raise UnknownTag(
-                    f"{module}.{name}.{'.'.join(map(str, rest))}", 1, "nothing calls a method by name"
+                    f"{module}.{name}.{'.'.join(map(str, rest))}",
+                    1,
+                    "methods are never called by a stored name",
                 )
         elif not self.knows((module, name)):
-            raise UnknownTag(f"{module}.{name}", 1, f"give OutliveSaver(..., types=[{name}]) if it is yours")
+            raise UnknownTag(f"{module}.{name}", 1, f"pass OutliveSaver(..., types=[{name}]) if it is yours")
         try:
             return _build(code, self._types.get((module, name)) or _find(module, name), value, rest)
         except Exception as error:
@@ -154,9 +158,8 @@ def _array(dtype: str, shape: list[int], order: str, data: bytes) -> Any:
 
 @cache
 def _find(module: str, name: str) -> Any:
-    """Return a class of the list of known ones. (Its name comes from the list, not from data.)"""
-    found: Any = importlib.import_module(module)
-    return getattr(found, name)
+    """Return a class on the list of known types. (The name comes from the list, not from data.)"""
+    return getattr(importlib.import_module(module), name)
 
 
 def _build(code: int, kind: Callable[..., Any], value: Any, rest: list[Any]) -> Any:
@@ -172,7 +175,7 @@ def _build(code: int, kind: Callable[..., Any], value: Any, rest: list[Any]) -> 
         construct = getattr(kind, "model_construct" if code == PYDANTIC_2 else "construct", None)
         if code == KEYWORDS or construct is None:
             raise
-        return construct(**value)  # its validators refuse what the program itself had made
+        return construct(**value)  # its validators refuse an object that the program itself made
 
 
 def _send(kind: Callable[..., Any], node: str, arg: Any, timeout: Any = None) -> Any:

@@ -1,8 +1,9 @@
-"""Classes of the user's own that a saver was told of, by `types=` or by LangGraph.
+"""The user's own classes that were named to a saver, by `types=` or by LangGraph.
 
-They are taken apart and put together as `outlive.register` does it: field by field, exactly, without validating or calling
-`__init__` again, whatever their serializers leave out. The tag is the name of the class. What the annotations of a class
-name is known too. When the stored fields are not those of the class today, the class itself is asked to take them.
+They are stored and restored as with `outlive.register`: field by field and exactly, without validation and
+without calling `__init__`, including fields that their own serializers leave out. The tag is the name of the
+class. Classes in the annotations of a named class are known too. When the stored fields are not those of the
+class today, the class itself is called with them.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ def name_of(kind: type) -> Name:
     return (kind.__module__, kind.__name__)
 
 
-class Named(Registry):
+class UserTypes(Registry):
     """The classes that were named."""
 
     def __init__(self, kinds: Iterable[type]) -> None:
         super().__init__()
         self._kinds = frozenset(kinds)
         for kind in self._kinds:
-            with contextlib.suppress(
-                AttributeError, ImportError, SyntaxError
-            ):  # in an annotation that is text
+            # Evaluating an annotation that is text may fail.
+            with contextlib.suppress(AttributeError, ImportError, SyntaxError):
                 self.add_annotated(kind)
 
     def add(
@@ -49,7 +49,7 @@ class Named(Registry):
         encode: Encode | None = None,
         decode: Decode | None = None,
     ) -> None:
-        """Take note of a class; those of LangChain and LangGraph have ways of their own."""
+        """Add a class, unless it belongs to LangChain or LangGraph (`library_types.py`)."""
         if name_of(cls) in SAFE_MSGPACK_TYPES:
             return
         tag = f"{PREFIX}{cls.__module__}.{cls.__qualname__}"
@@ -58,7 +58,7 @@ class Named(Registry):
         except BadArgument:
             if cls in self._kinds:
                 raise
-            return  # an annotation names it; perhaps nobody stores it
+            return  # only an annotation names it; it may never be stored
         made = self._by_type[cls]
         entry = RegisteredType(
             cls, tag, made.version, made.encode, _lenient(cls, _quick(cls, made.decode)), made.upgrade
@@ -70,12 +70,12 @@ class Named(Registry):
         entry = self._by_tag.get(tag)
         if entry is None:
             name = tag.removeprefix(PREFIX)
-            raise UnknownTag(name, version, f"give OutliveSaver(..., types=[{name.rpartition('.')[2]}])")
+            raise UnknownTag(name, version, f"pass OutliveSaver(..., types=[{name.rpartition('.')[2]}])")
         return entry
 
 
 def _quick(cls: Any, exact: Decode) -> Decode:
-    """Return how a model of pydantic's is restored when its fields are those of the class: in four steps."""
+    """Return a faster way to restore a pydantic model, for when its fields are those of the class."""
     if not _is_model(cls) or cls.__pydantic_root_model__ or cls.model_config.get("extra") == "allow":
         return exact
     names = cls.__pydantic_fields__.keys()
@@ -94,11 +94,11 @@ def _quick(cls: Any, exact: Decode) -> Decode:
     return decode
 
 
-_set = object.__setattr__  # as pydantic does: a class may forbid it
+_set = object.__setattr__  # works on frozen classes too, as in pydantic
 
 
 def _is_model(cls: type) -> bool:
-    """Tell whether a class is a model of pydantic's; its dataclasses have fields too, and are dataclasses."""
+    """Tell whether a class is a pydantic model. (Dataclasses of pydantic have __pydantic_fields__ too.)"""
     return hasattr(cls, "__pydantic_fields__") and not dataclasses.is_dataclass(cls)
 
 
@@ -107,36 +107,36 @@ def _lenient(cls: type, exact: Decode) -> Decode:
         try:
             return exact(value)
         except TypeError as error:
-            try:  # it may have a default, or let go of what it does not have any more
+            try:  # it may have defaults for new fields, and ignore old ones
                 return cls(**value["fields"] if _is_model(cls) else value)
-            except Exception:  # noqa: BLE001  (whatever a class has against it)
+            except Exception:  # noqa: BLE001  (a class may raise anything)
                 raise error from None
 
     return decode
 
 
 def listed(types: Iterable[type | Name]) -> tuple[type | Name, ...]:
-    """Return types as often as they are asked for; refuse what is no list of them."""
+    """Return types as a tuple, which can be iterated twice; refuse anything but a list of them."""
     if isinstance(types, type) or not isinstance(types, Iterable):
         raise BadArgument(f"types must be a list of classes, such as [{getattr(types, '__name__', 'Plan')}]")
     return tuple(types)
 
 
 def find(names: Iterable[type | Name]) -> dict[Name, type | None]:
-    """Return the classes that a program names, by their names; None for one that is not there."""
-    found: dict[Name, type | None] = {}
-    for one in listed(names):
-        if isinstance(one, type):
-            found[name_of(one)] = one
-        elif isinstance(one, tuple) and len(one) >= 2 and all(isinstance(part, str) for part in one):
-            found[one] = _found(one)
+    """Return the classes that a program names, by name; None when it cannot be imported."""
+    types: dict[Name, type | None] = {}
+    for kind in listed(names):
+        if isinstance(kind, type):
+            types[name_of(kind)] = kind
+        elif isinstance(kind, tuple) and len(kind) >= 2 and all(isinstance(part, str) for part in kind):
+            types[kind] = _import(kind)
         else:
-            raise BadArgument(f"types must be classes, or (module, name) of classes, not {one!r:.100}")
-    return found
+            raise BadArgument(f"types must be classes, or (module, name) of classes, not {kind!r:.100}")
+    return types
 
 
-def _found(name: Name) -> type | None:
-    """Return a class that the program named. (No name that stands in stored data comes here.)"""
+def _import(name: Name) -> type | None:
+    """Import a class that the program named. (Names in stored data never come here.)"""
     try:
         kind = getattr(importlib.import_module(name[0]), name[1], None)
     except (ImportError, ValueError):
