@@ -43,11 +43,11 @@ def view(store):
 
 
 def wait_until_whole(store):
-    def is_whole():
+    def is_caught_up():
         status = store.replication_status()
-        return status.is_whole and not status.queued
+        return status.is_caught_up and not status.queued
 
-    eventually(is_whole)
+    eventually(is_caught_up)
 
 
 @pytest.mark.parametrize("is_failed_over", [False, True])
