@@ -148,7 +148,8 @@ def test_every_program_prints_what_is_shown_when_it_is_killed_and_run_again(
     (tmp_path / name).write_text(code, encoding="utf-8")
     (tmp_path / "sitecustomize.py").write_text(_DEADLY_SLEEP, encoding="utf-8")
     command, killed = f"$ python {name}\n", "Killed\n"
-    assert session.startswith(command) and killed in session
+    assert session.startswith(command)
+    assert killed in session
     for shown in session.split(command)[1:]:
         calls = shown.count("\n") - 1 if shown.endswith(killed) else 0  # every call prints a line first
         ended = subprocess.run(
@@ -183,12 +184,23 @@ def test_every_fence_has_a_language_and_an_end(page):
     assert set(fences[1::2]) <= {""}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page):
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(PROJECT.glob("C*.md"))], ids=lambda page: page.name)
 def test_every_link_inside_the_project_leads_somewhere(page):
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", text):
-        if target and "://" not in target and not target.endswith("docs/benchmarks.md"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        if "://" in target:
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
