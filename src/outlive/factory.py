@@ -299,7 +299,7 @@ def _paired(target: StoreConfig, where: Any, options: dict[str, Any], pair: dict
 def _serve(where: Any, options: dict[str, Any]) -> tuple[BackendFactory, dict[str, Any]]:
     parse_url: Callable[[Any, dict[str, Any]], BackendFactory]
     if type(where).__module__.partition(".")[0] == "redis":
-        from outlive.backends.redis.urls import serve_client as parse_url
+        from outlive.backends.redis.clients import parse_client as parse_url
     else:
         parse_url = _SCHEMES[_scheme(where)]
         where, options = take_options(where, options, _COMMON)
