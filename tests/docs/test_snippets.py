@@ -6,14 +6,20 @@ The Python blocks of one page run in order, in one namespace, in an empty folder
     thread.save(1, expect="a")
     # raises HeadMoved: the head of thread
 
-behind the expression or in the line below it; `...` stands for anything.
+after the expression or in the line below it; `...` matches anything.
+
+A block whose first line is a file name, `# agent.py`, is a program. The next text block is a terminal session with it.
+Each `$ python agent.py` runs the file as a process; one that ends with `Killed` gets SIGKILL while it sleeps.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import os
 import re
+import signal
+import subprocess
 import sys
 import tomllib
 import types
@@ -25,6 +31,7 @@ import outlive
 from outlive import errors
 from outlive.format import extensions as extension
 from outlive.format.registry import default_registry
+from outlive.testing.patience import PATIENCE_S
 
 NAMES = outlive.__all__  # imports all that registers types, before a page gets a registry of its own
 PROJECT = Path(__file__).resolve().parents[2]
@@ -33,6 +40,8 @@ DOCS = PROJECT / "docs"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXPECTED = re.compile(r"# (→|raises) (.+?)$")
+_PROGRAM = re.compile(r"# (\w+\.py)\n")
+SOURCE = Path(outlive.__file__).resolve().parent.parent
 
 
 def blocks(page, language):
@@ -91,8 +100,7 @@ def run_block(page, line, text, names):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_block_runs_and_says_what_is_true(page, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
-    source = Path(outlive.__file__).resolve().parent.parent
-    monkeypatch.setenv("PYTHONPATH", str(source))  # for processes that a page starts
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))  # for processes that a page starts
     registry = default_registry
     monkeypatch.setattr(registry, "_by_type", dict(registry._by_type))
     monkeypatch.setattr(registry, "_by_tag", dict(registry._by_tag))
@@ -100,7 +108,60 @@ def test_every_python_block_runs_and_says_what_is_true(page, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look there
     module._is, module._raises = _is, _raises
     for line, text in blocks(page, "python"):
-        run_block(page, line, on_real_servers(text, request), vars(module))
+        if not _PROGRAM.match(text):
+            run_block(page, line, on_real_servers(text, request), vars(module))
+
+
+def programs():
+    """Yield (page, file name, code, terminal session) of each program in the pages."""
+    for page in PAGES:
+        sessions = blocks(page, "text")
+        for line, text in blocks(page, "python"):
+            if name := _PROGRAM.match(text):
+                yield page, name[1], text, next(session for start, session in sessions if start > line)
+
+
+# Makes sleeping short in the program, and deadly in the call whose number is in the environment.
+_DEADLY_SLEEP = """
+import os, signal, sys, time
+
+real_sleep, calls = time.sleep, 0
+
+def sleep(seconds):
+    global calls
+    if sys._getframe(1).f_globals["__name__"] != "__main__":
+        return real_sleep(seconds)
+    calls += 1
+    if calls == int(os.environ["KILLED_IN_SLEEP"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+time.sleep = sleep
+"""
+
+
+@pytest.mark.parametrize(
+    "page, name, code, session", list(programs()), ids=lambda value: getattr(value, "name", None)
+)
+def test_every_program_prints_what_is_shown_when_it_is_killed_and_run_again(
+    page, name, code, session, tmp_path
+):
+    (tmp_path / name).write_text(code, encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(_DEADLY_SLEEP, encoding="utf-8")
+    command, killed = f"$ python {name}\n", "Killed\n"
+    assert session.startswith(command)
+    assert killed in session
+    for shown in session.split(command)[1:]:
+        calls = shown.count("\n") - 1 if shown.endswith(killed) else 0  # every call prints a line first
+        ended = subprocess.run(
+            [sys.executable, name],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCE}", "KILLED_IN_SLEEP": str(calls)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert (ended.stdout, ended.stderr) == (shown.removesuffix(killed), "")
+        assert ended.returncode == (-signal.SIGKILL if calls else 0)
 
 
 # What a page writes in place of a server's address → the fixture that has a real one.
@@ -119,16 +180,27 @@ def test_every_fence_has_a_language_and_an_end(page):
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert len(fences) % 2 == 0
-    assert set(fences[::2]) <= {"python", "sh", "text", "sql"}
+    assert set(fences[::2]) <= {"python", "sh", "text", "sql", "mermaid"}
     assert set(fences[1::2]) <= {""}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page):
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(PROJECT.glob("C*.md"))], ids=lambda page: page.name)
 def test_every_link_inside_the_project_leads_somewhere(page):
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", text):
-        if target and "://" not in target and not target.endswith("docs/benchmarks.md"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+        if "://" in target:
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -145,7 +217,7 @@ def test_every_page_is_reached_from_the_readme():
 
 def test_the_readme_is_short_and_starts_with_a_snippet():
     lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 120
+    assert len(lines) <= 140
     start = lines.index("```python")
     assert lines.index("```", start) < 30
     assert len(" ".join(lines[:start]).split()) <= 70

@@ -1,0 +1,82 @@
+"""The prose of the project avoids the words that docs/style.md replaces: in the pages, docstrings and comments.
+
+`not_yet_rewritten.txt` lists the files that still have some. It only shrinks: `OUTLIVE_RENEW_DOCS=1 ./dev test
+tests/docs/test_words.py` deletes the lines of files that are clean by now.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+MODULES = sorted((PROJECT / "src" / "outlive").rglob("*.py"))
+PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")])
+FILES = {str(path.relative_to(PROJECT)): path for path in [*PAGES, *MODULES]}
+LIST = Path(__file__).with_name("not_yet_rewritten.txt")
+NOT_YET = LIST.read_text(encoding="utf-8").split()
+
+BANNED = re.compile(
+    r"\b(anew|whoever|colours?|waist|mend(s|ed|ing)?|for ever|(go|goes|going|went|gone) on(?! top)|lets? go|letting go)\b",
+    re.IGNORECASE,
+)
+# The colours of a terminal are colours.
+_TERMINAL = re.compile(r"\bcolours?\b", re.IGNORECASE)
+_ABOUT_TERMINALS = ("docs/cli", "src/outlive/cli/")
+
+
+def prose_of_page(text):
+    """Return a page without the pairs that show what not to write."""
+    return text.partition("## Before and after")[0]
+
+
+def prose_of_module(text):
+    """Return the docstrings and comments of a module."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return "\n".join([*filter(None, docstrings), *comments])
+
+
+def banned_words(name, text):
+    prose = prose_of_page(text) if name.endswith(".md") else prose_of_module(text)
+    if name.startswith(_ABOUT_TERMINALS):
+        prose = _TERMINAL.sub("", prose)
+    return sorted({match[0].lower() for match in BANNED.finditer(re.sub(r"\s+", " ", prose))})
+
+
+def words_in(name):
+    return banned_words(name, FILES[name].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in NOT_YET])
+def test_a_file_has_no_banned_word(name):
+    assert words_in(name) == [], "docs/style.md says what to write instead"
+
+
+def test_the_list_of_files_that_are_not_yet_rewritten_shrinks():
+    left = [name for name in NOT_YET if name in FILES and words_in(name)]
+    if os.environ.get("OUTLIVE_RENEW_DOCS"):
+        LIST.write_text("".join(f"{name}\n" for name in left), encoding="utf-8")
+    else:
+        assert left == NOT_YET, "some of these are clean or moved: see the head of this test"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    ["sealed anew", "Whoever comes", "in both colours", "goes\non", "It is let go", "kept for ever"],
+)
+def test_a_banned_word_is_noticed(sentence):
+    assert banned_words("page.md", f"# Page\n\n{sentence}.\n")
+    assert banned_words("module.py", f'def f():\n    """{sentence}."""\n')
+    assert banned_words("module.py", "".join(f"# {line}\n" for line in sentence.splitlines()))
+    assert not banned_words("module.py", f"text = {sentence!r}\n")
