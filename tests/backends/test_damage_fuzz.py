@@ -38,10 +38,10 @@ KNOWN = {
 # (backend, what was damaged, how, call): what the documentation does not promise. See "Damage" in docs/guarantees.md.
 LIMITS = [
     # A list over threads knows no number of runs: a run that is gone is missed by its own thread, and by `verify`.
-    ("postgresql", "entry", "delete|flip|cut|swap", "runs|interrupted|recover|copy to"),
+    ("postgresql", "entry", "delete|flip|cut|swap", "runs|recoverable|recover|copy to"),
     # A checkpoint whose place was changed is noticed on the page that it is on by now.
     ("postgresql", "checkpoint", "flip|cut|swap", "first page of .*"),
-    ("sqlite", "thread", "flip|cut|swap|null", "runs|interrupted|recover|copy to"),
+    ("sqlite", "thread", "flip|cut|swap|null", "runs|recoverable|recover|copy to"),
     # SQLite changes nothing in a file with a page that it cannot read.
     ("sqlite", "page", ".*", "delete.*"),
     # The history of a run goes by what the records say: one that is damaged may say another run. The whole history finds it.

@@ -40,7 +40,7 @@ def is_running(pid):
 def test_after_a_question_without_an_answer_the_next_worker_gets_its_own(server, monkeypatch):
     with server.spawn(wait_for_ever) as worker:
         (pid,) = worker.receive()
-        monkeypatch.setattr("crash.server.PATIENCE_S", 0.2)
+        monkeypatch.setattr("rig.crash.server.PATIENCE_S", 0.2)
         channel = server._channel
         channel._process.send_signal(signal.SIGSTOP)
         channel._control.settimeout(0.2)

@@ -141,9 +141,9 @@ class PruningContract(Contract):
         store = await trial.store()
         thread, probe = store.thread("t"), await trial.probe("t")
         await _line(thread, 5)
-        before = await probe.dump()
+        before = await probe.content()
         told = await thread.prune(keep_last=2, dry_run=True)
-        assert await probe.dump() == before
+        assert await probe.content() == before
         done = await thread.prune(keep_last=2)
         assert (told.checkpoints, told.chunks, told.freed_bytes) == (
             done.checkpoints,
@@ -156,9 +156,9 @@ class PruningContract(Contract):
         assert (await store.thread("absent").prune(keep_last=1)).checkpoints == 0
         await store.thread("t").save(1)
         probe = await trial.probe("t")
-        before = await probe.dump()
+        before = await probe.content()
         assert (await store.thread("t").prune(keep_last=1)).checkpoints == 0
-        assert await probe.dump() == before
+        assert await probe.content() == before
         assert [info.id async for info in store.threads()] == ["t"]
 
     async def test_something_is_always_kept(self, store: AsyncStore) -> None:
