@@ -106,7 +106,7 @@ def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
     assert busy.endswith("try again, or let it wait longer: --timeout 5min")
     assert told(here("ls", *store, "--timeout", "soon"), 2).startswith("--timeout takes a length of time")
     twice = here("ls", "--store", "sqlite:///agent.db?timeout_s=1", "--timeout", "1s")
-    assert "stands in the URL and beside it" in told(twice, 2)
+    assert "is in the URL and beside it" in told(twice, 2)
 
 
 def test_a_server_that_is_not_there_is_given_up_after_the_timeout(program):

@@ -44,13 +44,13 @@ def import_langgraph(
     The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. Can be repeated: what is there stays,
     what is new is brought. Exits with 1 when threads were left out.
     """
-    from outlive import factory as opening
+    import outlive
     from outlive.adapters.langgraph.importer import dotted_names as naming
     from outlive.adapters.langgraph.importer import importer as moving
     from outlive.adapters.langgraph.importer.source import open_source
     from outlive.backends.server.urls import hide_secrets
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_scheme, checked
+    from outlive.cli.stores import check_scheme, checked, store_options
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
@@ -64,7 +64,7 @@ def import_langgraph(
     where = call.store_url
     if dry_run and moving.is_absent(where):
         where, options = "memory:", {}
-    with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
+    with outlive.open(where, **store_options(options)) as store, progress("moving", is_quiet=is_quiet) as bar:
         settings = store._store._settings
         call.shown_store = settings.url if where == call.store_url else hide_secrets(call.store_url)
         call.shown_tenant = settings.tenant
