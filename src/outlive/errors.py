@@ -168,10 +168,11 @@ class LeaseLost(CallerError):
     """The run or lock that writes is no longer the owner of its lease: another one has it, or it was given back."""
 
     def __init__(self, thread: str, kind: str, key: str, fence: int, current: int | None) -> None:
+        newer = "" if current is None else f"the store knows {current}: "
         why = (
             "it was given back or has ended; take it again before you write"
             if fence == current
-            else f"the store knows {current}: another process has taken it over; stop this one"
+            else f"{newer}another process has taken it over; stop this one"
         )
         super().__init__(f"{kind} {key!r} on thread {thread!r} holds fence {fence}: {why}")
         self.thread = thread

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from outlive.arguments import check_count, check_durability, check_flag, check_timeout
-from outlive.backend.protocol import RESERVED, Backend, escape
+from outlive.backend import RESERVED, Backend, escape
 from outlive.backends.local.inline import SharedSyncLocal
 from outlive.backends.server.urls import BackendFactory
 from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing

@@ -22,8 +22,8 @@ from outlive.arguments import (
     check_timeout,
     optional_id,
 )
+from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
 from outlive.backend.entries import COPIED
-from outlive.backend.protocol import EntryRecord, ThreadKey
 from outlive.errors import (
     AmbiguousRun,
     BadArgument,
@@ -470,7 +470,9 @@ class AsyncStore(AsyncContext):
         damaged: list[Corrupt] = []
         ids = await self._chosen(threads, None if since is None else micros(since), damaged)
         for done, id in enumerate(ids, 1):
-            rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
+            rows = await self._engine.backend.threads(
+                ThreadQuery(self._settings.tenant, only=id, heads=False)
+            )
             for row in rows:  # else it was deleted meanwhile
                 try:
                     await copying.into_store(self._engine, target._engine, self._key(id), row)
@@ -599,6 +601,7 @@ class AsyncStore(AsyncContext):
         """
         if self._is_closed:
             return
+        self._engine.runtime.check_loop()  # before anything is stopped: a refused close leaves the store open
         parts = [self._heart.close, *[queue.flush for queue in list(self._queues.values())]]
         if self._sweeper is not None:
             parts.insert(0, self._sweeper.close)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import redis
     import redis.asyncio
 
-    from outlive.backend.protocol import Backend
+    from outlive.backend import Backend
 
     RedisClient = redis.Redis | redis.RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
     Location = str | os.PathLike[str] | RedisClient

@@ -31,6 +31,16 @@ def test_a_completed_run_is_not_to_be_retried():
             failed.save(1)
 
 
+def test_a_run_that_is_known_to_be_lost_names_no_fence_of_nobody():
+    with outlive.open("memory:") as store:
+        run = store.run("t", run_id="r").start()
+        store.cancel("r")
+        for _ in range(2):  # told by the store, then known
+            with pytest.raises(outlive.LeaseLost, match="another process has taken it over") as error:
+                run.save(1)
+            assert "None" not in str(error.value)
+
+
 def test_keys_that_do_not_fit_say_what_does(tmp_path):
     plain, sealed = (f"sqlite:///{tmp_path}/{name}.db" for name in ("plain", "sealed"))
     outlive.open(plain).close()

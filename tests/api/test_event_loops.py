@@ -9,6 +9,7 @@ import pytest
 
 import outlive
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.runtime.loop import AsyncRuntime
 from outlive.testing.patience import PATIENCE_S
 
 BACKENDS = ("memory", "file", "sqlite", "postgresql", "redis")
@@ -81,6 +82,50 @@ def test_a_call_from_a_second_loop_is_refused_at_once_and_the_first_goes_on(url)
         third(store.close())
 
 
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_a_store_that_is_closed_from_a_second_loop_stays_open(tmp_path, is_pair):
+    one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
+    with running_loop() as first:
+        store = first(opened(one, **({"secondary": two} if is_pair else {})))
+        run = first(store.run("t", lease_s=6.0).start())
+        assert refused(store.close) < SOON_S
+        first(asyncio.wait_for(_until_renewed(store), SOON_S))
+        first(run.save({"n": 1}))
+        first(store.close())
+    with outlive.open(one, **({"secondary": two} if is_pair else {})) as again:
+        assert again.thread("t").load() == {"n": 1}
+        assert [found.id for found in again.recoverable()] == [
+            run.id
+        ]  # the close that was not refused gave it up
+
+
+def test_a_run_that_is_used_from_a_second_loop_stays_alive_in_the_first(tmp_path):
+    with running_loop() as first:
+        store = first(opened(f"sqlite:///{tmp_path}/a.db"))
+        run = first(store.run("t", lease_s=6.0).start())
+        for call in (run.complete, run.release, lambda: run.save({"n": 1}), run.flush):
+            assert refused(call) < SOON_S
+        first(asyncio.wait_for(_until_renewed(store), SOON_S))
+        first(run.complete())
+        first(store.close())
+
+
+def test_a_call_from_a_second_loop_opens_no_lock_of_the_first():
+    mutex = AsyncRuntime().mutex()
+
+    async def take():
+        async with mutex:
+            pass
+
+    with running_loop() as first:
+        first(mutex.__aenter__())
+        assert refused(take) < SOON_S
+        with pytest.raises(TimeoutError):
+            first(asyncio.wait_for(take(), 0.2))
+        first(mutex.__aexit__())
+        first(take())
+
+
 def test_of_two_loops_at_once_one_works_and_the_other_is_told(url):
     store = asyncio.run(opened(url))
     outcomes, start = {}, threading.Barrier(2)
@@ -139,14 +184,19 @@ def test_timers_and_locks_go_along_into_the_next_loop(tmp_path):
         return await store.run("r", lease_s=1.0).start()
 
     async def renewed(run):
-        first = [found.lease_expires_at async for found in store.runs()]
-        while [found.lease_expires_at async for found in store.runs()] == first:
-            await asyncio.sleep(0.05)
+        await _until_renewed(store)
         await run.complete()
 
     run = asyncio.run(started())
     asyncio.run(asyncio.wait_for(renewed(run), SOON_S))
     asyncio.run(store.close())
+
+
+async def _until_renewed(store):
+    """Wait until a lease lasts longer than it does now."""
+    first = [found.lease_expires_at async for found in store.runs()]
+    while [found.lease_expires_at async for found in store.runs()] == first:
+        await asyncio.sleep(0.05)
 
 
 async def _until_drained(store):

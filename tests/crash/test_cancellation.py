@@ -225,6 +225,59 @@ def test_a_store_goes_on_in_another_event_loop_after_the_first_ended_in_the_midd
     asyncio.run(store.close())
 
 
+@pytest.mark.parametrize("pause_s", [None, 0, 0.005])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_delayed_is_stored_by_close_although_the_loop_is_told_to_end(backend, url, pause_s):
+    """By SIGTERM or Ctrl-C, which end the loop from a handler: asyncio then cancels every task, also that of the queue."""
+
+    def end():
+        raise SystemExit(143)
+
+    async def main():
+        async with outlive.open_async(url) as store, store.run("r", run_id="r", durability="async") as run:
+            for n in range(30):
+                await store.thread("t").save({"n": n}, durability="async")
+                await run.save({"n": n})
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+            asyncio.get_running_loop().call_soon(end)
+            await asyncio.sleep(PATIENCE_S)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    with outlive.open(url) as store:
+        for thread, expected in {"t": 30, "r": 31}.items():
+            assert store.thread(thread).load() == {"n": 29}
+            assert len(list(store.thread(thread).history())) == expected
+        assert store.find_run("r").status == "released"
+        assert store.verify().ok
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_is_delayed_when_its_loop_ends_is_stored_in_the_next(is_cancelled, folder):
+    async def delayed():
+        store = await outlive.open_async(f"sqlite:///{folder}/store.db")
+        for n in range(30):
+            await store.thread("t").save({"n": n}, durability="async")
+        return store
+
+    async def flushed(store):
+        await asyncio.wait_for(store.flush(), SOON_S)
+        state = await store.thread("t").load()
+        await store.close()
+        return state
+
+    if is_cancelled:
+        store = asyncio.run(delayed())
+    else:
+        loop = asyncio.new_event_loop()
+        store = loop.run_until_complete(delayed())
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False  # it is left behind on purpose
+        loop.close()
+    assert asyncio.run(flushed(store)) == {"n": 29}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_saves_that_wait_when_the_store_is_closed_are_stored_or_refused_at_once(backend, server, url):
     async def main():

@@ -248,8 +248,8 @@ def test_what_a_save_says_wrongly_is_told_at_once_and_changes_nothing(store, thr
             ("id", "taken"): outlive.CheckpointExists,
             ("id", ""): outlive.errors.BadArgument,
             ("writes", (("task", "channel", object()),)): outlive.errors.Unencodable,
-            ("nonsense", 1): TypeError,
-            ("run", "other"): TypeError,
+            ("nonsense", 1): outlive.errors.BadArgument,
+            ("run", "other"): outlive.errors.BadArgument,
         }.items():
             name, value = wrong
             if value == "nested":
@@ -263,6 +263,15 @@ def test_what_a_save_says_wrongly_is_told_at_once_and_changes_nothing(store, thr
     (held,) = store.runs()
     assert (held.status, held.iteration, held.usage) == ("completed", 2, {"tokens": 1, "calls": 1})
     assert store.thread("t").load() == {"n": 2}
+
+
+@pytest.mark.parametrize("options", [{"fence": None}, {"run": "other"}, {"metdata": {}}])
+def test_an_option_that_is_not_of_a_run_is_refused_by_its_name(store, options):
+    with store.run("t") as run:
+        with pytest.raises(outlive.errors.BadArgument, match=rf"run\.save takes no {next(iter(options))}="):
+            run.save({"n": 1}, **options)
+        run.save({"n": 2})
+    assert states(store)[1:] == [{"n": 2}]
 
 
 def test_a_save_that_is_held_back_is_what_it_was_when_it_was_saved(store):
@@ -410,6 +419,43 @@ def test_delayed_saves_of_a_run_that_was_lost_are_refused(tmp_path):
         with pytest.raises((LeaseLost, RunEnded)):
             run.complete()
         assert other.thread("t").load() == {"n": 1}
+
+
+@pytest.mark.parametrize("error, status", [(ValueError, "failed"), (KeyboardInterrupt, "released")])
+def test_a_block_is_left_by_its_own_error_although_delayed_saves_were_lost(store, error, status):
+    store.thread("t").save({"n": 0}, id="one")
+
+    def work():
+        with store.run("t", run_id="r", durability="async") as run:
+            run.save({"n": 1}, id="one")
+            raise error
+
+    with pytest.raises(error) as raised:
+        work()
+    assert "1 delayed save(s) of thread 't' failed" in raised.value.__notes__[0]
+    assert store.find_run("r").status == status
+
+
+def test_a_cancelled_task_stays_cancelled_although_delayed_saves_were_lost():
+    async def main():
+        async with outlive.open_async("memory:") as store:
+            await store.thread("t").save({"n": 0}, id="one")
+            is_saved = asyncio.Event()
+
+            async def work():
+                async with store.run("t", run_id="r", durability="async") as run:
+                    await run.save({"n": 1}, id="one")
+                    is_saved.set()
+                    await asyncio.sleep(PATIENCE_S)
+
+            task = asyncio.create_task(work())
+            await is_saved.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await store.find_run("r")).status == "released"
+
+    asyncio.run(main())
 
 
 def work_until_terminated(report, url):

@@ -20,7 +20,7 @@ import pytest
 import redis
 
 import outlive
-from outlive.backend.protocol import NEXT, Commit, ThreadKey
+from outlive.backend import NEXT, Commit, ThreadKey
 from outlive.errors import (
     AmbiguousStep,
     LeaseLost,
@@ -747,6 +747,25 @@ def test_a_forked_child_does_not_write_in_the_name_of_its_parents_run(tmp_path):
 
 
 # Beside -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_of_another_store_or_tenant_protects_nothing(tmp_path):
+    """Its fence may be the number that somebody else's lock has there."""
+    url = f"sqlite:///{tmp_path}/store.db"
+    with (
+        outlive.open(url) as store,
+        outlive.open(url) as same,
+        outlive.open(url, tenant="b") as tenant,
+        outlive.open("memory:") as other,
+        store.lock("t") as lock,
+        tenant.lock("t"),
+        other.lock("t"),
+    ):
+        same.thread("t").save({"n": 1}, fence=lock)
+        for place in (tenant, other):
+            with pytest.raises(outlive.errors.BadArgument, match="another store or tenant"):
+                place.thread("t").save({"n": 2}, fence=lock)
+            assert place.thread("t").load() is None
 
 
 @pytest.mark.parametrize("backend", ["memory", *ALL])

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from outlive.backend import EntryQuery, ThreadQuery
 from outlive.cli.output.escape import as_argument, meant, shown
 from outlive.errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend.protocol import CheckpointRecord, ThreadKey, ThreadRow
+    from outlive.backend import CheckpointRecord, ThreadKey, ThreadRow
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store, Thread
@@ -69,11 +70,13 @@ def find_thread(store: Store, said: str, *, is_exact: bool = False) -> str:
     backend, tenant = engine_of(store).backend, store._store._settings.tenant
 
     def look(id: str) -> list[str]:
-        if run_now(backend.threads(tenant, only=id, heads=False)):
+        if run_now(backend.threads(ThreadQuery(tenant, only=id, heads=False))):
             return [id]
         if is_exact:
             return []
-        rows: list[ThreadRow] = run_now(backend.threads(tenant, prefix=id, limit=_MANY, heads=False))
+        rows: list[ThreadRow] = run_now(
+            backend.threads(ThreadQuery(tenant, prefix=id, limit=_MANY, heads=False))
+        )
         return [row.id for row in rows]
 
     return _the_one("thread", said, look, "outlive ls lists them", is_exact)
@@ -148,7 +151,7 @@ def find_run(store: Store, said: str, *, thread: str | None = None, is_exact: bo
     place = None if thread is None else key_of(store, find_thread(store, thread))
 
     def look(id: str) -> list[str]:
-        found = run_now(engine.backend.entries(tenant, RUN, thread=place, prefix=id, limit=_MANY))
+        found = run_now(engine.backend.entries(EntryQuery(tenant, RUN, thread=place, prefix=id, limit=_MANY)))
         ids = list(dict.fromkeys(entry.key for _, entry in found))
         return [id] if id in ids else [] if is_exact else ids
 

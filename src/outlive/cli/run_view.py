@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlive.backend.protocol import escape
+from outlive.backend import EntryQuery, escape
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import engine_of, key_of, shortened
 from outlive.cli.output.items import run_item
@@ -18,7 +18,7 @@ from outlive.runs.steps import Step
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend.protocol import EntryRecord
+    from outlive.backend import EntryRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store
 
@@ -91,7 +91,9 @@ class Running:
         while True:
             page = run_now(
                 engine.backend.entries(
-                    key.tenant, kind, thread=key, prefix=f"{self.info.id}\n", after=after, limit=_PAGE
+                    EntryQuery(
+                        key.tenant, kind, thread=key, prefix=f"{self.info.id}\n", after=after, limit=_PAGE
+                    )
                 )
             )
             found += [entry for _, entry in page]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from outlive.backend.protocol import Commit, EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryRecord, ThreadKey
 from outlive.errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from outlive.runs import lease
 from outlive.runs.lease import LOCK, RUNNING
@@ -62,8 +62,12 @@ class AsyncLock(AsyncContext):
         """
         return None if self._taken is None else self._taken.fence
 
-    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
         """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
+        if engine.namer.key != self._engine.namer.key:  # every store and tenant has one of its own
+            raise BadArgument(
+                f"this lock on thread {self._key.id!r} is of another store or tenant: it protects nothing here"
+            )
         if thread.digest != self._key.digest:
             raise BadArgument(
                 f"this lock is on thread {self._key.id!r}: it protects nothing of {thread.id!r}"

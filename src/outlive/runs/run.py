@@ -11,17 +11,17 @@ By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recove
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from outlive.arguments import check_iteration, check_phase, check_run_durability, check_usage
-from outlive.backend.protocol import Commit, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     CallerError,
@@ -47,6 +47,7 @@ from outlive.threads.engine import Draft, Engine
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment
 
+_SAVE_OPTIONS = frozenset(inspect.signature(AsyncThread._draft).parameters) - {"self", "run"}
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
 
 
@@ -171,7 +172,8 @@ class AsyncRun(AsyncContext):
         durability: str | None = None,
         **options: Any,
     ) -> CheckpointInfo | None:
-        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`.
+        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`,
+        but for `run` and `fence`, which are its own.
 
         `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background; "exit",
         when the run ends. With "exit", and within `throttle_s` of the last one, it is held back: the answer is None, and it is stored only
@@ -180,13 +182,23 @@ class AsyncRun(AsyncContext):
         chosen = None if durability is None else check_run_durability(durability)
         async with self._mutex:
             self.check_live()
-            draft = self.thread._draft(**options, run=self.id)
+            draft = self._draft(options)
             before = self._note(iteration, phase, usage)
             try:
                 return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
             except BaseException:
                 self._note_again(before)
                 raise
+
+    def _draft(self, options: Mapping[str, Any]) -> Draft:
+        """Check the options of a save. Raises BadArgument."""
+        for name in options:
+            if name not in _SAVE_OPTIONS:
+                raise BadArgument(
+                    f"run.save takes no {name}=; its options are those of thread.save but for run= and fence=, "
+                    "which are the run's own"
+                )
+        return self.thread._draft(**options, run=self.id)
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
@@ -299,11 +311,15 @@ class AsyncRun(AsyncContext):
     # Ending
 
     async def complete(self, result: Any = None) -> None:
-        """End the run with a result, which is kept. Raises Unencodable, and then the run has not ended."""
+        """End the run with a result, which is kept. Raises Unencodable, DelayedSaveFailed, and then the run has not ended."""
         await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
-        """End the run because of an error; what it saved stays, and `store.retry` goes on from it."""
+        """End the run because of an error; what it saved stays, and `store.retry` goes on from it.
+
+        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended all the same: so it is with
+        `cancel` and `interrupt`.
+        """
         await self._end(FAILED, error=_text(error), failures=self.info.failures + 1)
 
     async def cancel(self) -> None:
@@ -323,11 +339,22 @@ class AsyncRun(AsyncContext):
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
             body = lease.pack_run(self._engine, ended)  # before anything is written
-            await self._flush(timeout_s)
-            await self._store_end(status, body, timeout_s)
-            for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
-                setattr(self.info, name, getattr(ended, name))
-            self._tell(END)
+            try:
+                await self._flush(timeout_s)
+            except DelayedSaveFailed:
+                if status != COMPLETED:  # nothing brings those saves back, and the run is over in any case
+                    await self._flush(timeout_s)  # what was held back waited for them
+                    await self._finish(ended, body, timeout_s, changes)
+                raise
+            await self._finish(ended, body, timeout_s, changes)
+
+    async def _finish(
+        self, ended: RunInfo, body: bytes, timeout_s: float | None, changes: Iterable[str]
+    ) -> None:
+        await self._store_end(ended.status, body, timeout_s)
+        for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
+            setattr(self.info, name, getattr(ended, name))
+        self._tell(END)
 
     async def _store_end(self, status: str, body: bytes, timeout_s: float | None) -> None:
         self._revision += 1
@@ -405,9 +432,13 @@ class AsyncRun(AsyncContext):
         if error is None:
             await self._complete_or_fail()
         elif not is_lost:
-            with contextlib.suppress(RunEnded):  # by an earlier call that was cut off
-                is_failure = isinstance(error, Exception)
+            is_failure = isinstance(error, Exception)
+            try:
                 await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.release()))
+            except RunEnded:
+                pass  # by an earlier call that was cut off
+            except DelayedSaveFailed as lost:  # the run has ended, and a cancelled task is to stay cancelled
+                error.add_note(str(lost))
 
     def _leave(self) -> None:
         """Let the lease run out when the end could not be stored: nobody is in the run any more."""

@@ -108,6 +108,9 @@ class _LoopTask:
             await asyncio.wait([self._task], timeout=timeout_s)
         # else it ended with its loop
 
+    def has_ended(self) -> bool:
+        return self._task.done() or self._task.get_loop() is not asyncio.get_running_loop()
+
 
 class _LoopTicker:
     def __init__(self, home: Home, interval_s: float, work: Work) -> None:
@@ -161,11 +164,13 @@ class _LoopBell:
 class _LoopMutex:
     """An asyncio.Lock, another one in each loop: whoever held or awaited it in a loop that has ended is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> None:
+        self._home.enter()  # a call from a second loop must not replace the lock that the first one holds
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._lock = loop, asyncio.Lock()
@@ -181,6 +186,9 @@ class AsyncRuntime(SyncRuntime):
 
     def __init__(self) -> None:
         self.home = Home()
+
+    def check_loop(self) -> None:
+        self.home.enter()
 
     def spawn(self, work: Work) -> Task:
         return _LoopTask(self.home, work)
@@ -204,4 +212,4 @@ class AsyncRuntime(SyncRuntime):
                     raise
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
-        return _LoopMutex()
+        return _LoopMutex(self.home)

@@ -58,6 +58,9 @@ class Task(Protocol):
     """Background work that can be waited for."""
 
     async def wait(self, timeout_s: float | None = None) -> None: ...
+    def has_ended(self) -> bool:
+        """Tell whether nobody does this work any more, whether it is done or not."""
+        ...
 
 
 class Signal(Protocol):
@@ -79,6 +82,10 @@ class Runtime(Protocol):
 
     def now(self) -> int:
         """Return the wall clock in microseconds."""
+        ...
+
+    def check_loop(self) -> None:
+        """Raise WrongLoop when the store is in use in another event loop than the caller's."""
         ...
 
     def spawn(self, work: Work) -> Task:
@@ -117,6 +124,9 @@ class _ThreadTask:
 
     async def wait(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
+
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
 
 
 class _ThreadTicker:
@@ -164,6 +174,9 @@ class SyncRuntime:
 
     def now(self) -> int:
         return time.time_ns() // 1000
+
+    def check_loop(self) -> None:
+        """Do nothing: a sync store is used from any thread."""
 
     def spawn(self, work: Work) -> Task:
         return _ThreadTask(work)

@@ -10,13 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from outlive.arguments import check_handlers
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import run_now
 from outlive.runtime.wrong_mode import SyncContext, SyncItems
 from outlive.store import AsyncStore, Progress
+from outlive.threads.engine import Engine
 from outlive.threads.thread import AsyncThread, Fencing
 from outlive.values import (
     Change,
@@ -390,8 +391,8 @@ class Lock(SyncContext):
     def fence(self) -> int | None:
         return self._lock.fence
 
-    def _fence_of(self, thread: ThreadKey) -> tuple[str, str, int, int]:
-        return self._lock._fence_of(thread)
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
+        return self._lock._fence_of(engine, thread)
 
     def acquire(self) -> Self:
         run_now(self._lock.acquire())

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlive.backend.protocol import Commit, Receipt, ThreadKey
+from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
 from outlive.format import planner as planning
 from outlive.runtime.runtime import Task
@@ -73,15 +73,30 @@ class Delayed:
         with self._lock:
             self.raise_failure()  # it came while this one was split
             self._queue.append(item)
-            if self._task is None:
-                self._task = self._engine.runtime.spawn(self._drain)
+            self._start()
+
+    def _start(self) -> Task | None:
+        """Return the task that stores the queue, if there is anything to store; called under the lock.
+
+        An event loop that ends cancels it in the middle, and a loop that is stopped leaves it where it is. The queue stays whole then, and
+        is stored from its first item on: one that was on its way is found by its id.
+        """
+        if self._task is not None and self._task.has_ended():
+            self._task = None
+        if self._task is None and self._queue:
+            self._task = self._engine.runtime.spawn(self._drain)
+        return self._task
 
     async def flush(self) -> None:
         """Wait until everything is stored; raise what went wrong."""
         self._after_fork()
-        while (task := self._task) is not None:
+        while (task := self._running()) is not None:
             await task.wait()
         self.raise_failure()
+
+    def _running(self) -> Task | None:
+        with self._lock:
+            return self._start()
 
     def raise_failure(self) -> None:
         """Raise the error of an earlier save, once."""
@@ -93,10 +108,8 @@ class Delayed:
         try:
             while (item := self._next()) is not None:
                 await self._settle(item, await self._commit(item))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001  # the next call on the thread raises it
             self._fail(error)
-            if not isinstance(error, Exception):
-                raise
 
     def _next(self) -> _Item | None:
         """Return the first of the queue; when there is none, this worker is done."""

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from outlive.arguments import check_count, check_flag, check_seconds
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.errors import BadURL
 
 

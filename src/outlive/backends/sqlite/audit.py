@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from outlive.backend.protocol import unescape
+from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
 from outlive.backends.sqlite.heads import THREADS, Found
@@ -67,10 +67,10 @@ def orphans(db: apsw.Connection) -> list[Corrupt]:
     for row in rows:
         try:
             view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))
-            problems = Audit(db, view).run()
+            # Worded as by the audit of that thread, so that `verify` lists each problem once.
+            found += Audit(db, view).run()
         except Corrupt as error:
-            problems = [error]
-        found += problems
+            found.append(error)
         if row[24] is not None or row[26] is not None:
             found.append(Corrupt("a thread without content has metadata"))
     sql = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from outlive.backend import EntryQuery
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import backend_of, find_checkpoint, find_run, key_of
@@ -63,7 +64,9 @@ def _runs(store: Store, place: Thread) -> tuple[int, RunInfo | None]:
         runs = list(store.runs(thread=place.id))
     except (Corrupt, KeyMissing):
         key = key_of(store, place.id)
-        return len(run_now(backend_of(store).entries(key.tenant, RUN, thread=key, limit=1_000_000))), None
+        return len(
+            run_now(backend_of(store).entries(EntryQuery(key.tenant, RUN, thread=key, limit=1_000_000)))
+        ), None
     clock = LeaseClock.of(store)
     return len(runs), next((run for run in runs if clock.standing(run) == "live"), None)
 

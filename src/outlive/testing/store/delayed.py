@@ -209,6 +209,41 @@ class DelayedContract(Contract):
                 await store.close()
             assert await other.thread("good").load() == {"n": 29}
 
+    @pytest.mark.parametrize("end", ["fail", "cancel", "release", "close"])
+    async def test_a_run_whose_delayed_saves_were_lost_ends_all_the_same(
+        self, trial: Trial, end: str
+    ) -> None:
+        store, other = await trial.store(), await trial.store()
+        await store.thread("t").save({"n": 0}, id="one")
+        run = await store.run("t", run_id="r", durability="async").start()
+        await run.save({"n": 1}, durability="exit")
+        await store.thread("t").save({"n": 2}, id="one", durability="async")  # refused: the id is taken
+        if end == "close" and not trial.opener.survives:
+            return
+        ends = {
+            "fail": lambda: run.fail("why"),
+            "cancel": run.cancel,
+            "release": run.release,
+            "close": store.close,
+        }
+        with pytest.raises(DelayedSaveFailed):
+            await ends[end]()
+        found = await other.find_run("r")
+        status = {"fail": "failed", "cancel": "cancelled"}.get(end, "released")
+        assert found is not None and found.status == status
+        assert await other.thread("t").load() == {"n": 1}  # what the run held back
+
+    async def test_a_run_whose_delayed_saves_were_lost_is_not_completed(self, store: AsyncStore) -> None:
+        await store.thread("t").save({"n": 0}, id="one")
+        run = await store.run("t", run_id="r", durability="async").start()
+        await run.save({"n": 1}, id="one")
+        with pytest.raises(DelayedSaveFailed):
+            await run.complete("done")
+        assert run.status == "running"
+        await run.save({"n": 1})
+        await run.complete("done")  # told once
+        assert (await store.thread("t").load(), run.status) == ({"n": 1}, "completed")
+
     async def test_a_delayed_retry_of_the_same_content_is_safe(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1}, id="one")
