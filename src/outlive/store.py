@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outlive.arguments import (
     check_attributes,
+    check_count,
     check_durability,
     check_filter,
     check_handlers,
@@ -274,21 +275,27 @@ class AsyncStore(AsyncContext):
         self,
         handlers: Mapping[str | None, Handler],
         *,
+        concurrency: int = 8,
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
-        """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
+        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`. Options are those of `recover`."""
         from outlive.runs.worker import AsyncWorker
 
         check_handlers(handlers)
+        check_count("concurrency", concurrency, 1)
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
             lambda: self.recover(
-                handlers, policy=policy, code_version=code_version, after_failover=after_failover
+                handlers,
+                concurrency=concurrency,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
             ),
             check_timeout(interval_s, "interval_s"),
             on_report,
@@ -329,23 +336,27 @@ class AsyncStore(AsyncContext):
         self,
         handlers: Mapping[str | None, Handler],
         *,
+        concurrency: int = 8,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
     ) -> Recovered:
-        """Go on with every dead run: `handlers` maps an agent (or "*") to what is called with its run.
+        """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
-        Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
-        can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
+        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler
+        policy:          "hold" leaves runs alone that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over, when a run that still works with the primary cannot be
+                         told from a dead one; otherwise all are skipped
+
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
         """
-        from outlive.runs.recovery import Recovery, find_recoverable
+        from outlive.runs.recovery import Recovery
 
         recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
             recovery.refuses_all = True
-        live = recovery.report.waiting
-        async for key, info in find_recoverable(self._engine, self._settings.tenant, live):
-            await recovery.take(key, info)
+        await recovery.take_all(self._settings.tenant, check_count("concurrency", concurrency, 1))
         return recovery.report
 
     async def delete(self, id: str) -> bool:

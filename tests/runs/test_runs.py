@@ -476,7 +476,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
             ("z", "released", True),
         ]
         report = store.recover({"known": lambda run: 5})
-        assert [one.id for one in report.resumed] == ["a", "z"]
+        assert sorted(one.id for one in report.resumed) == ["a", "z"]
         assert [(one.run.id, "elsewhere" in one.message) for one in report.skipped] == [("strange", True)]
 
 
@@ -514,7 +514,7 @@ def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
             (id, id, id not in damaged) for id in names
         ]
         report = store.recover({"known": lambda run: 5})
-        assert [one.id for one in report.resumed] == [id for id in names if id not in damaged]
+        assert sorted(one.id for one in report.resumed) == [id for id in names if id not in damaged]
         assert {one.run.id for one in report.skipped} == damaged
         assert all("does not match its checksum" in one.message for one in report.skipped)
         assert [store.find_run(id) for id in ("0", "1")] == [None, None]
@@ -979,3 +979,103 @@ def test_a_step_passes_every_argument_to_its_function():
             outlive.errors.BadArgument, match="has no option 'n', only key, effect and on_unfinished"
         ):
             run.step("tell", n=1)
+
+
+def dead_runs(store, count):
+    for n in range(count):
+        store.run(f"t{n}", run_id=f"r{n}", agent="a").start().release()
+
+
+def test_recover_resumes_several_runs_at_a_time_each_once(tmp_path):
+    met, seen = threading.Barrier(4), []
+
+    def handler(run):
+        met.wait(PATIENCE_S)  # nobody passes unless four are here
+        seen.append((run.id, threading.get_ident()))
+        run.save({"by": run.id})
+
+    with outlive.open(tmp_path / "a.db") as store:
+        dead_runs(store, 8)
+        report = store.recover({"a": handler}, concurrency=4)
+        assert sorted(run.id for run in report.resumed) == [f"r{n}" for n in range(8)]
+        assert (report.failed, report.waiting, report.skipped) == ([], [], [])
+        assert sorted(id for id, _ in seen) == [f"r{n}" for n in range(8)]
+        assert threading.get_ident() not in {ident for _, ident in seen}
+        assert {run.status for run in store.runs()} == {"completed"}
+
+
+def test_recover_one_at_a_time_stays_in_the_calling_thread():
+    with outlive.open("memory:") as store:
+        dead_runs(store, 3)
+        seen = []
+        store.recover({"*": lambda run: seen.append(threading.get_ident())}, concurrency=1)
+        assert seen == [threading.get_ident()] * 3
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(
+                outlive.errors.BadArgument, match="concurrency must be a whole number, 1 or more"
+            ):
+                store.recover({}, concurrency=wrong)
+
+
+def test_recover_async_resumes_several_runs_at_a_time():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            for n in range(6):
+                await (await store.run(f"t{n}", run_id=f"r{n}", agent="a").start()).release()
+            met = asyncio.Barrier(3)
+
+            async def handler(run):
+                await asyncio.wait_for(met.wait(), PATIENCE_S)
+
+            report = await store.recover({"a": handler}, concurrency=3)
+            assert sorted(run.id for run in report.resumed) == [f"r{n}" for n in range(6)]
+
+    asyncio.run(scenario())
+
+
+def test_a_recovery_that_is_cancelled_releases_its_runs():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            for n in range(4):
+                await (await store.run(f"t{n}", run_id=f"r{n}", agent="a").start()).release()
+            begun = asyncio.Event()
+
+            async def handler(run):
+                begun.set()
+                await asyncio.sleep(3600)
+
+            task = asyncio.create_task(store.recover({"a": handler}, concurrency=2))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert {run.status async for run in store.runs()} == {"released"}
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_in_a_recovery_releases_the_runs_of_its_threads():
+    with outlive.open("memory:") as store:
+        dead_runs(store, 4)
+        begun, end, lost = threading.Barrier(3), threading.Event(), []
+
+        def handler(run):
+            begun.wait(PATIENCE_S)
+            end.wait(PATIENCE_S)
+            try:
+                run.save({"late": 1})
+            except outlive.RunEnded:
+                lost.append(run.id)
+                raise
+
+        def interrupt():
+            begun.wait(PATIENCE_S)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            store.recover({"a": handler}, concurrency=2)
+        assert {run.status for run in store.runs()} == {"released"}
+        end.set()
+        eventually(lambda: len(lost) == 2)
+        assert {run.status for run in store.runs()} == {"released"}

@@ -61,12 +61,15 @@ class Swept:
 
     @property
     def checkpoints(self) -> int:
+        """How many checkpoints were deleted."""
         return self.ttl.checkpoints + self.max_age.checkpoints + self.keep_last.checkpoints
 
     @property
     def freed_bytes(self) -> int:
+        """How many bytes were freed."""
         return sum(count.freed_bytes for count in (self.ttl, self.max_age, self.keep_last, self.orphans))
 
     def keep(self, reason: str, count: int = 1) -> None:
+        """Count what was due and is still needed."""
         if count:
             self.kept[reason] = self.kept.get(reason, 0) + count

@@ -99,6 +99,7 @@ class AsyncRun(AsyncContext):
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self.info.id
 
     @property
@@ -130,10 +131,12 @@ class AsyncRun(AsyncContext):
 
     @property
     def status(self) -> str:
+        """How the run is: "running", "released", "completed", "failed", "cancelled" or "parked"."""
         return self.info.status
 
     @property
     def result(self) -> Any:
+        """What the run ended with, once it is completed."""
         return self.info.result
 
     @property

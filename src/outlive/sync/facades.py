@@ -71,10 +71,12 @@ class Thread:
 
     @property
     def id(self) -> str:
+        """The id of the thread."""
         return self._thread.id
 
     @property
     def namespace(self) -> str:
+        """The namespace of this handle; "" is the root."""
         return self._thread.namespace
 
     def __repr__(self) -> str:
@@ -300,39 +302,48 @@ class Run(SyncContext):
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self._run.id
 
     @property
     def info(self) -> RunInfo:
+        """Everything that the store records of the run."""
         return self._run.info
 
     @property
     def status(self) -> str:
+        """How the run is: "running", "released", "completed", "failed", "cancelled" or "parked"."""
         return self._run.status
 
     @property
     def result(self) -> Any:
+        """What the run ended with, once it is completed."""
         return self._run.result
 
     @property
     def is_finished(self) -> bool:
+        """Tell whether the run had ended before: there is nothing left to do, and `result` is what it ended with."""
         return self._run.is_finished
 
     @property
     def thread(self) -> Thread:
+        """The thread that the run works on."""
         return Thread(self._run.thread)
 
     @property
     def responses(self) -> Responses:
+        """The responses of the models that this run asks at the same time."""
         from outlive.sync.responses import Responses
 
         return Responses(self._run.responses)
 
     def start(self) -> Self:
+        """Begin the run, or claim it when its process died. `with store.run(...) as run` does that. Raises ThreadBusy, RunBusy, RunElsewhere."""
         run_now(self._run.start())
         return self
 
     def load(self) -> Any:
+        """Return the newest state of the thread."""
         return run_now(self._run.load())
 
     def save(
@@ -345,6 +356,12 @@ class Run(SyncContext):
         durability: str | None = None,
         **options: Any,
     ) -> CheckpointInfo | None:
+        """Save a state as a checkpoint of this run, and record its progress. Further options are those of `thread.save`.
+
+        `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background;
+        "exit", when the run ends. With "exit", and within `throttle_s` of the last save, the state is held back: the call returns
+        None, and it is stored unless a newer save replaces it. A call that raises leaves the run as it was.
+        """
         return run_now(
             self._run.save(
                 state, iteration=iteration, phase=phase, usage=usage, durability=durability, **options
@@ -352,6 +369,7 @@ class Run(SyncContext):
         )
 
     def flush(self) -> None:
+        """Store a save that was held back, and wait for those in the background."""
         run_now(self._run.flush())
 
     @overload
@@ -385,15 +403,19 @@ class Run(SyncContext):
         return decorate
 
     def complete(self, result: Any = None) -> None:
+        """End the run with a result, which is stored. Raises Unencodable, and then the run has not ended."""
         run_now(self._run.complete(result))
 
     def fail(self, error: BaseException | str) -> None:
+        """End the run because of an error. What it saved is kept, and `store.retry` continues from it."""
         run_now(self._run.fail(error))
 
     def cancel(self) -> None:
+        """End the run; nobody recovers it."""
         run_now(self._run.cancel())
 
     def release(self) -> None:
+        """Give the run up, so that another process can recover it at once."""
         run_now(self._run.release())
 
     def __enter__(self) -> Self:
@@ -414,20 +436,24 @@ class Lock(SyncContext):
 
     @property
     def is_held(self) -> bool:
+        """Tell whether this lock is held, as far as this process knows."""
         return self._lock.is_held
 
     @property
     def fence(self) -> int | None:
+        """The number of this holder, greater than those of all holders before; None while it is not held."""
         return self._lock.fence
 
     def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
         return self._lock._fence_of(engine, thread)
 
     def acquire(self) -> Self:
+        """Wait until the lock is free, and take it. Raises ThreadBusy when the time is up."""
         run_now(self._lock.acquire())
         return self
 
     def release(self) -> None:
+        """Give the lock back."""
         run_now(self._lock.release())
 
     def __enter__(self) -> Self:
@@ -446,9 +472,11 @@ class Worker:
         self._worker = worker
 
     def run(self) -> None:
+        """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
         run_now(self._worker.run())
 
     def stop(self) -> None:
+        """Make `run()` return after the runs that it is resuming. Another thread, or a handler, calls this."""
         self._worker.stop()
 
 
@@ -553,6 +581,7 @@ class Store(SyncContext):
         self,
         handlers: Mapping[str | None, Callable[[Run], Any]],
         *,
+        concurrency: int = 8,
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
@@ -563,6 +592,7 @@ class Store(SyncContext):
         return Worker(
             self._store.worker(
                 wrapped,
+                concurrency=concurrency,
                 interval_s=interval_s,
                 policy=policy,
                 code_version=code_version,
@@ -575,14 +605,30 @@ class Store(SyncContext):
         self,
         handlers: Mapping[str | None, Callable[[Run], Any]],
         *,
+        concurrency: int = 8,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
     ) -> Recovered:
+        """Resume every dead run: `store.recover({"planner": resume_planner})`.
+
+        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        concurrency:     how many runs are resumed at a time, each in a thread; with 1, or a single run, in the calling thread
+        policy:          "hold" leaves runs alone that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over, when a run that still works with the primary cannot be
+                         told from a dead one; otherwise all are skipped
+
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why. Ctrl-C releases the
+        runs that are being resumed.
+        """
         wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return run_now(
             self._store.recover(
-                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+                wrapped,
+                concurrency=concurrency,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
             )
         )
 
