@@ -288,11 +288,11 @@ async def _made(
     """Return the backends. One of a pair may be out of reach: then the other one tells what to do."""
     if target.secondary is None:
         return await opener(target.served)(), None
-    from outlive.layers.replication.lazy_store import made
+    from outlive.layers.replication.lazy_store import open_lazily
 
-    primary = await made(target.served.shown, opener(target.served), runtime)
+    primary = await open_lazily(target.served.shown, opener(target.served), runtime)
     try:
-        return primary, await made(target.secondary.shown, opener(target.secondary), runtime)
+        return primary, await open_lazily(target.secondary.shown, opener(target.secondary), runtime)
     except BaseException:
         await primary.close()
         raise
@@ -331,7 +331,7 @@ async def _build(
             raise KeyMissing(key_of(await _newest(backend) or key))
         if pair is None and checks_pair:
             settings = target.settings
-            alone = await guarded(primary, settings.tenant, settings.timeout_s, goes_on=target.is_single)
+            alone = await guarded(primary, settings.tenant, settings.timeout_s, may_write=target.is_single)
             backend = _sealing(alone, target.ring)
     except BaseException:
         await backend.close()
@@ -356,7 +356,7 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
 
 async def _newest(backend: Backend) -> bytes | None:
     """Return the naming key as it is sealed now, when the keys were rotated."""
-    from outlive.layers.encryption.naming_key import current_naming_key
+    from outlive.layers.encryption.layer import current_naming_key
 
     found = await current_naming_key(backend)
     return None if found is None else found.body

@@ -450,7 +450,8 @@ class AsyncStore(AsyncContext):
         if not isinstance(backend, Encrypted):
             raise BadArgument("this store is not encrypted; open it with key=outlive.KeyRing({id: key})")
         await self.flush()
-        return await rotate(backend, self._settings.tenant, progress)
+        sides = (backend.inner,) if self._pair is None else self._pair.stores.both
+        return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
     async def size(self) -> Sizes:
         """Return what the store holds of this tenant."""
@@ -577,7 +578,7 @@ class AsyncStore(AsyncContext):
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
             return await self._pair.ping(timeout_s)
-        from outlive.layers.replication.ping import ping
+        from outlive.layers.replication.pair import ping
 
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 

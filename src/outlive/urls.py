@@ -62,9 +62,9 @@ class BackendOptions(TypedDict, total=False):
 def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFactory, dict[str, Any]]:
     """Return how to open a backend, and the options of every store that are in its URL. Nothing is opened or created."""
     if type(where).__module__.partition(".")[0] == "redis":
-        from outlive.backends.redis.urls import serve_client
+        from outlive.backends.redis.clients import parse_client
 
-        return serve_client(where, options), {}
+        return parse_client(where, options), {}
     if (path := plain_path(where)) is not None:
         _refuse_unknown("sqlite", options, ("fsync", "accept_loss"))
         return _sqlite_at(path, f"sqlite:///{path}", options), {}

@@ -20,10 +20,9 @@ SOURCE = Path(outlive.__file__).parent
 MAY_IMPORT_ASYNCIO = {
     "runtime/loop.py",
     "backends/local/threaded.py",
-    "backends/postgres/connection.py",
     "backends/postgres/pool.py",
-    "backends/redis/connection_classes.py",
-    "backends/redis/connection.py",
+    "backends/redis/io_modes.py",
+    "backends/server/sockets.py",
 }
 NOT_CORE = ("testing/", "adapters/", "cli/", "inspector/")
 

@@ -555,7 +555,7 @@ def test_a_server_that_has_no_connection_left_is_waited_for(postgres_url):
 
 
 def test_a_host_that_cannot_be_found_ends_in_time(monkeypatch):
-    import outlive.backends.server.attempts as link
+    import outlive.backends.server.sockets as link
 
     gate = threading.Event()
     monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: gate.wait(PATIENCE_S) and [])
@@ -570,7 +570,7 @@ async def open_async(url, **options):
 
 
 def test_all_addresses_of_a_host_are_tried(postgres_url, monkeypatch):
-    import outlive.backends.server.attempts as link
+    import outlive.backends.server.sockets as link
 
     rows = [(0, 0, 0, "", ("::1", 0, 0, 0)), (0, 0, 0, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(link.socket, "getaddrinfo", lambda *a, **k: rows)

@@ -36,9 +36,11 @@ from outlive.backend import (
 from outlive.backend import commit as commit_one
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
-from outlive.backends.redis.connection import DeadlineSocket, Limits
-from outlive.backends.redis.rows import _sum
-from outlive.backends.server.attempts import Attempt
+from outlive.backends.redis.clients import parse_client
+from outlive.backends.redis.connection import Connection, ConnectionSettings
+from outlive.backends.redis.io_modes import Async, Sync
+from outlive.backends.redis.rows import server_checksum
+from outlive.backends.server.attempts import Attempt, AttemptFailed
 from outlive.errors import (
     BadArgument,
     BadURL,
@@ -69,9 +71,7 @@ IO_MODES = {"sync": SyncDriver, "async": AsyncDriver}
 @contextlib.contextmanager
 def opened(url, io_mode="sync", **options):
     """Open a store in a mode; its methods are awaited in both. Gives (run, store)."""
-    found = (
-        redis_url.parse_url(url, options) if isinstance(url, str) else redis_url.serve_client(url, options)
-    )
+    found = redis_url.parse_url(url, options) if isinstance(url, str) else parse_client(url, options)
     with IO_MODES[io_mode]() as driver:
         trial = Trial(Opener(lambda: found.sync(PATIENCE_S), lambda: found.asynchronous(PATIENCE_S)), driver)
         try:
@@ -129,27 +129,33 @@ def test_a_load_that_is_slow_but_moves_is_not_given_up(io_mode, proxy, valkey_ur
 
 
 def test_an_upload_that_is_slow_but_moves_is_not_given_up():
-    ours, theirs = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
     got = []
 
-    def read():
-        while data := theirs.recv(1 << 16):
-            got.append(len(data))
-            time.sleep(0.04)
+    def read(listener):
+        peer, _ = listener.accept()
+        with peer:
+            while sum(got) < 3 << 20:
+                got.append(len(peer.recv(1 << 16)))
+                time.sleep(0.04)
+            peer.sendall(b"+OK\r\n")
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    with ours, theirs:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        reader = threading.Thread(target=read, args=(listener,))
+        reader.start()
         attempt = Attempt(Deadline(PATIENCE_S), 0)
         attempt._idle_s = 1.5
         attempt.extend(1.5)
+        host, port = listener.getsockname()
+        connection = run_now(Connection.open(ConnectionSettings(host, port), Sync(), attempt))
+        connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         began = time.monotonic()
-        DeadlineSocket(ours, attempt, Limits()).sendall(bytes(3 << 20))
+        assert run_now(connection.call([("SET", "key", bytes(3 << 20))], attempt)) == [b"OK"]
         assert time.monotonic() - began > 1.5
-        ours.shutdown(socket.SHUT_WR)
+        connection.close()
         reader.join()
-    assert sum(got) == 3 << 20
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(valkey_server, io_mode, monkeypatch):
@@ -433,7 +439,7 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
             lambda: store.thread("new").save({"n": 2}),
             lambda: store.thread("new").set_metadata({"title": "x"}),
         ):
-            with pytest.raises(StoreUnavailable, match="begun anew"):
+            with pytest.raises(StoreUnavailable, match="new one there"):
                 run(call())
         assert [row.id for row in run_now(other.threads(ThreadQuery("")))] == ["theirs"]
         run_now(other.close())
@@ -446,7 +452,7 @@ def test_a_store_that_somebody_began_anew_is_not_written_by_who_knew_the_old_one
         server.start()
         backend = redis_url.parse_url(server.url, {}).sync(30)
         assert run_now(backend.identity(b"n" * 32)) == b"n" * 32
-        with pytest.raises((StoreUnavailable, OutcomeUnknown), match="begun anew"):
+        with pytest.raises((StoreUnavailable, OutcomeUnknown), match="new one there"):
             run(store.thread("t").save({"n": 2}))
         run_now(backend.close())
 
@@ -509,7 +515,7 @@ def test_threads_that_look_for_the_server_at_once_do_not_disturb_each_other(wher
     failed, ends = [], time.monotonic() + (10 if LONG else 1)
     with opened(request.getfixturevalue(where).url) as (run, store):
         run(store.thread("t").save({"n": 1}))
-        nodes = store._engine.backend._link.nodes
+        nodes = store._engine.backend.session.client.nodes
 
         def look():
             try:
@@ -645,7 +651,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
                     backend, Commit(key, entries=(EntryRecord("run", other, b"old", "running"),), info=info)
                 )
             )
-        own = backend.keys(key).all[0]
+        own = backend.session.keys(key).all[0]
         eventually(lambda: not valkey_server.call("EXISTS", own))
         new = put(body=b"new", status="completed", lease_s=600)
         assert new > old + 3
@@ -653,7 +659,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
             run(commit_one(backend, Commit(key, fence=("run", "r", 0, old))))
         assert bodies(statuses=["running"]) == bodies(lapsed=True) == []
         assert bodies() == bodies(lapsed=False) == bodies(statuses=["completed", ""]) == [b"new"]
-        lines = valkey_server.call("ZRANGE", backend.keys(key).all[7], 0, -1)
+        lines = valkey_server.call("ZRANGE", backend.session.keys(key).all[7], 0, -1)
         assert len(lines) == 2  # by key, and by status
         assert run(backend.audit(key)) == []
 
@@ -1133,7 +1139,9 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
         words = text.split(b" ")
         words[9] = b"-5"
         text = b" ".join(words)
-        valkey_server.call("HSET", key_of("t"), "row", text + b" " + _sum(key.digest.hex().encode() + text))
+        valkey_server.call(
+            "HSET", key_of("t"), "row", text + b" " + server_checksum(key.digest.hex().encode() + text)
+        )
         for call in (
             lambda: backend.read(key, ""),
             lambda: backend.history(HistoryQuery(key, None)),
@@ -1275,13 +1283,161 @@ def test_a_client_of_sentinels_is_taken(sentinels):
         assert run(store.thread("t").load()) == {"n": 1}
 
 
-def test_a_client_of_the_other_colour_is_refused(valkey_url):
+def test_the_settings_of_a_client_are_those_of_the_store(io_mode, tmp_path):
+    """Database, user, client name and the path of a Unix socket."""
+    path = f"{tmp_path}/valkey.sock"
+    with ValkeyServer(ram=True, settings={"unixsocket": path}) as server:
+        server.call("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all")
+        make = redis.Redis if io_mode == "sync" else redis.asyncio.Redis
+        client = make(unix_socket_path=path, db=3, username="ann", password="secret", client_name="the-agent")
+        with opened(client, io_mode) as (run, store):
+            run(store.thread("t").save({"n": 1}))
+            rows = server.call("CLIENT", "LIST").decode().splitlines()
+            (row,) = [row for row in rows if "name=the-agent" in row]
+            assert {"db=3", "user=ann", "resp=2"} <= set(row.split())
+        with opened(server.url.replace("/0", "/3"), io_mode) as (run, store):
+            assert run(store.thread("t").load()) == {"n": 1}
+
+
+def test_a_client_with_a_credential_provider_is_taken(io_mode):
+    class Provider(redis.CredentialProvider):
+        def get_credentials(self):
+            return "ann", "secret"
+
+    with ValkeyServer(ram=True, password="other") as server:
+        server.call("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all")
+        make = redis.Redis if io_mode == "sync" else redis.asyncio.Redis
+        client = make(host="127.0.0.1", port=server.port, credential_provider=Provider())
+        with opened(client, io_mode) as (run, store):
+            run(store.thread("t").save({"n": 1}))
+            assert run(store.thread("t").load()) == {"n": 1}
+
+
+def test_a_client_with_tls_is_taken(io_mode, tmp_path):
+    make = redis.Redis if io_mode == "sync" else redis.asyncio.Redis
+    with ValkeyServer(ram=True, password=SECRET) as server, encrypted(server, tmp_path) as url:
+        options = {"port": int(url.rpartition("@")[2].split(":")[1].split("/")[0]), "password": SECRET}
+        trusted = make(host="127.0.0.1", ssl=True, ssl_ca_certs=f"{tmp_path}/certificate.pem", **options)
+        with opened(trusted, io_mode) as (run, store):
+            run(store.thread("t").save({"n": 1, "text": "x" * 3_000_000}))
+            assert run(store.thread("t").load())["n"] == 1
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            with opened(make(host="127.0.0.1", ssl=True, **options), io_mode):
+                pass
+
+
+def test_a_certificate_for_another_host_is_refused(io_mode, tmp_path, monkeypatch):
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda name, *args, **options: real("127.0.0.1", *args, **options)
+    )
+    with ValkeyServer(ram=True, password=SECRET) as server, encrypted(server, tmp_path) as url:
+        other = url.replace("@127.0.0.1:", "@other.example.org:")
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            with opened(other, io_mode):
+                pass
+
+
+def test_tls_files_that_cannot_be_read_are_named_at_once(io_mode):
+    with pytest.raises(BadArgument, match="ssl_ options"):
+        with opened("rediss://127.0.0.1:1?ssl_ca_certs=/nowhere/ca.pem", io_mode):
+            pass
+
+
+def test_a_client_whose_connections_cannot_be_imitated_is_refused(valkey_url):
+    class Recorder(redis.connection.Connection):
+        pass
+
+    pool = redis.ConnectionPool.from_url(valkey_url, connection_class=Recorder)
+    with pytest.raises(BadArgument, match="Recorder"):
+        parse_client(redis.Redis(connection_pool=pool), {}).sync(30)
+    with pytest.raises(BadArgument, match="OCSP"):
+        parse_client(redis.Redis(ssl=True, ssl_validate_ocsp=True), {}).sync(30)
+
+
+class Scripted:
+    """A server that answers commands with what it is told, one connection after the other."""
+
+    def __init__(self, *connections):
+        self._connections = connections
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.received = []
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self):
+        for replies in self._connections:
+            peer, _ = self._listener.accept()
+            with peer:
+                for reply in replies:
+                    self.received.append(peer.recv(1 << 16))
+                    peer.sendall(reply)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._thread.join()
+        self._listener.close()
+
+
+def exchange(port, io_mode, *commands, **settings):
+    """Open a connection, call it, and close it."""
+
+    async def work():
+        mode = Sync() if io_mode == "sync" else Async()
+        connection = await Connection.open(
+            ConnectionSettings("127.0.0.1", port, **settings), mode, Deadline(PATIENCE_S)
+        )
+        try:
+            return await connection.call(commands, Deadline(PATIENCE_S))
+        finally:
+            connection.close()
+
+    return run_now(work()) if io_mode == "sync" else asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "reply, error",
+    [
+        (b"-LOADING the dataset is in memory soon\r\n", AttemptFailed),
+        (b"-ERR max number of clients reached\r\n", AttemptFailed),
+        (b"-NOAUTH Authentication required.\r\n", StoreUnavailable),
+        (b"?what is this\r\n", AttemptFailed),
+        (b"$5\r\nab", AttemptFailed),
+        (b"", AttemptFailed),
+    ],
+)
+def test_a_connection_that_serves_no_command_fails(reply, error, io_mode):
+    with Scripted([reply]) as server:
+        with pytest.raises(error):
+            exchange(server.port, io_mode, ("GET", "x"))
+
+
+def test_replies_that_come_in_pieces_are_put_together(io_mode):
+    class Slow(Scripted):
+        def _serve(self):
+            peer, _ = self._listener.accept()
+            with peer:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer.recv(1 << 16)
+                for byte in b"*2\r\n$3\r\na\r\n\r\n-ERR inside\r\n:42\r\n":
+                    peer.sendall(bytes((byte,)))
+                    time.sleep(0.001)
+
+    with Slow() as server:
+        (text, inside), number = exchange(server.port, io_mode, ("A",), ("B",))
+    assert (text, str(inside), number) == (b"a\r\n", "ERR inside", 42)
+
+
+def test_a_client_of_the_other_mode_is_refused(valkey_url):
     with pytest.raises(BadArgument, match="open_async"):
-        redis_url.serve_client(redis.asyncio.Redis.from_url(valkey_url), {}).sync(30)
+        parse_client(redis.asyncio.Redis.from_url(valkey_url), {}).sync(30)
     with pytest.raises(BadArgument, match=r"outlive\.open"):
-        asyncio.run(redis_url.serve_client(redis.Redis.from_url(valkey_url), {}).asynchronous(30))
+        asyncio.run(parse_client(redis.Redis.from_url(valkey_url), {}).asynchronous(30))
     with pytest.raises(BadArgument, match="not by str"):
-        redis_url.serve_client("redis", {})
+        parse_client("redis", {})
 
 
 WRONG = {
@@ -1387,7 +1543,7 @@ def test_more_idle_connections_than_the_pool_may_hold_are_refused(where):
 
 def test_without_the_driver_it_is_told_what_to_install():
     code = (
-        "import sys; sys.modules['redis'] = None\n"
+        "import sys; sys.modules['hiredis'] = None\n"
         "from outlive.backends.redis import urls\n"
         "try: urls.parse_url('redis://host', {})\n"
         "except ImportError as error: print(error)"
@@ -1399,7 +1555,7 @@ def test_without_the_driver_it_is_told_what_to_install():
 
 
 def test_naming_a_server_does_not_load_the_driver():
-    code = "import sys; from outlive.backends.redis import urls; urls.parse_url('redis://host', {}); print('redis' in sys.modules)"
+    code = "import sys; from outlive.backends.redis import urls; urls.parse_url('redis://host', {}); print('hiredis' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )

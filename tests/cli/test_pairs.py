@@ -12,7 +12,7 @@ import time
 import pytest
 
 import outlive
-from outlive.layers.replication.dissolve import end_pair
+from outlive.layers.replication.pair import end_pair
 from outlive.runtime.runtime import run_now
 from outlive.testing.interposed import Interposed
 from rig.proxy import FaultProxy
@@ -474,7 +474,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
     with open_pair(urls[0], urls[1], tenant=tenant) as store:
         store.thread("t").save(1)
         stores = store._store._pair.stores
-        sides = [run_now(stores.side(role)) for role in (0, 1)]
+        sides = [run_now(stores.record(role)) for role in (0, 1)]
         failing = Interposed(stores.both[0])
 
         async def fail(*args):

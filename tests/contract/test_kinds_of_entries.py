@@ -79,7 +79,7 @@ def test_the_other_store_of_a_pair_gets_what_is_replicated(tmp_path):
         put(store, *kinds)
     joined = f"sqlite:///{tmp_path}/joined.db?fsync=normal"
     with open_pair(three, joined) as store:
-        eventually(lambda: store.replication_status().is_whole)
+        eventually(lambda: store.replication_status().is_caught_up)
     for url, kind, key in itertools.product((two, joined), kinds, (LISTED, UNLISTED)):
         with outlive.open(url) as store:
             found = [entry.body for entry in get(backend_of(store), kind, key)]

@@ -25,7 +25,7 @@ from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.threaded import AsyncLocal
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.layers.encryption.keyring import KeyRing, key_of
-from outlive.layers.encryption.layer import Encrypted, place_of_chunk
+from outlive.layers.encryption.layer import Encrypted, aad_of_chunk
 from outlive.runtime.runtime import run_now
 from outlive.testing import MachineContract, Opener, StoreContract
 from outlive.testing.records.entries import EntryContract
@@ -653,10 +653,9 @@ def test_a_rotation_that_dies_at_any_call_leaves_all_readable_and_goes_on_when_r
         fill(store)
         expected = read(store)
         layer = memory_store(BOTH, inner)[0]._store._engine.backend
-        layer.inner = Dying(layer.inner, calls)
         is_over = True
         try:
-            run_now(outlive.layers.encryption.rotation.rotate(layer, "", None))
+            run_now(outlive.layers.encryption.rotation.rotate((Dying(layer.inner, calls),), layer.ring, ""))
         except Died:
             is_over = False
         fresh = memory_store(BOTH, inner)[0]
@@ -722,7 +721,7 @@ def test_what_is_sealed_is_never_exchanged_for_what_is_not():
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), chunks=((name, b"data"),))]))
     (stored,) = run_now(layer.inner.fetch(ThreadKey.of("", "t"), [name])).values()
     assert key_of(stored) == "old"
-    assert RING.open(place_of_chunk(ThreadKey.of("", "t"), name), stored) == b"data"
+    assert RING.open(aad_of_chunk(ThreadKey.of("", "t"), name), stored) == b"data"
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), removal=Removal(everything=True))]))
 
 

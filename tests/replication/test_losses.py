@@ -15,6 +15,7 @@ import pytest
 
 import outlive
 from outlive.backend import OUTBOX, Commit, EntryQuery
+from outlive.layers.replication.stores import Stores
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
@@ -127,11 +128,11 @@ def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primar
         time.sleep(0.2)  # some beats
         assert store.replication_status().failovers == 0
         stores = store._store._pair.stores
-        stores.patience_s = stores.carry_s = 0.3
+        stores.patience_s = stores.transfer_s = 0.3
         store.promote()
         store.thread("t").save(3)
         other.execute("rollback")
-        stores.patience_s = stores.carry_s = PATIENCE_S
+        stores.patience_s = stores.transfer_s = PATIENCE_S
         store.failback()
         assert store.thread("t").load() == 3
 
@@ -141,7 +142,7 @@ def test_a_damaged_primary_is_left_when_somebody_says_so(url_of):
     with open_pair(url, url_of("sqlite"), mode="async", cache_bytes=0, **QUICK) as store:
         store.thread("t").save({"text": "x" * 5000})
         eventually(lambda: store.replication_status().queued == 0)
-        store._store._pair._upkeep.is_over = True  # what comes now stays queued
+        store._store._pair._upkeep.is_closed = True  # what comes now stays queued
         store.thread("u").save({"text": "y" * 5000})
         damage(url)
         store.promote()  # it cannot be carried over
@@ -242,9 +243,9 @@ def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of)
     with open_pair(first, valkey_server.url, **QUICK) as store:
         store.thread("t").save("precious")
         valkey_server.call("FLUSHALL")
-        assert not store.replication_status().is_whole
+        assert not store.replication_status().is_caught_up
         store.thread("u").save("new")
-        eventually(lambda: store.replication_status().is_whole)
+        eventually(lambda: store.replication_status().is_caught_up)
     with outlive.open(valkey_server.url) as alone:
         assert {info.id: alone.thread(info.id).load() for info in alone.threads()} == {
             "t": "precious",
@@ -267,6 +268,47 @@ def test_a_secondary_that_forgot_its_last_commits_gets_them_again_with_the_next_
         assert [one.id for one in alone.thread("t").history()] == list("76543210")
         assert alone.thread("t").load("4") == {"id": "4", "text": "4" * 2000}
         assert alone.verify().problems == ()
+
+
+@pytest.mark.filterwarnings("ignore:what is queued for the primary")
+@pytest.mark.parametrize("dies_at", [None, 0, 1, 2])
+def test_a_primary_that_lost_commits_gets_them_again_before_it_is_active(tmp_path, monkeypatch, dies_at):
+    folders = [tmp_path / name for name in ("a", "b", "old")]
+    for folder in folders[:2]:
+        folder.mkdir()
+    urls = {"url": f"sqlite:///{folders[0]}/a.db", "secondary": f"sqlite:///{folders[1]}/b.db"}
+    with outlive.open(**urls) as store:
+        store.thread("t").save(1)
+    shutil.copytree(folders[0], folders[2])
+    with outlive.open(**urls) as store:
+        store.thread("t").save(2)
+        store.thread("t").save(3)
+    shutil.rmtree(folders[0])
+    shutil.copytree(folders[2], folders[0])  # a disk that forgot its last seconds
+    writes, write = itertools.count(), Stores.write
+
+    async def die(*args):
+        if next(writes) == dies_at:
+            raise Died
+        return await write(*args)
+
+    with outlive.open(**urls) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(Stores, "write", die)
+            try:
+                store.thread("t").save(4)
+            except Died:
+                assert dies_at is not None
+    with outlive.open(**urls) as store:
+        store.thread("t").save(5)
+        store.promote()
+        store.failback()
+        assert {1, 2, 3, 5} <= {store.thread("t").load(item.id) for item in store.thread("t").history()}
+        assert store.verify().ok
+
+
+class Died(BaseException):
+    pass
 
 
 def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):

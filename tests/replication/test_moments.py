@@ -102,7 +102,7 @@ def is_saved(store, id):
 
 
 def is_done(status):
-    return status.is_exact and status.is_whole and not status.queued
+    return status.is_exact and status.is_caught_up and not status.queued
 
 
 # The process --------------------------------------------------------------------------------------------------------

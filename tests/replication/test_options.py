@@ -77,7 +77,7 @@ def test_secrets_of_the_secondary_are_in_no_error():
 
 
 def wait_until_whole(store):
-    eventually(lambda: store.replication_status().is_whole)
+    eventually(lambda: store.replication_status().is_caught_up)
 
 
 def urls(folder, *names):
@@ -159,10 +159,11 @@ def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, mon
         store.thread("t").save(1)
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
     with open_pair(a, b, health_check_interval_s=60) as store:
-        assert not store.replication_status().is_whole
+        assert not store.replication_status().is_caught_up
+
         with pytest.raises(outlive.errors.StoreUnavailable, match="does not have everything yet"):
             store.promote()
-        with pytest.warns(UserWarning, match="does not have everything that it is to have"):
+        with pytest.warns(UserWarning, match="it does not have everything yet"):
             store.close()
 
 
@@ -274,7 +275,7 @@ def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(
         "secondary": valkey_server.url,
         "health_check_interval_s": 0.05,
     }
-    lost = "the secondary was active and has lost what it had"
+    lost = "the secondary was active and has lost its data"
     with open_pair(**pair) as store:
         store.thread("t").save("before")
         store.promote()
@@ -306,15 +307,11 @@ def test_a_primary_that_lost_all_it_had_before_the_secondary_had_everything_is_a
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
     store = open_pair(**pair, health_check_interval_s=60)
     valkey_server.call("FLUSHALL")
-    with pytest.raises(
-        outlive.errors.StoreUnavailable, match="the primary was active and has lost what it had"
-    ):
+    with pytest.raises(outlive.errors.StoreUnavailable, match="the primary was active and has lost its data"):
         store.thread("t").load()
     with pytest.warns(UserWarning, match="stays in the primary"):
         store.close()
-    with pytest.raises(
-        outlive.errors.StoreUnavailable, match="the primary was active and has lost what it had"
-    ):
+    with pytest.raises(outlive.errors.StoreUnavailable, match="the primary was active and has lost its data"):
         open_pair(**pair)
 
 
@@ -339,7 +336,7 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
         watched = Interposed(stores.both[0])
         watched.before_call(40, lose)
         stores.both = (watched, stores.both[1])
-        eventually(lambda: watched._at_call is None and store.replication_status().is_whole)
+        eventually(lambda: watched._at_call is None and store.replication_status().is_caught_up)
     with outlive.open(b) as alone:
         assert {alone.thread(info.id).load()["n"] for info in alone.threads()} == set(range(9))
     assert 0 < len(found) < 9

@@ -337,7 +337,7 @@ def test_what_is_acknowledged_has_everything_before_it_in_both_stores(how):
     if how == "asked again":
         world.other.store.thread("t").save("c", id="c")
     else:
-        queue = world.other.pair._queue
-        run_now(world.other.pair.stores.drain(0, queue, mine=queue.mine))
+        outbox = world.other.pair._outbox
+        run_now(world.other.pair.stores.drain(0, outbox, process=outbox.process))
     found = run_now(world.backends[1].history(HistoryQuery(ThreadKey.of("", "t"), None)))[1]
     assert [one.id for one in found] == ["c", "b", "a"]

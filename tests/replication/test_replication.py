@@ -4,7 +4,7 @@ import pytest
 
 import outlive
 from outlive.backend import OUTBOX, Commit, EntryQuery, Removal
-from outlive.layers.replication.note import ChangeSet
+from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
 
@@ -199,7 +199,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         found["writes"] = await alone.thread("t").writes("a")
         found["runs"] = [(run.id, run.status, run.agent) async for run in alone.runs()]
         entries = alone._engine.backend.entries
-        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries("", "step")]
+        found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries(EntryQuery("", "step"))]
         return found
 
     run(rig, scenario)
@@ -249,7 +249,7 @@ def disturb(store, times):
         if left[0] and any(one.removal is not None and one.removal.chunks for one in commits):
             left[0] -= 1
             await real([Commit(commits[0].thread, removal=Removal(checkpoints=(("", "two"),)))])
-            await stores.carrier(0, 10).carry(commits[0].thread, ChangeSet(pairs={("", "two")}))
+            await stores.replicator(0, 10).transfer(commits[0].thread, ChangeSet(checkpoints={("", "two")}))
         return await real(commits)
 
     secondary.commit_all = commit_all
@@ -437,7 +437,7 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         store = await rig.open(health_check_interval_s=100)
         await store.promote()
         await store.thread("t").save(1, id="one")
-        pair = store._pair._switching
+        pair = store._pair._switch
 
         async def die(*args):
             raise outlive.errors.StoreUnavailable("killed here")
@@ -451,6 +451,29 @@ def test_a_failback_that_died_half_way_is_finished_by_whoever_comes_next(rig):
         pair._finish_failback = whole
         assert (await store.thread("t").save(2, id="two")).epoch == 2
         assert await ids(other, "t") == ["two", "one"]
+
+    run(rig, scenario)
+
+
+def test_a_process_that_died_while_it_raised_the_epoch_keeps_nobody_from_starting_runs(rig):
+    async def scenario(rig):
+        store = await rig.open(health_check_interval_s=100)
+        await store.thread("t").save(1)
+        stores, write = store._pair.stores, store._pair.stores.write
+
+        async def die(role, old, new):
+            if role == 1:
+                raise outlive.errors.StoreUnavailable("killed here")
+            return await write(role, old, new)
+
+        stores.write = die
+        with pytest.raises(outlive.errors.StoreUnavailable, match="killed here"):
+            await store._pair._switch.raise_epoch(3)
+        other = await rig.open(health_check_interval_s=100)
+        live = await other.run("t").start()
+        assert (await live.save(2)).epoch == 4
+        await live.complete()
+        assert (await other.promote()).epoch == 5
 
     run(rig, scenario)
 

@@ -189,14 +189,14 @@ def test_what_was_deleted_from_a_pair_comes_back_from_a_backup_into_both(mode, t
         with outlive.open(saved, key=KEY) as backup:
             with monkeypatch.context() as patched:
                 patched.setattr(outlive.threads.copy, "_PAGE", 2)
-                bring, left = outlive.threads.copy._Merge._commit, iter([True, True])
+                bring, left = outlive.threads.copy._Copy._put, iter([True, True])
 
                 async def cut_off(*args, **fields):
                     if not next(left, False):
                         raise Died
-                    await bring(*args, **fields)
+                    return await bring(*args, **fields)
 
-                patched.setattr(outlive.threads.copy._Merge, "_commit", cut_off)
+                patched.setattr(outlive.threads.copy._Copy, "_put", cut_off)
                 with pytest.raises(Died):
                     backup.copy_to(store)
             assert 0 < len(ids(store)) < len(expected[0])
@@ -246,7 +246,7 @@ class Died(BaseException):
 
 @pytest.mark.parametrize("batch", [1, 8 << 20])
 def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch, monkeypatch):
-    monkeypatch.setattr(outlive.threads.copy, "_BATCH_BYTES", batch)
+    monkeypatch.setattr(outlive.backend.transfer, "BATCH_BYTES", batch)
     source = outlive.open("memory:")
     fill(source, "a", "b")
     expected = {id: contents(source, id) for id in "ab"}

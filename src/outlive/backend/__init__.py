@@ -1,7 +1,7 @@
 """What the author of a backend needs: the protocol, and the records, keys and queries that pass through it."""
 
 from outlive.backend.entries import OUTBOX, TOMBSTONE
-from outlive.backend.keys import RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
+from outlive.backend.keys import NAMING_THREAD, RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
 from outlive.backend.paging import all_entries, all_records, entry_pages, lineage, retry_stale
 from outlive.backend.protocol import Backend, commit
 from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
@@ -30,7 +30,7 @@ from outlive.backend.records import (
 )
 
 __all__ = [
-    "ABSENT", "FORMAT", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "Backend", "CachedHead",
+    "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",

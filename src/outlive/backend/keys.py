@@ -65,3 +65,6 @@ RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the sto
 def reserved(name: str) -> ThreadKey:
     """Return a thread that holds records of the store's own; it is in no list."""
     return ThreadKey.of(RESERVED, name)
+
+
+NAMING_THREAD = reserved("keys")  # has the naming key of an encrypted store after its keys were rotated

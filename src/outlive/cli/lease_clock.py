@@ -68,6 +68,6 @@ async def _ask_postgres(backend: Any) -> int:
 
 
 async def _ask_redis(backend: Any) -> int:
-    replies = await backend.attempt(lambda deadline: backend._link.everywhere(("TIME",), deadline))
+    replies = await backend.session.ask_each_node(("TIME",))
     seconds, micros = replies[0]
     return int(seconds) * 1_000_000 + int(micros)

@@ -20,6 +20,7 @@ from outlive.layers.replication.pair import (
     SECONDARY,
     PairEnded,
     PairRecord,
+    active_role,
     check_match,
     read_pair_record,
 )
@@ -90,8 +91,8 @@ def _look(role: int, url: str, served: BackendFactory, tenant: str, timeout_s: f
 
 async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: float) -> Seen:
     side = await read_pair_record(backend, tenant, timeout_s)
-    carrier: Any = None  # for counting nothing is carried
-    backlog = Backlog(backend, carrier, tenant, SyncRuntime(), timeout_s)
+    replicator: Any = None  # for counting nothing is transferred
+    backlog = Backlog(backend, replicator, tenant, SyncRuntime(), timeout_s)
     counts = await backlog.count()
     naming = (
         b"" if side is None else await backend.identity(b"")
@@ -107,7 +108,7 @@ def epoch_of(seen: Replicas) -> int | None:
 def active_of(seen: Replicas) -> int | None:
     """Return which store is active."""
     epoch = epoch_of(seen)
-    return None if epoch is None else epoch % 2
+    return None if epoch is None else active_role(epoch)
 
 
 def options_of_pair(
@@ -183,7 +184,7 @@ def state_of(seen: Replicas, one: Seen) -> str:
         return "active"
     if _is_paused(seen):
         return "paused"
-    return "standby" if one.side.is_whole else "being filled"
+    return "standby" if one.side.is_caught_up else "being filled"
 
 
 def is_well(seen: Replicas) -> bool:

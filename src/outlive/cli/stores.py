@@ -223,7 +223,7 @@ def check_served(backend: Any, served: BackendFactory) -> None:
 
 async def _has_identity(backend: Any) -> bool:
     if backend.name == "redis":
-        return b"key" in await backend._identity._load()
+        return b"key" in await backend.store_identity.load()
     from outlive.errors import MissingSchema
 
     try:

@@ -7,16 +7,16 @@ A link that missed a deadline or was cancelled has an answer on the way to nobod
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import select
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from psycopg import OperationalError, conninfo, generators, pq
 
-from outlive.backends.server.attempts import AttemptFailed, is_address, lock_ms, look_up
+from outlive.backends.server.attempts import AttemptFailed, lock_ms
+from outlive.backends.server.sockets import Wait, look_up
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import (
     BadArgument,
@@ -32,54 +32,8 @@ from outlive.runtime.runtime import Deadline
 
 T = TypeVar("T")
 Parameter = bytes | None
-_READ, _WRITE = 1, 2  # as psycopg's Wait and Ready count
 _IDLE_MS = 20_000  # between two statements of a transaction; longer means that its client is gone
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
-
-
-class Wait(Protocol):
-    """How a mode waits for a socket: (descriptor, what for, deadline) → what it is ready for."""
-
-    async def __call__(self, fileno: int, want: int, deadline: Deadline) -> int: ...
-
-
-async def wait_blocking(fileno: int, want: int, deadline: Deadline) -> int:
-    """Wait without suspending."""
-    poller = select.poll()
-    poller.register(fileno, (select.POLLIN if want & _READ else 0) | (select.POLLOUT if want & _WRITE else 0))
-    left_s = deadline.left_s()
-    found = poller.poll(None if left_s == float("inf") else left_s * 1000)
-    if not found:
-        return 0
-    event = found[0][1]
-    ready = (_READ if event & select.POLLIN else 0) | (_WRITE if event & select.POLLOUT else 0)
-    return ready or want  # hung up: the next read says so
-
-
-async def wait_suspended(fileno: int, want: int, deadline: Deadline) -> int:
-    """Wait in the event loop."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[int] = loop.create_future()
-    left_s = deadline.left_s()
-    timer = None if left_s == float("inf") else loop.call_later(left_s, _settle, future, 0)
-    if want & _READ:
-        loop.add_reader(fileno, _settle, future, _READ)
-    if want & _WRITE:
-        loop.add_writer(fileno, _settle, future, _WRITE)
-    try:
-        return await future
-    finally:
-        if timer is not None:
-            timer.cancel()
-        if want & _READ:
-            loop.remove_reader(fileno)
-        if want & _WRITE:
-            loop.remove_writer(fileno)
-
-
-def _settle(future: asyncio.Future[int], value: int) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 class Connection:
@@ -264,14 +218,12 @@ async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.
 async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list[dict[str, Any]]:
     """Return the host at each of its addresses. libpq would look names up without any deadline."""
     name = host.get("host") or ""
-    if not name or name.startswith(("/", "@")) or host.get("hostaddr") or is_address(name):
+    if not name or name.startswith(("/", "@")) or host.get("hostaddr"):
         return [host]
-    ours, found = look_up(name)
-    with ours:
-        await wait(ours.fileno(), _READ, deadline)
-    if not found:
+    addresses = await look_up(name, wait, deadline)
+    if not addresses:
         raise AttemptFailed(f"host {name!r} cannot be found", sent=False)
-    return [{**host, "hostaddr": address} for address in list(found)]
+    return [{**host, "hostaddr": address} for address in addresses]
 
 
 def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:

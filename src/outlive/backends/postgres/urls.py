@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outlive.backend import Backend
+from outlive.backends.server.sockets import Wait, wait_blocking, wait_suspended
 from outlive.backends.server.urls import BackendFactory, Options, hide_secrets, take_options
 from outlive.errors import BadURL, MissingExtra
 from outlive.runtime.runtime import Deadline
@@ -45,7 +46,7 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
     shown = hide_secrets(url)
     first = postgres.first_statements(schema) if prepares else ()
 
-    def connect(wait: postgres_link.Wait) -> postgres_pool.Connect:
+    def connect(wait: Wait) -> postgres_pool.Connect:
         async def one(deadline: Deadline) -> postgres_link.Connection:
             limit = Deadline(min(dial_timeout_s * len(hosts), deadline.left_s()))
             link = await postgres_link.connect(hosts, wait, limit, prepares=prepares, secrets=secrets)
@@ -60,12 +61,10 @@ def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
         )
 
     def sync(timeout_s: float | None) -> Backend:
-        return backend(postgres_pool.BlockingPool(connect(postgres_link.wait_blocking), pool_size), timeout_s)
+        return backend(postgres_pool.BlockingPool(connect(wait_blocking), pool_size), timeout_s)
 
     async def asynchronous(timeout_s: float | None) -> Backend:
-        return backend(
-            postgres_pool.SuspendingPool(connect(postgres_link.wait_suspended), pool_size), timeout_s
-        )
+        return backend(postgres_pool.SuspendingPool(connect(wait_suspended), pool_size), timeout_s)
 
     return BackendFactory(shown, sync, asynchronous)
 

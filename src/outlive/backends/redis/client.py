@@ -1,187 +1,159 @@
-"""Calls to Redis, wherever the key is: scripts that a server forgot, keys that moved, servers that cannot serve now."""
+"""Calls to Redis, on whichever node a key is: forgotten scripts, moved keys, busy servers."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    MovedError,
-    NoPermissionError,
-    NoScriptError,
-    ResponseError,
-)
-
-from outlive.backends.redis.connection import Command, IOMode, Reply
+from outlive.backends.redis.connection import Address, Command, Reply
+from outlive.backends.redis.io_modes import IOMode
+from outlive.backends.redis.replies import ErrorReply, refusal
 from outlive.backends.redis.scripts import Script
-from outlive.backends.redis.topology import Address, Nodes, Pool
+from outlive.backends.redis.topology import Nodes, Pool
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.backends.server.urls import hide_secrets
-from outlive.errors import Corrupt, OutliveError, StoreFull, StoreUnavailable
+from outlive.errors import OutliveError
 
-_HOPS = 8
-_TRANSIENT = ("LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY")
-_codes = re.compile(rf"\b({'|'.join((*_TRANSIENT, 'OOM'))})\b")
+_MAX_HOPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One command or script, and what is to follow it on the same connection."""
+    """One command or script, and a command that follows it on the same connection."""
 
     slot: int
-    args: Command
+    command: Command
     script: Script | None = None
     tail: Command | None = None
 
     @classmethod
-    def of(
-        cls, slot: int, script: Script, keys: Sequence[str], *args: Any, tail: Command | None = None
-    ) -> Call:
-        return cls(slot, ("EVALSHA", script.sha, len(keys), *keys, *args), script, tail)
+    def of(cls, slot: int, script: Script, keys: Sequence[str], *args: Any) -> Call:
+        return cls(slot, ("EVALSHA", script.sha, len(keys), *keys, *args), script)
 
-    def in_full(self) -> Call:
-        """Send the text of the script too: the server forgot it."""
+    def with_script_text(self) -> Call:
+        """Return the same call with the text of its script: the server has forgotten it."""
         assert self.script is not None
-        return Call(self.slot, ("EVAL", self.script.text, *self.args[2:]), None, self.tail)
+        return Call(self.slot, ("EVAL", self.script.text, *self.command[2:]), None, self.tail)
 
 
 class Client:
-    """Sends calls to where their keys are. One attempt each: `AttemptFailed` when it could be tried again."""
+    """Sends calls to the nodes that have their keys.
+
+    One attempt each: raises `AttemptFailed` when another may succeed.
+    """
 
     def __init__(self, io_mode: IOMode, nodes: Nodes, secrets: tuple[str, ...] = ()) -> None:
         self.io_mode = io_mode
         self.nodes = nodes
-        self.losses = 0  # how often a server was lost: it may have come back without its last commits
+        # How often a server was lost: it may have come back without its last commits.
+        self.losses = 0
         self._secrets = secrets
 
-    async def one(self, call: Call, deadline: Deadline) -> Reply:
-        """Return the reply of a call; with a tail, a pair."""
-        with self._hidden():
+    async def send(self, call: Call, deadline: Deadline) -> Reply:
+        """Return the reply of a call; with a tail, the replies of both."""
+        with self._hiding_secrets():
             pool = await self.nodes.pool(call.slot, deadline)
             (reply,) = await self._exchange(pool, [call], deadline)
-            return await self._settled(call, reply, pool, deadline)
+            return await self._settle(call, reply, pool, deadline)
 
-    async def all(self, calls: Sequence[Call], deadline: Deadline) -> list[Reply]:
-        """Return the replies of many calls: one exchange with each node."""
+    async def send_all(self, calls: Sequence[Call], deadline: Deadline) -> list[Reply]:
+        """Return the replies of many calls, by one exchange with each node."""
+        replies: list[Reply] = [None] * len(calls)
         groups: dict[Pool, list[int]] = {}
-        with self._hidden():
+
+        async def send_group(pool: Pool, numbers: list[int]) -> None:
+            group = await self._exchange(pool, [calls[number] for number in numbers], deadline)
+            for number, reply in zip(numbers, group, strict=True):
+                replies[number] = await self._settle(calls[number], reply, pool, deadline)
+
+        with self._hiding_secrets():
             for number, call in enumerate(calls):
                 pool = await self.nodes.pool(call.slot, deadline)
                 groups.setdefault(pool, []).append(number)
-            replies: list[Reply] = [None] * len(calls)
-
-            async def ask(pool: Pool, numbers: list[int]) -> None:
-                found = await self._exchange(pool, [calls[number] for number in numbers], deadline)
-                for number, reply in zip(numbers, found, strict=True):
-                    replies[number] = await self._settled(calls[number], reply, pool, deadline)
-
-            await self.io_mode.together([ask(pool, numbers) for pool, numbers in groups.items()])
+            await self.io_mode.together([send_group(pool, numbers) for pool, numbers in groups.items()])
             return replies
 
-    async def everywhere(self, command: Command, deadline: Deadline) -> list[Reply]:
-        """Return every node's reply to a command; an error is a reply."""
-        with self._hidden():
+    async def send_to_each_node(self, command: Command, deadline: Deadline) -> list[Reply]:
+        """Return the reply of every node to a command; an error is a reply."""
+        with self._hiding_secrets():
             pools = await self.nodes.pools(deadline)
             return [(await pool.call([command], deadline))[0] for pool in pools]
 
     async def scan(self, pattern: str, deadline: Deadline) -> list[bytes]:
         """Return all keys of all nodes that match a pattern."""
-        found: list[bytes] = []
-        with self._hidden():
+        keys: list[bytes] = []
+        with self._hiding_secrets():
             for pool in await self.nodes.pools(deadline):
-                cursor: bytes = b"0"
+                cursor = b"0"
                 while True:
                     (reply,) = await pool.call([("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)], deadline)
-                    if isinstance(reply, ResponseError):
-                        raise self._failure(reply, pool)
-                    cursor = reply[0]
-                    found += reply[1]
+                    if isinstance(reply, ErrorReply):
+                        raise self._refusal(reply, pool)
+                    cursor, page = reply
+                    keys += page
                     if cursor == b"0":
                         break
-        return found
+        return keys
 
     async def warm(self, count: int, deadline: Deadline) -> None:
-        """Open connections to every node beforehand."""
-        with self._hidden():
+        """Open connections to every node in advance."""
+        with self._hiding_secrets():
             for pool in await self.nodes.pools(deadline):
                 await pool.warm(count, deadline)
 
     async def _exchange(self, pool: Pool, calls: Sequence[Call], deadline: Deadline) -> list[Reply]:
-        commands: list[Command] = []
-        for call in calls:
-            commands.append(call.args)
-            if call.tail is not None:
-                commands.append(call.tail)
+        commands = [command for call in calls for command in (call.command, call.tail) if command is not None]
         try:
             replies = iter(await pool.call(commands, deadline))
-        except AttemptFailed as lost:
-            if not lost.busy:
+        except AttemptFailed as failed:
+            if not failed.busy:
                 self.losses += 1
                 self.nodes.distrust(pool)
             raise
         return [next(replies) if call.tail is None else (next(replies), next(replies)) for call in calls]
 
-    async def _settled(self, call: Call, reply: Reply, pool: Pool, deadline: Deadline) -> Reply:
-        """Follow redirections and load scripts until there is an answer."""
-        for _ in range(_HOPS):
+    async def _settle(self, call: Call, reply: Reply, pool: Pool, deadline: Deadline) -> Reply:
+        """Follow redirections and send missing scripts until there is an answer."""
+        for _ in range(_MAX_HOPS):
             error = reply[0] if call.tail is not None else reply
-            if not isinstance(error, ResponseError):
+            if not isinstance(error, ErrorReply):
                 return reply
-            if isinstance(error, NoScriptError) and call.script is not None:
-                call = call.in_full()
-            elif isinstance(error, MovedError):
-                self.nodes.moved(error.slot_id, _address(error, pool))
+            if error.code == "NOSCRIPT" and call.script is not None:
+                call = call.with_script_text()
+            elif error.code == "MOVED":
+                # The slot has another owner for good: the map of slots is out of date.
+                self.nodes.moved(error.redirection[0], _address(error, pool))
                 pool = await self.nodes.pool(call.slot, deadline)
-            elif isinstance(error, AskError):
+            elif error.code == "ASK":
+                # The slot is on its way: only this call goes to the new owner.
                 reply = await self._ask(self.nodes.at(_address(error, pool)), call, deadline)
                 continue
             else:
-                raise self._failure(error, pool)
+                raise self._refusal(error, pool)
             (reply,) = await self._exchange(pool, [call], deadline)
         raise AttemptFailed("the Cluster sent this call from node to node", sent=False)
 
     async def _ask(self, pool: Pool, call: Call, deadline: Deadline) -> Reply:
-        """Ask the node to which a slot is moving just now."""
-        commands = [("ASKING",), call.args, *([] if call.tail is None else [call.tail])]
+        commands = [("ASKING",), call.command, *([] if call.tail is None else [call.tail])]
         _, *replies = await pool.call(commands, deadline)
         return replies[0] if call.tail is None else tuple(replies)
 
-    def _failure(self, error: ResponseError, pool: Pool) -> Exception:
-        """Say what an error reply means."""
-        said = str(error)
-        code = getattr(error, "status_code", None) or ""
-        found = _codes.search(f"{code} {said}" if code else said)
-        name = type(error).__name__
-        if isinstance(error, AuthenticationError | NoPermissionError):
-            return StoreUnavailable(f"the server refused the credentials: {said}")
-        kind = _KINDS.get(name) or (found.group(1) if found else "")
-        if kind == "OOM":
-            return StoreFull(
-                "Redis has reached its maxmemory and stores nothing more; raise it (CONFIG SET maxmemory ...) or "
-                "delete threads: deletions still work"
-            )
-        if kind:
+    def _refusal(self, error: ErrorReply, pool: Pool) -> Exception:
+        failure = refusal(error)
+        if isinstance(failure, AttemptFailed):
             self.nodes.distrust(pool)
-            return AttemptFailed(f"{kind} {said}" if kind not in said else said, sent=False)
-        if "WRONGTYPE" in f"{code} {said}":
-            return Corrupt("a key holds a value of another type")
-        if "user_script" in said:
-            return Corrupt(f"a script stumbled over a stored value: {said}")
-        return StoreUnavailable(f"Redis refused the command: {said}")
+        return failure
 
     @contextlib.contextmanager
-    def _hidden(self) -> Any:
-        """Let no secret out in a message."""
+    def _hiding_secrets(self) -> Iterator[None]:
+        """Keep passwords out of error messages."""
         try:
             yield
-        except AttemptFailed as lost:
-            lost.reason = hide_secrets(lost.reason, self._secrets)
-            lost.args = (lost.reason,)
+        except AttemptFailed as failed:
+            failed.reason = hide_secrets(failed.reason, self._secrets)
+            failed.args = (failed.reason,)
             raise
         except OutliveError as error:
             error.args = tuple(
@@ -189,19 +161,11 @@ class Client:
             )
             raise
 
-    async def close(self) -> None:
-        await self.nodes.close()
+    def close(self) -> None:
+        self.nodes.close()
 
 
-_KINDS = {
-    "OutOfMemoryError": "OOM",
-    "ReadOnlyError": "READONLY",
-    "ClusterDownError": "CLUSTERDOWN",
-    "MasterDownError": "MASTERDOWN",
-    "TryAgainError": "TRYAGAIN",
-}
-
-
-def _address(error: Any, pool: Pool) -> Address:
-    """Return where an error redirects to; without a host it is the same one."""
-    return (error.host or pool.host, error.port)
+def _address(error: ErrorReply, pool: Pool) -> Address:
+    """Return where an error redirects to; without a host, to another port of the same one."""
+    _, host, port = error.redirection
+    return (host or pool.host, port)

@@ -1,37 +1,36 @@
 """Listings over all threads of a store in Redis.
 
-A thread's bucket is one of 1,024 by its digest, each with an index of threads and one of entries in the slot of its
-threads. A listing asks the buckets in use for a few lines each, by one exchange with each node, merges them, and reads what
-the lines name. The indexes are derived: one that has not the lines that it should have is built again from the threads.
+A thread's bucket is one of 1,024, by its digest. Each bucket has an index of threads and one of
+entries, in the slot of its threads. A listing asks the buckets in use for a few lines each, by one
+exchange with each node, merges them, and reads what the lines name. The indexes are derived: one
+that does not have the lines that it should have is rebuilt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRow
-from outlive.backends.redis import rows as rows
+from outlive.backends.redis import rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
-from outlive.backends.redis.merge import Merge, Range, Taken
-from outlive.backends.redis.rebuild import Rebuild
-from outlive.backends.redis.rows import pack, text
+from outlive.backends.redis.merge import Line, Merge, Range
+from outlive.backends.redis.repair import IndexRepair
+from outlive.backends.redis.rows import pack_args, to_bytes
 from outlive.backends.redis.scripts import script
+from outlive.backends.redis.session import Session
 from outlive.backends.server.attempts import Deadline
 from outlive.errors import Corrupt, DamagedEntry
 
-if TYPE_CHECKING:
-    from outlive.backends.redis.backend import RedisBackend
-
 T = TypeVar("T")
-Place = tuple[bytes, bytes]  # (digest of the thread, field)
-_FEW = 4  # lines of an index that are asked for at first
+EntryId = tuple[bytes, bytes]  # digest of the thread, field of the entry
+_FIRST_LINES = 4  # of an index, at least, in the first exchange
 
 
-class _Torn(Exception):
-    """Indexes of some buckets are not what they should be."""
+class _TornIndex(Exception):
+    """Indexes of some buckets do not have the lines that they should have."""
 
     def __init__(self, buckets: set[int]) -> None:
         super().__init__(buckets)
@@ -39,89 +38,68 @@ class _Torn(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked of a thread that a line names."""
+class _Question:
+    """The arguments of a script on a thread that a line names."""
 
     digest: bytes
     bucket: int  # of the line
-    said: bytes
+    args: bytes
     thread: ThreadKey | None = None
 
 
 class Listing:
-    """The indexes of a store."""
+    """Lists threads and entries by the indexes of a store."""
 
-    def __init__(self, backend: RedisBackend, prefix: str, identity: Identity, rebuild: Rebuild) -> None:
-        self._rebuild = rebuild
-        self._backend = backend
-        self._prefix = prefix
+    def __init__(self, session: Session, identity: Identity, repair: IndexRepair) -> None:
+        self._session = session
         self._identity = identity
+        self._repair = repair
 
-    async def _repaired(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do some work, and once more when indexes had to be built again: lines that were read before may have been missing some."""
+    async def _repeat(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do some work; after a repair all of it again: lines read before may be incomplete."""
         try:
             return await work()
-        except _Torn as torn:
-            await self._rebuild.buckets(torn.buckets)
+        except _TornIndex as torn:
+            await self._repair.rebuild(torn.buckets)
         try:
             return await work()
-        except _Torn:
-            raise Corrupt("an index of this store has not the lines that it should have") from None
+        except _TornIndex:
+            raise Corrupt("an index of this store does not have the lines that it should have") from None
 
     # Threads
 
     async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
-        return await self._repaired(lambda: self._threads(query, deadline))
+        """Return threads by id."""
 
-    async def _threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
-        tenant, prefix, after, limit, heads = (
-            query.tenant,
-            query.prefix,
-            query.after,
-            query.limit,
-            query.heads,
-        )
-        await self._identity.complete(deadline)
-        start, behind = text(tenant) + b"\0", None if after is None else text(after)
-        ranges = [Range.of(bucket, start, text(prefix), behind) for bucket in sorted(self._identity.buckets)]
-        merge = self._merge(rows.threads_key, ranges, limit, (False, "any"), deadline)
-        found: list[ThreadRow] = []
-        while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            keys = [ThreadKey.of(tenant, _id(id, bucket)) for _, id, bucket in lines]
-            asked = [
-                _Asked(key.digest, bucket, pack((heads, line)), key)
-                for key, (line, _, bucket) in zip(keys, lines, strict=True)
-            ]
-            replies = await self._ask_each("summary", asked, deadline)
-            shown = [self.row(key, reply, heads) for key, reply in zip(keys, replies, strict=True)]
-            found += [row for row in shown if row is not None]
-        return found
+        async def work() -> list[ThreadRow]:
+            await self._identity.complete(deadline)
+            start, prefix = to_bytes(query.tenant) + b"\0", to_bytes(query.prefix)
+            after = None if query.after is None else to_bytes(query.after)
+            buckets = sorted(self._identity.buckets)
+            ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets]
+            merge = self._merge(rows.threads_key, ranges, query.limit, (False, "any"), deadline)
+            page: list[ThreadRow] = []
+            while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
+                page += await self._rows(query.tenant, lines, query.heads, deadline)
+            return page
 
-    async def _ask_each(self, name: str, asked: Sequence[_Asked], deadline: Deadline) -> list[Any]:
-        """Run a script on each of some threads. When one stumbles, find out which."""
-        places = [self._backend.keys_of(one.digest) for one in asked]
-        if torn := {one.bucket for one, keys in zip(asked, places, strict=True) if one.bucket != keys.bucket}:
-            raise _Torn(torn)  # a line that is in the wrong bucket
-        calls = [self._backend.call(keys, name, one.said) for keys, one in zip(places, asked, strict=True)]
-        try:
-            replies = await self._backend.ask_all(calls, deadline.remaining_s())
-        except Corrupt:
-            replies = [
-                await self._ask_one(call, one, deadline) for call, one in zip(calls, asked, strict=True)
-            ]
-        if torn := {one.bucket for one, reply in zip(asked, replies, strict=True) if rows.is_torn(reply)}:
-            raise _Torn(torn)
-        return replies
+        return await self._repeat(work)
 
-    async def _ask_one(self, call: Call, asked: _Asked, deadline: Deadline) -> Any:
-        try:
-            return (await self._backend.ask_all([call], deadline.remaining_s()))[0]
-        except Corrupt as error:
-            raise Corrupt(error.what, thread=None if asked.thread is None else asked.thread.id) from error
+    async def _rows(
+        self, tenant: str, lines: Sequence[Line], heads: bool, deadline: Deadline
+    ) -> list[ThreadRow]:
+        threads = [ThreadKey.of(tenant, _id(line.rest, line.bucket)) for line in lines]
+        questions = [
+            _Question(thread.digest, line.bucket, pack_args((heads, line.text)), thread)
+            for thread, line in zip(threads, lines, strict=True)
+        ]
+        replies = await self._ask_each("summary", questions, deadline)
+        listed = [self.row(thread, reply, heads) for thread, reply in zip(threads, replies, strict=True)]
+        return [row for row in listed if row is not None]
 
     def row(self, thread: ThreadKey, reply: list[Any], heads: bool) -> ThreadRow | None:
         """Return what a listing shows of a thread; None when it is not listed."""
-        stored = rows.stored_of(thread, reply[0])
+        stored = rows.parse_row(thread, reply[0])
         if stored is None or not stored.is_listed:
             return None
         head: CheckpointRecord | None = None
@@ -133,146 +111,187 @@ class Listing:
                     f"it has {reply[5]} checkpoints instead of {stored.checkpoints}", thread=thread.id
                 )
             if reply[3] is not None:
-                head = rows.record_of(thread, b"\0" + reply[3], reply[4] or b"")
-        return rows.summary(thread, stored, reply, head)
+                head = rows.parse_record(thread, b"\0" + reply[3], reply[4] or b"")
+        return rows.thread_row(thread, stored, reply, head)
 
     # Entries
 
-    async def entries(
-        self, query: EntryQuery, asked: Sequence[Any], deadline: Deadline
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
-        """Return entries by key and thread. `asked` is the statuses, or False, and whether their leases have lapsed."""
-        return await self._repaired(lambda: self._entries(query, asked, deadline))
+    async def entries(self, query: EntryQuery, deadline: Deadline) -> list[tuple[ThreadKey, EntryRecord]]:
+        """Return entries by key and thread."""
 
-    async def _entries(
-        self, query: EntryQuery, asked: Sequence[Any], deadline: Deadline
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
-        tenant, kind, prefix, after, limit = query.tenant, query.kind, query.prefix, query.after, query.limit
-        await self._identity.complete(deadline)
-        statuses, lapsed = asked
-        start = text(tenant) + b"\0" + text(kind) + b"\0"
-        starts = [b"k" + start]
+        async def work() -> list[tuple[ThreadKey, EntryRecord]]:
+            await self._identity.complete(deadline)
+            ranges, args = self._entry_ranges(query)
+            merge = self._merge(rows.entries_key, ranges, query.limit, args, deadline)
+            # By id: an entry that has two lines for a moment is listed once.
+            page: dict[EntryId, tuple[ThreadKey, EntryRecord]] = {}
+            while len(page) < query.limit and (lines := await merge.take(query.limit - len(page))):
+                page.update(await self._values(query, lines, deadline))
+            return list(page.values())
+
+        return await self._repeat(work)
+
+    def _entry_ranges(self, query: EntryQuery) -> tuple[list[Range], tuple[Any, Any]]:
+        """Return the parts of the indexes to read, and by what the script filters them."""
+        statuses, lapsed = filter_args(query)
+        common = to_bytes(query.tenant) + b"\0" + to_bytes(query.kind) + b"\0"
+        starts = [b"k" + common]
         if statuses is not False and b"" not in statuses:  # each status has lines of its own
-            starts, statuses = [b"s" + start + status + b"\0" for status in dict.fromkeys(statuses)], False
-        behind = None if after is None else text(after[0]) + b"\0" + after[1].hex().encode() + b"\x7f"
-        buckets = sorted(self._identity.buckets)
-        ranges = [Range.of(bucket, one, text(prefix), behind) for bucket in buckets for one in starts]
-        merge = self._merge(rows.entries_key, ranges, limit, (statuses, lapsed), deadline)
-        found: dict[
-            Place, tuple[ThreadKey, EntryRecord]
-        ] = {}  # what has two lines for a moment is shown once
-        while len(found) < limit and (lines := await merge.take(limit - len(found))):
-            found.update(await self._values(tenant, text(kind), lines, asked, deadline))
-        return list(found.values())
+            starts, statuses = [b"s" + common + status + b"\0" for status in dict.fromkeys(statuses)], False
+        after = None
+        if query.after is not None:
+            key, digest = query.after
+            after = to_bytes(key) + b"\0" + digest.hex().encode() + b"\x7f"
+        prefix, buckets = to_bytes(query.prefix), sorted(self._identity.buckets)
+        ranges = [Range.of(bucket, start, prefix, after) for bucket in buckets for start in starts]
+        return ranges, (statuses, lapsed)
 
     async def _values(
-        self,
-        tenant: str,
-        kind: bytes,
-        lines: Sequence[Taken],
-        asked: Sequence[Any],
-        deadline: Deadline,
-    ) -> dict[Place, tuple[ThreadKey, EntryRecord]]:
-        """Read the entries that an index names. What went meanwhile is left out."""
-        by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}
-        places, buckets = [], {}
-        for line, named, bucket in lines:
-            key, _, tail = named.partition(b"\0")
-            digest, field = _digest(tail[:32], bucket), kind + b"\0" + key
-            places.append((digest, field))
-            by_thread.setdefault(digest, []).append((field, line))
-            buckets[digest] = bucket
+        self, query: EntryQuery, lines: Sequence[Line], deadline: Deadline
+    ) -> dict[EntryId, tuple[ThreadKey, EntryRecord]]:
+        """Read the entries that lines name. Those that are gone meanwhile are left out."""
+        tenant, kind = query.tenant, to_bytes(query.kind)
+        by_thread: dict[bytes, list[tuple[bytes, bytes]]] = {}  # fields and lines by digest
+        order: list[EntryId] = []
+        buckets: dict[bytes, int] = {}
+        for line in lines:
+            key, _, tail = line.rest.partition(b"\0")
+            digest, field = _digest(tail[:32], line.bucket), kind + b"\0" + key
+            order.append((digest, field))
+            by_thread.setdefault(digest, []).append((field, line.text))
+            buckets[digest] = line.bucket
         questions = [
-            _Asked(digest, buckets[digest], pack((text(tenant), *zip(*met, strict=True), *asked)))
-            for digest, met in by_thread.items()
+            _Question(
+                digest,
+                buckets[digest],
+                pack_args((to_bytes(tenant), *zip(*named, strict=True), *filter_args(query))),
+            )
+            for digest, named in by_thread.items()
         ]
-        values: dict[Place, tuple[ThreadKey, EntryRecord]] = {}
-        replies = await self._ask_each("found", questions, deadline)
-        for (digest, met), reply in zip(by_thread.items(), replies, strict=True):
+        entries: dict[EntryId, tuple[ThreadKey, EntryRecord]] = {}
+        replies = await self._ask_each("named_entries", questions, deadline)
+        for (digest, named), reply in zip(by_thread.items(), replies, strict=True):
             if reply[0] is None:
                 continue
             if reply[0].startswith(b"!"):
-                raise await self._damage(tenant, digest, met[0][0], reply[0][1:])
-            if all(value is None for value in reply[2]):
+                raise await self._damage(tenant, digest, named[0][0], reply[0][1:])
+            _, id, values = reply
+            if all(value is None for value in values):
                 continue
-            thread = ThreadKey.of(tenant, rows.plain(reply[1] or b""))
+            thread = ThreadKey.of(tenant, rows.to_text(id or b""))
             if thread.digest != digest:
                 raise Corrupt("the name of a thread is damaged", thread=thread.id)
-            for (field, line), value in zip(met, reply[2], strict=True):
+            for (field, line_text), value in zip(named, values, strict=True):
                 if value is not None:
-                    values[digest, field] = (thread, _entry(thread, field, value, line))
-        return {place: values[place] for place in places if place in values}
+                    entries[digest, field] = (thread, _entry(thread, field, value, line_text))
+        return {id: entries[id] for id in order if id in entries}
 
-    async def _damage(self, tenant: str, digest: bytes, field: bytes, found: bytes) -> Corrupt:
-        """Return the error for an entry whose thread is damaged. Its id is gone with the row; the index of threads may have it."""
-        keys = self._backend.keys_of(digest)
-        call = Call(self._backend.slot(keys.bucket), ("ZRANGE", keys.all[6], 0, -1))
-        (members,) = await self._backend.ask_all([call])
-        start = text(tenant) + b"\0"
-        for member in members:
+    async def _damage(self, tenant: str, digest: bytes, field: bytes, what: bytes) -> Corrupt:
+        """Return the error for an entry whose thread is damaged.
+
+        The id of the thread is gone with its row; the index of threads may still have it.
+        """
+        keys = self._session.keys_of(digest)
+        call = Call(self._session.slot(keys.bucket), ("ZRANGE", keys.threads_index, 0, -1))
+        start = to_bytes(tenant) + b"\0"
+        for member in await self._session.ask(call):
             id = member[len(start) :]
-            if member.startswith(start) and ThreadKey.of(tenant, rows.plain(id)).digest == digest:
+            if member.startswith(start) and ThreadKey.of(tenant, rows.to_text(id)).digest == digest:
                 kind, _, key = field.partition(b"\0")
-                return DamagedEntry(rows.plain(id), rows.plain(kind), rows.plain(key), "")
-        return Corrupt(f"{found.decode(errors='replace')} (the digest of the thread is {digest.hex()})")
+                return DamagedEntry(rows.to_text(id), rows.to_text(kind), rows.to_text(key), "")
+        return Corrupt(f"{what.decode(errors='replace')} (the digest of the thread is {digest.hex()})")
 
-    # All buckets
+    # Asking
+
+    async def _ask_each(self, name: str, questions: Sequence[_Question], deadline: Deadline) -> list[Any]:
+        """Run a script on each of some threads. When one fails, find out which."""
+        keys = [self._session.keys_of(question.digest) for question in questions]
+        asked = list(zip(questions, keys, strict=True))
+        if torn := {question.bucket for question, key in asked if question.bucket != key.bucket}:
+            raise _TornIndex(torn)  # a line is in the wrong bucket
+        calls = [self._session.script_call(key, name, question.args) for question, key in asked]
+        try:
+            replies = await self._session.ask_all(calls, deadline.remaining_s())
+        except Corrupt:
+            replies = [
+                await self._ask_one(call, question, deadline)
+                for call, question in zip(calls, questions, strict=True)
+            ]
+        answered = zip(questions, replies, strict=True)
+        if torn := {question.bucket for question, reply in answered if rows.is_torn_reply(reply)}:
+            raise _TornIndex(torn)
+        return replies
+
+    async def _ask_one(self, call: Call, question: _Question, deadline: Deadline) -> Any:
+        try:
+            return await self._session.ask(call, deadline.remaining_s())
+        except Corrupt as error:
+            thread_id = None if question.thread is None else question.thread.id
+            raise Corrupt(error.what, thread=thread_id) from error
 
     def _merge(
         self,
         key_of: Callable[[str, int], str],
         ranges: Sequence[Range],
         limit: int,
-        asked: tuple[Any, Any],
+        args: tuple[Any, Any],
         deadline: Deadline,
     ) -> Merge:
-        async def ask(some: Sequence[Range], count: int) -> list[list[bytes]]:
-            """Ask for lines: all at once of a single server, each index by itself in a Cluster."""
-            groups = [[one] for one in some] if self._backend.is_sharded else [some]
-            what = "threads" if key_of is rows.threads_key else "entries"
+        """Return the merge of some ranges of the indexes of threads or of entries."""
+        session, count_field = self._session, "threads" if key_of is rows.threads_key else "entries"
+
+        async def ask(asked: Sequence[Range], page_size: int) -> list[list[bytes]]:
+            # A single server is asked for all at once. In a Cluster each index has its own slot.
+            groups = [[part] for part in asked] if session.is_sharded else [asked]
             calls = [
                 Call.of(
-                    self._backend.slot(group[0].bucket),
+                    session.slot(group[0].bucket),
                     script("index"),
-                    [of(self._prefix, one.bucket) for of in (key_of, rows.roster_key) for one in group],
-                    pack((count, *asked, what, not self._backend.is_sharded)),
-                    *(part for one in group for part in (one.low, one.high, len(one.start) + 1)),
+                    [of(session.prefix, part.bucket) for of in (key_of, rows.roster_key) for part in group],
+                    pack_args((page_size, *args, count_field, not session.is_sharded)),
+                    *(arg for part in group for arg in (part.low, part.high, len(part.start) + 1)),
                 )
                 for group in groups
                 if group
             ]
-            replies = await self._backend.ask_all(calls, deadline.remaining_s())
+            replies = await session.ask_all(calls, deadline.remaining_s())
             pages = [page for reply in replies for page in reply]
-            if torn := {one.bucket for one, page in zip(some, pages, strict=True) if page is None}:
-                raise _Torn(torn)
+            if torn := {part.bucket for part, page in zip(asked, pages, strict=True) if page is None}:
+                raise _TornIndex(torn)
             return pages
 
-        few = min(limit, max(_FEW, 3 * limit // max(1, len(ranges)) + 1))
-        return Merge(ask, ranges, few)
+        page_size = min(limit, max(_FIRST_LINES, 3 * limit // max(1, len(ranges)) + 1))
+        return Merge(ask, ranges, page_size)
+
+
+def filter_args(query: EntryQuery) -> tuple[Any, Any]:
+    """Return statuses and lapsed leases as the scripts expect them."""
+    statuses = False if query.statuses is None else [to_bytes(status) for status in query.statuses]
+    return statuses, "any" if query.lapsed is None else query.lapsed
 
 
 def _entry(thread: ThreadKey, field: bytes, value: bytes, line: bytes) -> EntryRecord:
-    """Return an entry. Of a damaged one, its line still tells the status."""
+    """Return an entry. When it is damaged, its line still tells the status."""
     try:
-        return rows.entry_of(thread, field, value)
+        return rows.parse_entry(thread, field, value)
     except DamagedEntry as error:
         before, _, tail = line.rpartition(b"\0")
         status = tail[49:] if line.startswith(b"k") else before.split(b"\0")[2]
-        raise DamagedEntry(thread.id, error.kind, error.key, rows.plain(status)) from error
+        raise DamagedEntry(thread.id, error.kind, error.key, rows.to_text(status)) from error
 
 
 def _digest(hex: bytes, bucket: int) -> bytes:
     try:
         digest = bytes.fromhex(hex.decode())
     except ValueError:
-        raise _Torn({bucket}) from None
+        raise _TornIndex({bucket}) from None
     if len(digest) != 16:
-        raise _Torn({bucket})
+        raise _TornIndex({bucket})
     return digest
 
 
-def _id(text: bytes, bucket: int) -> str:
+def _id(encoded: bytes, bucket: int) -> str:
     try:
-        return rows.plain(text)
+        return rows.to_text(encoded)
     except Corrupt:
-        raise _Torn({bucket}) from None
+        raise _TornIndex({bucket}) from None

@@ -1,6 +1,7 @@
-"""Lines of many indexes in one order.
+"""Lines of many indexes, merged into one order.
 
-Each index is asked for a few lines at first; one that runs out is asked again before anybody goes on.
+Each index is asked for a few lines at first. One that runs out is asked again before the merge
+continues.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ import heapq
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-Taken = tuple[bytes, bytes, int]
-Line = tuple[bytes, int, bytes]  # (what it is sorted by, number of the range, the line itself)
+
+class Line(NamedTuple):
+    """A line of an index, what follows the start of its range, and the bucket of the index."""
+
+    text: bytes
+    rest: bytes
+    bucket: int
 
 
 @dataclass(slots=True)
 class Range:
-    """A part of the index of a bucket: lines that begin with `start`, from `low`, which moves on, to `high`."""
+    """Lines of the index of a bucket that begin with `start`, from `low`, which advances."""
 
     bucket: int
     start: bytes
@@ -24,11 +31,11 @@ class Range:
     high: bytes
 
     @classmethod
-    def of(cls, bucket: int, start: bytes, prefix: bytes, behind: bytes | None) -> Range:
-        """Return the range of lines with a prefix, behind a place. No UTF-8 has the byte 0xff."""
+    def of(cls, bucket: int, start: bytes, prefix: bytes, after: bytes | None) -> Range:
+        """Return the range of lines with a prefix, after a position. No UTF-8 has the byte 0xff."""
         low = b"[" + start + prefix
-        if behind is not None and behind >= prefix:
-            low = b"(" + start + behind
+        if after is not None and after >= prefix:
+            low = b"(" + start + after
         return cls(bucket, start, low, b"(" + start + prefix + b"\xff")
 
 
@@ -36,46 +43,47 @@ Ask = Callable[[Sequence[Range], int], Awaitable[list[list[bytes]]]]
 
 
 class Merge:
-    """The lines of many ranges, in order of what stands behind their start."""
+    """The lines of many ranges, in order of what follows their start."""
 
-    def __init__(self, ask: Ask, ranges: Sequence[Range], count: int) -> None:
+    def __init__(self, ask: Ask, ranges: Sequence[Range], page_size: int) -> None:
         self._ask = ask
-        self._count = count
-        self._ranges = dict(enumerate(ranges))  # those that may have more
-        self._starts = [len(one.start) for one in ranges]
-        self._buckets = [one.bucket for one in ranges]
-        self._queues: dict[int, deque[bytes]] = {}
-        self._heads: list[Line] = []
-        self._hungry = list(self._ranges)
+        self._page_size = page_size
+        self._ranges = ranges
+        self._open = set(range(len(ranges)))  # numbers of ranges that may have more lines
+        self._queues: list[deque[bytes]] = [deque() for _ in ranges]
+        self._heads: list[tuple[bytes, int, bytes]] = []  # heap of (rest, range number, line)
+        self._empty = list(self._open)
 
-    async def take(self, count: int) -> list[Taken]:
-        """Return the next lines, each with what stands behind its start and its bucket; fewer at the end."""
-        taken: list[Taken] = []
+    async def take(self, count: int) -> list[Line]:
+        """Return the next lines; fewer at the end."""
+        taken: list[Line] = []
         while len(taken) < count:
-            if self._hungry:
+            # Every range that may have more lines needs one in the heap, for the order.
+            if self._empty:
                 await self._fill()
             if not self._heads:
                 break
-            order, number, line = heapq.heappop(self._heads)
-            taken.append((line, order, self._buckets[number]))
+            rest, number, text = heapq.heappop(self._heads)
+            taken.append(Line(text, rest, self._ranges[number].bucket))
             self._advance(number)
         return taken
 
     async def _fill(self) -> None:
-        hungry, self._hungry = self._hungry, []
-        pages = await self._ask([self._ranges[number] for number in hungry], self._count)
-        for number, page in zip(hungry, pages, strict=True):
-            if len(page) < self._count:
-                del self._ranges[number]
+        numbers, self._empty = self._empty, []
+        pages = await self._ask([self._ranges[number] for number in numbers], self._page_size)
+        for number, page in zip(numbers, pages, strict=True):
+            if len(page) < self._page_size:
+                self._open.remove(number)
             else:
                 self._ranges[number].low = b"(" + page[-1]
-            self._queues[number] = deque(page)
+            self._queues[number].extend(page)
             self._advance(number)
 
     def _advance(self, number: int) -> None:
+        """Move the next line of a range into the heap."""
         queue = self._queues[number]
         if queue:
-            line = queue.popleft()
-            heapq.heappush(self._heads, (line[self._starts[number] :], number, line))
-        elif number in self._ranges:
-            self._hungry.append(number)
+            text = queue.popleft()
+            heapq.heappush(self._heads, (text[len(self._ranges[number].start) :], number, text))
+        elif number in self._open:
+            self._empty.append(number)

@@ -1,4 +1,4 @@
-"""What a commit says to its script, and what the script answers."""
+"""The arguments of the scripts that commit, and their replies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from outlive.backend import (
     stamped,
 )
 from outlive.backends.local.memory import new_token
-from outlive.backends.redis import rows as rows
-from outlive.backends.redis.rows import pack, pair_field, text
+from outlive.backends.redis import rows
+from outlive.backends.redis.rows import checkpoint_field, pack_args, to_bytes
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
 from outlive.backends.server.attempts import StoreReplaced
@@ -34,11 +34,11 @@ from outlive.errors import (
     StaleBase,
 )
 
-_MOST = 1 << 53  # a script has floating-point numbers only
+_NUMBER_LIMIT = 1 << 53  # a script has floating-point numbers only
 
 
-class Extras:
-    """Values that stand behind the chunks in the arguments of a script, each named by its place."""
+class TrailingValues:
+    """Values after the chunks in the arguments of a script, each named by its position."""
 
     def __init__(self, chunks: int) -> None:
         self.values: list[bytes] = []
@@ -50,24 +50,31 @@ class Extras:
 
 
 def check_numbers(commit: Commit) -> None:
-    """Refuse numbers that a script cannot count with. What only the client packs (step, size, version) has 64 bits."""
-    given = [commit.epoch, commit.info_version]
+    """Refuse numbers that a script cannot count with."""
+    # Step, size and version are not among them: only the client packs these, with 64 bits.
+    numbers = [commit.epoch, commit.info_version]
     for draft in commit.checkpoints:
-        given += [draft.epoch, draft.seq, draft.created_at]
-    if commit.merge:  # which raises the revision to these
-        given += [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
-        given += [write.rank[2] for write in commit.writes]
-    for number in given:
-        if number is not None and abs(number) >= _MOST:
+        numbers += [draft.epoch, draft.seq, draft.created_at]
+    if commit.merge:  # it raises the revision to these
+        numbers += [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
+        numbers += [write.rank[2] for write in commit.writes]
+    for number in numbers:
+        if number is not None and abs(number) >= _NUMBER_LIMIT:
             raise BadArgument(f"Redis counts to 2**53, and a record of this commit has {number}")
 
 
-def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool, own: bytes = b"") -> list[bytes]:
-    """Return the arguments of `commit.lua`. `own` is the naming key, where the commit may begin a thread."""
+def commit_args(
+    commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool, naming_key: bytes = b""
+) -> list[bytes]:
+    """Return the arguments of `commit.lua`, with a naming key if it may begin a thread."""
     thread = commit.thread
     draft = commit.checkpoints[0] if commit.checkpoints else None
-    blob = b"" if draft is None else rows.record_blob(thread, pair_field(draft.namespace, draft.id), draft)
-    extras = Extras(len(commit.chunks))
+    payload = (
+        b""
+        if draft is None
+        else rows.pack_record_payload(thread, checkpoint_field(draft.namespace, draft.id), draft)
+    )
+    trailing = TrailingValues(len(commit.chunks))
     header = (
         str(new_token()),
         tokens.hex(),
@@ -76,50 +83,62 @@ def plain_commit(commit: Commit, tokens: bytes, ttl_ms: int, *, touch: bool, own
         None if commit.fence is None else _fence(commit.fence),
         None if commit.expect_head is None else _expected(commit.expect_head),
         None if draft is None else _draft(draft),
-        [_offered(thread, entry, extras) for entry in commit.entries],
-        [_written(thread, write, extras) for write in commit.writes],
+        [_offered(thread, entry, trailing) for entry in commit.entries],
+        [_written(thread, write, trailing) for write in commit.writes],
         ttl_ms,
-        text(thread.tenant),
-        text(thread.id),
+        to_bytes(thread.tenant),
+        to_bytes(thread.id),
         touch,
         len(commit.chunks),
-        bool(own),
+        bool(naming_key),
     )
-    said = [False if value is None else value for value in header]
-    return [pack(said), blob, *_chunks(commit), *extras.values, *([own] if own else [])]
+    args = [False if value is None else value for value in header]
+    return [
+        pack_args(args),
+        payload,
+        *_chunks(commit),
+        *trailing.values,
+        *([naming_key] if naming_key else []),
+    ]
 
 
-def effect(
-    done: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int, own: bytes
+def effect_args(
+    effect: Effect, tokens: bytes, raw: bytes, base: tuple[Any, ...] | None, ttl_ms: int, naming_key: bytes
 ) -> list[bytes]:
-    """Return the arguments of `apply.lua`. `own` is the naming key, as far as this process knows it."""
-    thread, row, extras = done.thread, done.row, Extras(len(done.chunks))
-    times = str(row.created_at), str(done.at)
+    """Return the arguments of `apply.lua`, with a naming key if this process knows it."""
+    thread, row, trailing = effect.thread, effect.row, TrailingValues(len(effect.chunks))
+    times = str(row.created_at), str(effect.at)
     info = (
         None
-        if done.info is None
-        else rows.info_value(thread, done.info, done.info_projection, row.info_version)
+        if effect.info is None
+        else rows.pack_info(thread, effect.info, effect.info_projection, row.info_version)
     )
     header = (
         tokens.hex(),
         raw if base is None else False,
         False if base is None else base,
         (str(row.generation), row.revision, row.epoch, row.seq, *times, row.info_version),
-        done.everything,
-        [pair_field(*pair) for pair in done.removed],
-        [_placed(thread, record, extras) for record in (*done.checkpoints, *done.rewrites)],
-        [_stored_write(thread, write, extras) for write in done.writes],
-        [_stored_entry(thread, entry, extras) for entry in done.entries],
-        False if info is None else extras.add(info),
-        False if done.info_projection is None else done.info_projection,
+        effect.everything,
+        [checkpoint_field(*key) for key in effect.removed],
+        [_placed(thread, record, trailing) for record in (*effect.checkpoints, *effect.rewrites)],
+        [_stored_write(thread, write, trailing) for write in effect.writes],
+        [_stored_entry(thread, entry, trailing) for entry in effect.entries],
+        False if info is None else trailing.add(info),
+        False if effect.info_projection is None else effect.info_projection,
         ttl_ms,
-        text(thread.tenant),
-        text(thread.id),
-        len(done.chunks),
-        bool(own),
+        to_bytes(thread.tenant),
+        to_bytes(thread.id),
+        len(effect.chunks),
+        bool(naming_key),
     )
-    names = rows.pack_names(done.removed_chunks)
-    return [pack(header), names, *_chunks(done), *extras.values, *([own] if own else [])]
+    names = rows.pack_names(effect.removed_chunks)
+    return [
+        pack_args(header),
+        names,
+        *_chunks(effect),
+        *trailing.values,
+        *([naming_key] if naming_key else []),
+    ]
 
 
 def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
@@ -128,114 +147,125 @@ def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
 
 
 def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
-    return text(expect[0]), False if expect[1] is None else text(expect[1])
+    return to_bytes(expect[0]), False if expect[1] is None else to_bytes(expect[1])
 
 
 def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:
-    parent = False if draft.follows or draft.parent is None else text(draft.parent)
-    return text(draft.namespace), text(draft.id), draft.follows, parent, draft.created_at, len(draft.body)
+    parent = False if draft.follows or draft.parent is None else to_bytes(draft.parent)
+    return (
+        to_bytes(draft.namespace),
+        to_bytes(draft.id),
+        draft.follows,
+        parent,
+        draft.created_at,
+        len(draft.body),
+    )
 
 
-def _offered(thread: ThreadKey, entry: EntryRecord, extras: Extras) -> tuple[Any, ...]:
+def _offered(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValues) -> tuple[Any, ...]:
     field = rows.entry_field(entry.kind, entry.key)
     return (
         field,
-        extras.add(rows.entry_payload(thread, field, entry.body or b"")),
+        trailing.add(rows.pack_entry_payload(thread, field, entry.body or b"")),
         entry.body is None,
-        text(entry.status),
-        rows.entry_rank(entry),
+        to_bytes(entry.status),
+        rows.pack_entry_rank(entry),
         entry.fence == NEXT,
         entry.gone,
-        rows.until_hex(entry.until),
-        text(entry.clock),
+        rows.pack_lease_end(entry.until),
+        to_bytes(entry.clock),
         False if entry.lease_s is None else int(entry.lease_s * 1e6),
-        False if entry.expect is None else rows.rank_hex(entry.expect),
+        False if entry.expect is None else rows.pack_rank(entry.expect),
         entry.expect_lapsed,
     )
 
 
-def _written(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[Any, ...]:
+def _written(thread: ThreadKey, write: WriteRecord, trailing: TrailingValues) -> tuple[Any, ...]:
     field = rows.write_field(write.key)
     return (
         field,
         write.index < 0,
-        rows.rank_hex(write.rank),
-        extras.add(rows.write_blob(thread, field, write)),
+        rows.pack_rank(write.rank),
+        trailing.add(rows.pack_write_payload(thread, field, write)),
     )
 
 
 def _chunks(commit: Commit | Effect) -> list[bytes]:
-    return [part for name, data in commit.chunks for part in (name, rows.chunk_crc(name, data), data)]
+    return [part for name, data in commit.chunks for part in (name, rows.chunk_checksum(name, data), data)]
 
 
-def _placed(thread: ThreadKey, record: CheckpointRecord, extras: Extras) -> tuple[bytes, bytes, int]:
-    namespace, id = text(record.namespace), text(record.id)
-    return namespace, id, extras.add(rows.record_value(thread, namespace + b"\0" + id, record))
+def _placed(
+    thread: ThreadKey, record: CheckpointRecord, trailing: TrailingValues
+) -> tuple[bytes, bytes, int]:
+    namespace, id = to_bytes(record.namespace), to_bytes(record.id)
+    return namespace, id, trailing.add(rows.pack_record(thread, namespace + b"\0" + id, record))
 
 
-def _stored_write(thread: ThreadKey, write: WriteRecord, extras: Extras) -> tuple[bytes, int]:
+def _stored_write(thread: ThreadKey, write: WriteRecord, trailing: TrailingValues) -> tuple[bytes, int]:
     field = rows.write_field(write.key)
-    return field, extras.add(rows.write_value(thread, field, write))
+    return field, trailing.add(rows.pack_write(thread, field, write))
 
 
-def _stored_entry(thread: ThreadKey, entry: EntryRecord, extras: Extras) -> tuple[bytes, int]:
+def _stored_entry(thread: ThreadKey, entry: EntryRecord, trailing: TrailingValues) -> tuple[bytes, int]:
     field = rows.entry_field(entry.kind, entry.key)
-    return field, False if entry.gone else extras.add(rows.entry_value(thread, field, entry))
+    return field, False if entry.gone else trailing.add(rows.pack_entry(thread, field, entry))
 
 
-def base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
-    """Return what must still be so when the effect is applied; None: all that was gathered."""
+def expected_base(commit: Commit, row: Row | None) -> tuple[Any, ...] | None:
+    """Return what must still hold when the effect is applied; None: all that was gathered."""
     if row is None or not is_apart(commit):
         return None
     version = None if commit.info is None and commit.info_version is None else row.info_version
-    until = 0 if commit.removal is None else min(commit.removal.chunks_until, _MOST)
+    until = 0 if commit.removal is None else min(commit.removal.chunks_until, _NUMBER_LIMIT)
     return str(row.generation), row.revision, False if version is None else version, until
 
 
-def deletion(commit: Commit, tokens: bytes, ttl_ms: int, own: bytes) -> list[bytes]:
-    """Return the arguments of `apply.lua` that delete a thread, whatever is there and however damaged."""
+def deletion_args(commit: Commit, tokens: bytes, ttl_ms: int, naming_key: bytes) -> list[bytes]:
+    """Return the arguments of `apply.lua` that delete a thread, however damaged it is."""
     assert commit.removal is not None
-    done = Effect(commit.thread, Row(new_token(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase)
-    return effect(done, tokens, b"", (False, 0, False, 0), ttl_ms, own)
+    effect = Effect(
+        commit.thread, Row(new_token(), 0, 0, 0, 0), 0, everything=True, erase=commit.removal.erase
+    )
+    return effect_args(effect, tokens, b"", (False, 0, False, 0), ttl_ms, naming_key)
 
 
-def deleted(thread: ThreadKey, reply: list[Any]) -> Receipt:
-    """Say what a deletion did; when it was done before, that there was something."""
-    check(thread, reply)
+def deletion_receipt(thread: ThreadKey, reply: list[Any]) -> Receipt:
+    """Return the receipt of a deletion; of a repeated one, that there was something."""
+    check_reply(thread, reply)
     row = _row(thread, reply)
     return Receipt(row.generation, row.revision, removed=1 if reply[0] == b"repeated" else reply[2])
 
 
-def applied(thread: ThreadKey, decided: Receipt, reply: list[Any]) -> Receipt:
-    """Return a receipt with what only the script knows."""
+def applied_receipt(thread: ThreadKey, decided: Receipt, reply: list[Any]) -> Receipt:
+    """Complete the receipt of a decided commit with what only the script knows."""
     return replace(decided, revision=_row(thread, reply).revision, freed=reply[3])
 
 
 def _row(thread: ThreadKey, reply: list[Any]) -> Row:
-    stored = rows.stored_of(thread, reply[1])
+    stored = rows.parse_row(thread, reply[1])
     if stored is None:
         raise Corrupt("its row is gone", thread=thread.id)
     return stored.row
 
 
-def check(thread: ThreadKey, reply: list[Any]) -> None:
+def check_reply(thread: ThreadKey, reply: list[Any]) -> None:
     if reply[0] == b"damaged":
-        raise rows.damage_of(thread, reply[1])
-    if reply[0] == b"elsewhere":
-        raise StoreReplaced("this store was emptied and begun anew by another process; open it again")
+        raise rows.damage_error(thread, reply[1])
+    if reply[0] == b"replaced":
+        raise StoreReplaced
 
 
-def receipt(commit: Commit, reply: list[Any]) -> Receipt:
-    """Say what the script did, or raise why it refused."""
+def parse_receipt(commit: Commit, reply: list[Any]) -> Receipt:
+    """Return the receipt of an ordinary save, or raise why the script refused it."""
     thread, kind = commit.thread, reply[0]
     draft = commit.checkpoints[0] if commit.checkpoints else None
     if kind == b"ok":
         return _done(commit, draft, reply)
-    check(thread, reply)
+    check_reply(thread, reply)
     if kind == b"existing":
         assert draft is not None
         row = _row(thread, reply)
-        existing = rows.record_of(thread, pair_field(draft.namespace, draft.id), reply[2])
+        existing = rows.parse_record(thread, checkpoint_field(draft.namespace, draft.id), reply[2])
         return Receipt(row.generation, row.revision, existing=existing)
     if kind == b"repeated" and draft is None:
         return _repeated(commit, reply)
@@ -243,12 +273,12 @@ def receipt(commit: Commit, reply: list[Any]) -> Receipt:
 
 
 def _repeated(commit: Commit, reply: list[Any]) -> Receipt:
-    """Say what is there: this very commit was done when it came the first time."""
+    """Return the receipt of a commit that an earlier attempt did."""
     row = _row(commit.thread, reply)
     entries = [
         entry
         if value is None
-        else rows.entry_of(commit.thread, rows.entry_field(entry.kind, entry.key), value)
+        else rows.parse_entry(commit.thread, rows.entry_field(entry.kind, entry.key), value)
         for entry, value in zip(commit.entries, reply[2], strict=True)
     ]
     return Receipt(row.generation, row.revision, entries=tuple(entries), writes=commit.writes)
@@ -258,12 +288,13 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
     thread = commit.thread
     if kind == b"lease" and commit.fence is not None:
         name, key, _, fence = commit.fence
-        held = None if reply[1] is None else rows.entry_of(thread, rows.entry_field(name, key), reply[1])
-        return LeaseLost(thread.id, name, key, fence, held.fence if held else None)
+        field = rows.entry_field(name, key)
+        stored = None if reply[1] is None else rows.parse_entry(thread, field, reply[1])
+        return LeaseLost(thread.id, name, key, fence, stored.fence if stored else None)
     if kind == b"epoch" and commit.epoch is not None:
         return EpochPassed(thread.id, commit.epoch, reply[1])
     if kind == b"head" and commit.expect_head is not None:
-        head = None if reply[1] is None else rows.plain(reply[1])
+        head = None if reply[1] is None else rows.to_text(reply[1])
         return HeadMoved(thread.id, *commit.expect_head, head)
     if kind == b"entry":
         entry = commit.entries[reply[1] - 1]
@@ -271,20 +302,20 @@ def _refusal(commit: Commit, kind: bytes, reply: list[Any]) -> OutliveError:
     if kind == b"held":
         entry = commit.entries[reply[1] - 1]
         field = rows.entry_field(entry.kind, entry.key)
-        stored = None if reply[2] is None else rows.entry_of(thread, field, reply[2])
+        stored = None if reply[2] is None else rows.parse_entry(thread, field, reply[2])
         return EntryHeld(thread.id, entry.kind, entry.key, stored)
-    if kind == b"repeated":  # what it saved was deleted since
+    if kind == b"repeated":  # what it saved has been deleted since
         return StaleBase(thread.id)
     return StaleBase(thread.id, None if reply[1] is None else int(reply[1]), _head_chunks(commit, *reply[2:]))
 
 
 def _head_chunks(commit: Commit, head: bytes, value: bytes) -> tuple[bytes, ...]:
-    """Return the chunks that the head has now: what shares only these may be sent again at once."""
+    """Return the chunks of the current head: a save that needs only these can be sent again."""
     if not value:
         return ()
-    field = text(commit.checkpoints[0].namespace) + b"\0" + head
+    field = to_bytes(commit.checkpoints[0].namespace) + b"\0" + head
     try:
-        return rows.record_of(commit.thread, field, value).chunks
+        return rows.parse_record(commit.thread, field, value).chunks
     except Corrupt:
         return ()
 
@@ -298,7 +329,7 @@ def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> R
             epoch=epoch,
             seq=seq,
             created_at=draft.created_at or now,
-            parent=None if parent is None else rows.plain(parent),
+            parent=None if parent is None else rows.to_text(parent),
             version=draft.version,
         )
         placed = (record,)
@@ -320,7 +351,9 @@ def _settled(
     body, status, until, clock = entry.body, entry.status, entry.until, entry.clock
     if body is None:
         kept = (
-            None if stored is None else rows.entry_of(thread, rows.entry_field(entry.kind, entry.key), stored)
+            None
+            if stored is None
+            else rows.parse_entry(thread, rows.entry_field(entry.kind, entry.key), stored)
         )
         body = b"" if kept is None else kept.body
         status = status or ("" if kept is None else kept.status)

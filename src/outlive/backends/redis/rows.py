@@ -1,8 +1,9 @@
-"""A thread's records as values in Redis: packed, checked and unpacked. The Lua files lay out the same values.
+"""A thread's records as values in Redis: packed, checked and unpacked. Lua uses the same layout.
 
-What the server adds at commit (place, time, parent, rank, lease) stands in front of what the client packed. The
-client's part ends with a checksum of its own, which the server's short checksum takes in, so that every byte is
-covered. Ids stand in the field names only, and the client's checksum binds a value to its field and thread.
+A value begins with what the server adds at commit (position, time, parent, rank, lease), then has
+its short checksum, then the payload that the client packed. The payload ends with a checksum of its
+own, which the server's checksum covers, so that every byte is covered. Ids are in the field names
+only; the client's checksum binds a value to its field and thread.
 """
 
 from __future__ import annotations
@@ -34,30 +35,42 @@ from outlive.backend.entries import check_stored_kind
 from outlive.backends.rules.view import Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
-BUCKETS = 1024  # for ever: a thread's keys depend on it
+BUCKETS = 1024  # must never change: a thread's keys depend on it
 CLOCK = "redis"  # leases are timed by the server
 LAST = b"\xff"  # the last member of an order; its score is the revision
-_NONE = 0xFFFFFFFF
+_NONE = 0xFFFFFFFF  # instead of the length of a text that is None
 _LETTERS = "mrocwe"  # meta, records, order, chunks, writes, entries
-_RECORD = ("step", "source", "size", "added", "body", "projection", "format", "version")
-_fields_of = attrgetter(*_RECORD)
+_CLIENT_FIELDS = ("step", "source", "size", "added", "body", "projection", "format", "version")
+_client_values = attrgetter(*_CLIENT_FIELDS)
 _lengths = struct.Struct(">III")
-_place = struct.Struct(">QQQI")
-_row = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # what the scripts take for one
+_position = struct.Struct(">QQQI")
+_row_pattern = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # the same as ROW in thread.lua
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a thread: six of its own, two indexes and the roster of its bucket. All are in one slot.
+    """Six keys of a thread, and the two indexes and the roster of its bucket, all in one slot.
 
-    On a single server the identity of the store is added: there one script may look at both.
+    On a single server the identity of the store is added: there one script may read both.
     """
 
     bucket: int
     all: tuple[str, ...]
 
+    @property
+    def row(self) -> str:
+        return self.all[0]
+
+    @property
+    def chunks(self) -> str:
+        return self.all[3]
+
+    @property
+    def threads_index(self) -> str:
+        return self.all[6]
+
     @classmethod
-    @functools.lru_cache(1024)  # making them takes longer than all else that is done with them
+    @functools.lru_cache(1024)  # making them takes longer than using them
     def of(cls, prefix: str, digest: bytes, *, is_single: bool) -> Keys:
         bucket = int.from_bytes(digest[:2], "big") % BUCKETS
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
@@ -94,129 +107,131 @@ def identity_key(prefix: str) -> str:
     return f"{prefix}identity"
 
 
-def text(value: str) -> bytes:
+def to_bytes(value: str) -> bytes:
+    """Encode a text, also one that is no valid Unicode and one with NUL."""
     return escape(value).encode()
 
 
-def plain(value: bytes) -> str:
-    """Undo `text`; what was not made by it is damage."""
+def to_text(value: bytes) -> str:
+    """Undo `to_bytes`; raise Corrupt for what it never returns."""
     try:
         return unescape(value.decode())
     except ValueError as error:
         raise Corrupt("a stored id cannot be read") from error
 
 
-def pair_field(namespace: str, id: str) -> bytes:
-    return text(namespace) + b"\0" + text(id)
+def checkpoint_field(namespace: str, id: str) -> bytes:
+    return to_bytes(namespace) + b"\0" + to_bytes(id)
 
 
 def write_field(write: tuple[str, str, str, int]) -> bytes:
-    return b"\0".join((text(write[0]), text(write[1]), text(write[2]), b"%d" % write[3]))
+    return b"\0".join((to_bytes(write[0]), to_bytes(write[1]), to_bytes(write[2]), b"%d" % write[3]))
 
 
 def entry_field(kind: str, key: str) -> bytes:
-    return text(kind) + b"\0" + text(key)
+    return to_bytes(kind) + b"\0" + to_bytes(key)
 
 
-def order_bytes(epoch: int, seq: int) -> bytes:
-    return struct.pack(">QQ", epoch, seq)
+def server_checksum(data: bytes) -> bytes:
+    """Return the short checksum that a script can compute too."""
+    # Against accidents, not attacks.
+    return hashlib.sha1(data).hexdigest()[:8].encode()  # noqa: S324
 
 
-def _sum(data: bytes) -> bytes:
-    """The short checksum that a script can make too."""
-    return hashlib.sha1(data).hexdigest()[:8].encode()  # noqa: S324  # against accidents, not against people
+def _client_checksum(thread: ThreadKey, field: bytes, payload: bytes) -> bytes:
+    """Return the checksum of the client, over thread, field and content."""
+    digest = hashlib.blake2b(thread.digest, digest_size=8, person=b"outlive.redis")
+    digest.update(b"%d:" % len(field) + field)
+    digest.update(payload)
+    return digest.digest()
 
 
-def _seal(thread: ThreadKey, field: bytes, blob: bytes) -> bytes:
-    """The checksum of the client, over thread, field and content."""
-    sealed = hashlib.blake2b(thread.digest, digest_size=8, person=b"outlive.redis")
-    sealed.update(b"%d:" % len(field) + field)
-    sealed.update(blob)
-    return sealed.digest()
-
-
-def chunk_crc(name: bytes, data: bytes) -> bytes:
+def chunk_checksum(name: bytes, data: bytes) -> bytes:
     return b"%08x" % zlib.crc32(name, zlib.crc32(data))
 
 
-def stamp_of(thread: ThreadKey, name: bytes, stamp: bytes | None) -> tuple[int, bytes]:
-    """Return the revision with which a chunk is stamped, and the checksum of its bytes."""
-    said, _, check = (stamp or b"").rpartition(b" ")
-    if check != _sum(name + said):
+def parse_stamp(thread: ThreadKey, name: bytes, stamp: bytes | None) -> tuple[int, bytes]:
+    """Return the revision that stored a chunk last, and the checksum of its bytes."""
+    content, _, check = (stamp or b"").rpartition(b" ")
+    if check != server_checksum(name + content):
         raise Corrupt(f"the stamp of chunk {name.hex()} is damaged", thread=thread.id)
-    revision, crc = said.split()
+    revision, crc = content.split()
     return int(revision), crc
 
 
-# Checkpoints ----------------------------------------------------------------------------------------------
+# Checkpoints --------------------------------------------------------------------------------------
 
 
-def record_blob(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
-    """Pack what the client knows of a record."""
+def pack_record_payload(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
+    """Pack what the client knows of a record, with its checksum."""
     names = pack_names(record.chunks)
-    run = b"" if record.run is None else text(record.run)
+    run = b"" if record.run is None else to_bytes(record.run)
     lengths = _lengths.pack(len(names), len(record.body), _NONE if record.run is None else len(run))
-    blob = b"".join((lengths, names, run, _packed(_fields_of(record))))
-    return blob + _seal(thread, field, blob)
+    payload = b"".join((lengths, names, run, _pack_values(_client_values(record))))
+    return payload + _client_checksum(thread, field, payload)
 
 
-def _packed(values: Any) -> bytes:
+def _pack_values(values: Any) -> bytes:
     try:
         return ormsgpack.packb(values)
     except TypeError as error:  # a lone surrogate in a projection, or a number beyond 64 bits
         raise BadArgument(f"a record of this commit cannot be stored: {error}") from error
 
 
-def record_value(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
-    """Pack a whole record whose place is decided."""
-    blob = record_blob(thread, field, record)
-    parent = b"" if record.parent is None else text(record.parent)
-    place = _place.pack(
+def pack_record(thread: ThreadKey, field: bytes, record: CheckpointRecord) -> bytes:
+    """Pack a whole record, whose position is decided."""
+    payload = pack_record_payload(thread, field, record)
+    parent = b"" if record.parent is None else to_bytes(record.parent)
+    position = _position.pack(
         record.epoch, record.seq, record.created_at, _NONE if record.parent is None else len(parent)
     )
-    return place + _sum(place + parent + blob[-8:]) + parent + blob
+    return position + server_checksum(position + parent + payload[-8:]) + parent + payload
 
 
-def record_of(thread: ThreadKey, field: bytes, value: bytes) -> CheckpointRecord:
+def parse_record(thread: ThreadKey, field: bytes, value: bytes) -> CheckpointRecord:
     """Return a record, checked."""
-    namespace, id = _ids(thread, field)
+    namespace, id = _split_field(thread, field)
     try:
-        return _record(thread, field, value, namespace, id)
+        return _unpack_record(thread, field, value, namespace, id)
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise Corrupt("its record is damaged", thread=thread.id, checkpoint=id) from error
 
 
-def _record(thread: ThreadKey, field: bytes, value: bytes, namespace: str, id: str) -> CheckpointRecord:
-    epoch, seq, created_at, length = _place.unpack_from(value)
+def _unpack_record(
+    thread: ThreadKey, field: bytes, value: bytes, namespace: str, id: str
+) -> CheckpointRecord:
+    epoch, seq, created_at, length = _position.unpack_from(value)
     end = 36 + (0 if length == _NONE else length)
-    parent, blob = value[36:end], value[end:]
-    if value[28:36] != _sum(value[:28] + parent + blob[-8:]) or blob[-8:] != _seal(thread, field, blob[:-8]):
+    parent, payload = value[36:end], value[end:]
+    if value[28:36] != server_checksum(value[:28] + parent + payload[-8:]) or payload[
+        -8:
+    ] != _client_checksum(thread, field, payload[:-8]):
         raise ValueError("checksum")
-    n_names, _, n_run = _lengths.unpack_from(blob)
+    n_names, _, n_run = _lengths.unpack_from(payload)
     at = 12 + n_names + (0 if n_run == _NONE else n_run)
-    step, source, size, added, body, projection, format, version = ormsgpack.unpackb(blob[at:-8])
+    step, source, size, added, body, projection, format, version = ormsgpack.unpackb(payload[at:-8])
     return CheckpointRecord(
-        namespace, id, None if length == _NONE else plain(parent), None if n_run == _NONE else plain(blob[12 + n_names : at]),
-        step, source, size, added, unpack_names(blob[12 : 12 + n_names]), body, projection, format, epoch, seq,
+        namespace, id, None if length == _NONE else to_text(parent), None if n_run == _NONE else to_text(payload[12 + n_names : at]),
+        step, source, size, added, unpack_names(payload[12 : 12 + n_names]), body, projection, format, epoch, seq,
         created_at, version,
     )  # fmt: skip
 
 
-def _ids(thread: ThreadKey, field: bytes) -> tuple[str, str]:
+def _split_field(thread: ThreadKey, field: bytes) -> tuple[str, str]:
     namespace, nul, id = field.partition(b"\0")
     if not nul:
         raise Corrupt("the name of a record is damaged", thread=thread.id)
     try:
-        return plain(namespace), plain(id)
+        return to_text(namespace), to_text(id)
     except Corrupt as error:
         raise Corrupt("the name of a record is damaged", thread=thread.id) from error
 
 
-# Writes -----------------------------------------------------------------------------------------------------
+# Writes -------------------------------------------------------------------------------------------
 
 
 def pack_names(names: Sequence[bytes]) -> bytes:
-    """Write the names of chunks, each behind its length."""
+    """Pack the names of chunks, each after its length."""
     try:
         return b"".join([bytes((len(name),)) + name for name in names])
     except ValueError:
@@ -232,82 +247,94 @@ def unpack_names(packed: bytes) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def rank_hex(rank: Rank) -> bytes:
-    """Write a rank so that bytes compare as the numbers do."""
+def pack_rank(rank: Rank) -> bytes:
+    """Pack a rank so that bytes compare as the numbers do."""
     if not all(0 <= number < 1 << 63 for number in rank):
         raise BadArgument(f"a rank has numbers from 0 to 2**63 - 1, not {rank!r}")
     return b"%016x%016x%016x" % rank
 
 
-def _rank(value: bytes) -> Rank:
+def _parse_rank(value: bytes) -> Rank:
     return int(value[:16], 16), int(value[16:32], 16), int(value[32:48], 16)
 
 
-def write_blob(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
+def pack_write_payload(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
     names = pack_names(write.chunks)
-    blob = (
-        struct.pack(">I", len(names)) + names + _packed((text(write.channel), text(write.path), write.body))
+    payload = (
+        struct.pack(">I", len(names))
+        + names
+        + _pack_values((to_bytes(write.channel), to_bytes(write.path), write.body))
     )
-    return blob + _seal(thread, field, blob)
+    return payload + _client_checksum(thread, field, payload)
 
 
-def write_value(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
-    blob, rank = write_blob(thread, field, write), rank_hex(write.rank)
-    return rank + _sum(rank + blob[-8:]) + blob
+def pack_write(thread: ThreadKey, field: bytes, write: WriteRecord) -> bytes:
+    payload, rank = pack_write_payload(thread, field, write), pack_rank(write.rank)
+    return rank + server_checksum(rank + payload[-8:]) + payload
 
 
-def write_of(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRecord:
+def parse_write(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRecord:
     """Return a write, checked."""
     parts = field.split(b"\0")
     try:
-        namespace, checkpoint, task = (plain(part) for part in parts[:3])
+        namespace, checkpoint, task = (to_text(part) for part in parts[:3])
         index = int(parts[3])
     except (ValueError, IndexError, Corrupt) as error:
         raise Corrupt("the name of a write is damaged", thread=thread.id) from error
     try:
         if value is None:
             raise ValueError("gone")
-        blob = value[56:]
-        if value[48:56] != _sum(value[:48] + blob[-8:]) or blob[-8:] != _seal(thread, field, blob[:-8]):
+        payload = value[56:]
+        if value[48:56] != server_checksum(value[:48] + payload[-8:]) or payload[-8:] != _client_checksum(
+            thread, field, payload[:-8]
+        ):
             raise ValueError("checksum")
-        (n_names,) = struct.unpack_from(">I", blob)
-        channel, path, body = ormsgpack.unpackb(blob[4 + n_names : -8])
-        names = unpack_names(blob[4 : 4 + n_names])
+        (n_names,) = struct.unpack_from(">I", payload)
+        channel, path, body = ormsgpack.unpackb(payload[4 + n_names : -8])
+        names = unpack_names(payload[4 : 4 + n_names])
         return WriteRecord(
-            namespace, checkpoint, task, index, plain(channel), plain(path), body, names, _rank(value)
+            namespace,
+            checkpoint,
+            task,
+            index,
+            to_text(channel),
+            to_text(path),
+            body,
+            names,
+            _parse_rank(value),
         )
     except (ValueError, TypeError, struct.error, Corrupt) as error:
         raise Corrupt("a write is damaged", thread=thread.id, checkpoint=checkpoint) from error
 
 
-# Entries ----------------------------------------------------------------------------------------------------
+# Entries ------------------------------------------------------------------------------------------
 
 
-def entry_payload(thread: ThreadKey, field: bytes, body: bytes) -> bytes:
-    return body + _seal(thread, field, body)
+def pack_entry_payload(thread: ThreadKey, field: bytes, body: bytes) -> bytes:
+    return body + _client_checksum(thread, field, body)
 
 
-def entry_rank(entry: EntryRecord) -> bytes:
-    return rank_hex((entry.epoch, 0 if entry.fence == NEXT else entry.fence, entry.revision))
+def pack_entry_rank(entry: EntryRecord) -> bytes:
+    return pack_rank((entry.epoch, 0 if entry.fence == NEXT else entry.fence, entry.revision))
 
 
-def until_hex(until: int) -> bytes:
+def pack_lease_end(until: int) -> bytes:
     if not 0 <= until < 1 << 63:
         raise BadArgument(f"the end of a lease is a number from 0 to 2**63 - 1, not {until!r}")
     return b"%016x" % until
 
 
-def entry_value(thread: ThreadKey, field: bytes, entry: EntryRecord) -> bytes:
-    head = entry_rank(entry) + until_hex(entry.until)
-    status, clock = text(entry.status), text(entry.clock)
+def pack_entry(thread: ThreadKey, field: bytes, entry: EntryRecord) -> bytes:
+    head = pack_entry_rank(entry) + pack_lease_end(entry.until)
+    status, clock = to_bytes(entry.status), to_bytes(entry.clock)
     tail = struct.pack(">II", len(status), len(clock)) + status + clock
-    payload = entry_payload(thread, field, entry.body or b"")
-    return head + _sum(head + tail + payload[-8:]) + tail + payload
+    payload = pack_entry_payload(thread, field, entry.body or b"")
+    return head + server_checksum(head + tail + payload[-8:]) + tail + payload
 
 
-def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecord:
+def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecord:
     """Return an entry, checked."""
-    kind, key = _ids(thread, field)
+    kind, key = _split_field(thread, field)
     check_stored_kind(kind, thread.id)
     try:
         if value is None:
@@ -315,12 +342,12 @@ def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecor
         n_status, n_clock = struct.unpack_from(">II", value, 72)
         start = 80 + n_status + n_clock
         tail, payload = value[72:start], value[start:]
-        if value[64:72] != _sum(value[:64] + tail + payload[-8:]) or payload[-8:] != _seal(
-            thread, field, payload[:-8]
-        ):
+        if value[64:72] != server_checksum(value[:64] + tail + payload[-8:]) or payload[
+            -8:
+        ] != _client_checksum(thread, field, payload[:-8]):
             raise ValueError("checksum")
-        epoch, fence, revision = _rank(value)
-        status, clock = plain(value[80 : 80 + n_status]), plain(value[80 + n_status : start])
+        epoch, fence, revision = _parse_rank(value)
+        status, clock = to_text(value[80 : 80 + n_status]), to_text(value[80 + n_status : start])
         return EntryRecord(
             kind, key, payload[:-8], status, epoch, fence, revision, int(value[48:64], 16), clock
         )
@@ -328,11 +355,11 @@ def entry_of(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRecor
         raise DamagedEntry(thread.id, kind, key, "") from error
 
 
-# The row of a thread ----------------------------------------------------------------------------------------
+# The row of a thread ------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredThread:
     """The row of a thread, with its counts."""
 
     row: Row
@@ -350,81 +377,88 @@ class Stored:
         return bool(self.checkpoints or self.writes or self.has_info)
 
 
-def stored_of(thread: ThreadKey, raw: bytes | None) -> Stored | None:
+def parse_row(thread: ThreadKey, raw: bytes | None) -> StoredThread | None:
     """Return the row of a thread, checked; None when there is none."""
     if raw is None:
         return None
-    if raw.startswith(b"!"):  # what a script found out
-        raise damage_of(thread, raw[1:])
-    said, check = raw[:-9], raw[-8:]
-    if _sum(thread.digest.hex().encode() + said) != check or not _row.fullmatch(said):
+    if raw.startswith(b"!"):  # the script found damage
+        raise damage_error(thread, raw[1:])
+    content, check = raw[:-9], raw[-8:]
+    expected = server_checksum(thread.digest.hex().encode() + content)
+    if check != expected or not _row_pattern.fullmatch(content):
         raise Corrupt("its row is damaged", thread=thread.id)
-    *numbers, tokens = said.split(b" ")
-    g, v, e, s, c, u, n, w, k, b, x, i, z = map(int, numbers)
-    return Stored(Row(g, v, e, s, c, x), tokens, u, n, w, k, b, bool(i), bool(z))
+    *numbers, tokens = content.split(b" ")
+    generation, revision, epoch, seq, created_at, updated_at, *counts = map(int, numbers)
+    checkpoints, writes, entries, stored_bytes, info_version, has_info, has_end = counts
+    row = Row(generation, revision, epoch, seq, created_at, info_version)
+    return StoredThread(
+        row, tokens, updated_at, checkpoints, writes, entries, stored_bytes, bool(has_info), bool(has_end)
+    )
 
 
-TORN = b"?"  # what a script says of a bucket whose roster is gone
+TORN = b"?"  # a script found the roster of the bucket or the identity gone
 
 
-def damage_of(thread: ThreadKey, found: bytes) -> Corrupt:
-    """Return the error for what a script found out about a thread."""
-    what = "the roster of its bucket is gone" if found == TORN else found.decode(errors="replace")
+def damage_error(thread: ThreadKey, reason: bytes) -> Corrupt:
+    """Return the error for damage that a script found."""
+    what = "the roster of its bucket is gone" if reason == TORN else reason.decode(errors="replace")
     return Corrupt(what, thread=thread.id)
 
 
 def is_ending(ttl_ms: int) -> bool:
-    """Tell whether keys that disagree may be those of a thread that a TTL is just taking, while a clock is set back."""
+    """Tell whether keys may disagree because a TTL ends now, while a clock is set back."""
     return 0 <= ttl_ms < 1000
 
 
-def is_torn(reply: Sequence[Any]) -> bool:
-    """Tell whether a script gave up because the indexes of its bucket are not what they should be."""
+def is_torn_reply(reply: Sequence[Any]) -> bool:
+    """Tell whether a script stopped because the roster of its bucket or the identity is gone."""
     return bool(reply[0] == b"!" + TORN or (reply[0] == b"damaged" and reply[1] == TORN))
 
 
-def info_value(thread: ThreadKey, info: bytes, projection: str | None, version: int) -> bytes:
-    return info + _seal_info(thread, info, None if projection is None else projection.encode(), version)
+def pack_info(thread: ThreadKey, info: bytes, projection: str | None, version: int) -> bytes:
+    return info + _info_checksum(thread, info, None if projection is None else projection.encode(), version)
 
 
-def _seal_info(thread: ThreadKey, info: bytes, projection: bytes | None, version: int) -> bytes:
-    """The version is sealed too: an older copy does not pass."""
-    return _seal(thread, b"info", ormsgpack.packb((info, projection, version)))
+def _info_checksum(thread: ThreadKey, info: bytes, projection: bytes | None, version: int) -> bytes:
+    """Return the checksum of metadata. It covers the version too: an older copy does not pass."""
+    return _client_checksum(thread, b"info", ormsgpack.packb((info, projection, version)))
 
 
-def info_of(thread: ThreadKey, stored: Stored, value: bytes | None, projection: bytes | None) -> bytes | None:
-    """Return the thread's own metadata, checked."""
+def parse_info(
+    thread: ThreadKey, stored: StoredThread, value: bytes | None, projection: bytes | None
+) -> bytes | None:
+    """Return the metadata of a thread, checked."""
     if (value is not None) != stored.has_info:
         raise Corrupt("its metadata is gone", thread=thread.id)
     if value is None:
         return None
-    if value[-8:] != _seal_info(thread, value[:-8], projection, stored.row.info_version):
+    if value[-8:] != _info_checksum(thread, value[:-8], projection, stored.row.info_version):
         raise Corrupt("its metadata is damaged", thread=thread.id)
     return value[:-8]
 
 
-def summary(
-    thread: ThreadKey, stored: Stored, reply: Sequence[Any], head: CheckpointRecord | None
+def thread_row(
+    thread: ThreadKey, stored: StoredThread, reply: Sequence[Any], head: CheckpointRecord | None
 ) -> ThreadRow:
     row, projection = stored.row, reply[2]
     return ThreadRow(
         thread.id, row.generation, row.revision, row.epoch, row.seq, stored.checkpoints, stored.bytes, row.created_at,
-        stored.updated_at, info_of(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
+        stored.updated_at, parse_info(thread, stored, reply[1], projection), None if projection is None else projection.decode(),
         row.info_version, head,
     )  # fmt: skip
 
 
-def pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+def to_pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """Return the fields and values of a flat reply."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def pack(said: Any) -> bytes:
-    """Write what a script is told. Its reader knows texts and numbers, no binary strings."""
-    return ormsgpack.packb(_each_text(said))
+def pack_args(args: Any) -> bytes:
+    """Pack the arguments of a script. Its reader knows texts and numbers, no binary strings."""
+    return ormsgpack.packb(_decoded(args))
 
 
-def _each_text(said: Any) -> Any:
-    if isinstance(said, bytes):
-        return said.decode()
-    return [_each_text(one) for one in said] if isinstance(said, list | tuple) else said
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return [_decoded(item) for item in value] if isinstance(value, list | tuple) else value

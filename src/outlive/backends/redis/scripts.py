@@ -1,4 +1,4 @@
-"""The Lua scripts: each is what it uses of the common parts and its own file, named by the digest of its text."""
+"""The Lua scripts: each is its own file after the functions that it uses of the common files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ class Script:
 
 
 def script(name: str) -> Script:
-    """Return a script by the middle of its file's name."""
+    """Return a script by the name of its file."""
     return _scripts[name]
 
 
-_THREAD, _BUCKET = "thread", "bucket"  # what the others are made of
-_ALONE = ("index", "lines", "recount", "register", "used")
+_COMMON = ("thread", "bucket")  # functions for the other scripts
+_STANDALONE = ("index", "lines", "recount", "register", "used")
 
 
 def _load(folder: Traversable, name: str) -> Script:
     own = _text(folder, name)
-    common = "" if name in _ALONE else _text(folder, _THREAD) + _text(folder, _BUCKET)
+    common = "" if name in _STANDALONE else "".join(_text(folder, part) for part in _COMMON)
     whole = _needed(common, own) + own
-    return Script(whole, hashlib.sha1(whole.encode()).hexdigest())  # noqa: S324  # how Redis names scripts
+    # Redis names scripts by SHA-1.
+    return Script(whole, hashlib.sha1(whole.encode()).hexdigest())  # noqa: S324
 
 
 def _needed(common: str, own: str) -> str:
-    """Leave out functions that a script does not use: every call of a script makes all of its functions."""
+    """Leave out unused functions: every call of a script creates all of its functions."""
     blocks = list(_functions(common))
     used = set(_words.findall(own))
     for name, text in reversed(blocks):  # each is defined before it is used
@@ -45,7 +46,7 @@ def _needed(common: str, own: str) -> str:
 
 
 def _functions(common: str) -> Iterator[tuple[str | None, str]]:
-    """Cut a text into its functions, by name, and what stands between them."""
+    """Split a text into its functions, by name, and what is between them."""
     lines: list[str] = []
     name = None
     for line in common.splitlines(keepends=True):
@@ -69,10 +70,10 @@ def _text(folder: Traversable, name: str) -> str:
 
 
 def _load_all() -> dict[str, Script]:
-    """Read them with this module: a child of a fork must not wait for a file that its parent was reading."""
+    """Read all scripts on import: a forked child must not wait for a file of its parent."""
     folder = resources.files(__package__) / "lua"
     names = [file.name[: -len(".lua")] for file in folder.iterdir() if file.name.endswith(".lua")]
-    return {name: _load(folder, name) for name in names if name not in (_THREAD, _BUCKET)}
+    return {name: _load(folder, name) for name in names if name not in _COMMON}
 
 
 def _without_comments(text: str) -> str:

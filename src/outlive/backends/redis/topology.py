@@ -1,135 +1,92 @@
-"""Which server to ask: one, the primary that Sentinels name, or the node of a Cluster that has the slot.
+"""Which server to ask: the only one, the primary of Sentinels, or the Cluster node of a slot.
 
-Every question on the way (who is primary, who has which slot) obeys the deadline of the call that needs it. What
-was learnt is forgotten when a node turns out not to be what it was said to be.
+Every question on the way (which is the primary, which node has which slot) obeys the deadline of
+the call that needs it. An answer is forgotten when a node turns out to have another role than it
+named.
 """
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from redis.crc import key_slot
-from redis.exceptions import ResponseError
-
-from outlive.backends.redis.connection import Command, Connection, IOMode, Limiter, Limits, Reply
+from outlive.backends.redis.connection import Address, Command, Connection, ConnectionSettings, Reply
+from outlive.backends.redis.io_modes import IOMode, Limiter
+from outlive.backends.redis.replies import ErrorReply
 from outlive.backends.server.attempts import AttemptFailed, Deadline
 from outlive.errors import StoreUnavailable
 
-Address = tuple[str, int]
-_left_behind: list[
-    object
-] = []  # connections of a parent process or another loop: closing them could hurt those
-
-
-@dataclass(slots=True)
-class Dialling:
-    """How connections are made: their class and options, how many, and how patiently."""
-
-    family: type
-    options: dict[str, Any] = field(repr=False)  # credentials among them
-    size: int = 10
-    limits: Limits = field(default_factory=Limits)
-
-    def to(self, address: Address) -> Dialling:
-        options = {**self.options, "host": address[0], "port": address[1]}
-        return Dialling(self.family, options, self.size, self.limits)
+_ASK_S = 5.0  # for one Sentinel or node to say what it knows
 
 
 @dataclass(slots=True)
 class _Idle:
-    """The connections of one process and event loop."""
+    """The idle connections of one process and event loop."""
 
-    gate: Limiter
-    wires: list[Connection] = field(default_factory=list)
+    limiter: Limiter
+    connections: list[Connection] = field(default_factory=list)
+
+    def pop(self) -> Connection | None:
+        try:
+            return self.connections.pop()
+        except IndexError:  # not asked before: another thread may have been faster
+            return None
+
+    def close_all(self) -> None:
+        while (connection := self.pop()) is not None:
+            connection.close()
 
 
 class Pool:
     """Connections to one server. A child process and another event loop get their own."""
 
-    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
+    def __init__(self, io_mode: IOMode, settings: ConnectionSettings) -> None:
+        self.host = settings.host
         self._io_mode = io_mode
-        self._dialling = dialling
-        self._idle: dict[object, _Idle] = {}  # by place
-        self.host = str(dialling.options.get("host", ""))
-
-    def _here(self) -> _Idle:
-        place = self._io_mode.place()
-        idle = self._idle.get(place)
-        if idle is None:
-            self._leave(place)
-            idle = self._idle.setdefault(place, _Idle(self._io_mode.gate(self._dialling.size)))
-        return idle
-
-    def _leave(self, here: object) -> None:
-        """Let go of connections that nobody can use any more."""
-        for place in [one for one in list(self._idle) if one != here]:
-            if self._io_mode.has_ended(place) and (idle := self._idle.pop(place, None)) is not None:
-                for wire in idle.wires:
-                    wire.forget()
-            elif not self._io_mode.is_own(place) and (idle := self._idle.pop(place, None)) is not None:
-                _left_behind.extend(idle.wires)
+        self._settings = settings
+        self._idle: dict[object, _Idle] = {}  # by owner
 
     async def call(self, commands: Sequence[Command], deadline: Deadline) -> list[Reply]:
         """Send commands over one connection and return their replies, errors among them."""
-        idle = self._here()
-        if not await idle.gate.enter(deadline):
-            reason = f"all {self._dialling.size} connections were in use; give pool_size more"
+        idle = self._own()
+        if not await idle.limiter.enter(deadline):
+            reason = f"all {self._settings.pool_size} connections were in use; raise pool_size"
             raise AttemptFailed(reason, sent=False, busy=True)
         try:
-            wire = self._spare(idle) or await self._open(deadline)
+            connection = idle.pop() or await Connection.open(self._settings, self._io_mode, deadline)
             try:
-                replies = await wire.call(commands, deadline)
+                replies = await connection.call(commands, deadline)
             except AttemptFailed:
-                await self._drop_all(idle)  # the others are most likely of the same age
+                idle.close_all()  # the others most likely broke at the same moment
                 raise
-            idle.wires.append(wire)
+            idle.connections.append(connection)
             return replies
         finally:
-            idle.gate.leave()
-
-    def _spare(self, idle: _Idle) -> Connection | None:
-        try:
-            return idle.wires.pop()
-        except IndexError:  # asked by trying: another thread may have been faster
-            return None
-
-    async def _open(self, deadline: Deadline) -> Connection:
-        wire = self._io_mode.wire(self._dialling.family, self._dialling.options, self._dialling.limits)
-        await wire.open(deadline)
-        return wire
+            idle.limiter.leave()
 
     async def warm(self, count: int, deadline: Deadline) -> None:
-        """Open connections beforehand."""
-        idle = self._here()
-        while len(idle.wires) < min(count, self._dialling.size):
-            idle.wires.append(await self._open(deadline))
+        """Open connections in advance."""
+        idle = self._own()
+        while len(idle.connections) < min(count, self._settings.pool_size):
+            idle.connections.append(await Connection.open(self._settings, self._io_mode, deadline))
 
-    async def _drop_all(self, idle: _Idle) -> None:
-        while (wire := self._spare(idle)) is not None:
-            await wire.drop()
+    def _own(self) -> _Idle:
+        owner = self._io_mode.owner()
+        idle = self._idle.get(owner)
+        if idle is None:
+            self._close(lambda other: other != owner and self._io_mode.is_gone(other))
+            idle = self._idle.setdefault(owner, _Idle(self._io_mode.limiter(self._settings.pool_size)))
+        return idle
 
-    async def close(self) -> None:
-        here = self._io_mode.place()
-        self._leave(here)
-        if (idle := self._idle.pop(here, None)) is not None:
-            await self._drop_all(idle)
-        for other in list(self._idle):  # loops that still run
-            _left_behind.extend(self._idle.pop(other).wires)
+    def close(self) -> None:
+        self._close(lambda _: True)
 
-
-class Nodes(Protocol):
-    """Finds the server that has a slot."""
-
-    is_sharded: bool
-
-    async def pool(self, slot: int, deadline: Deadline) -> Pool: ...
-    def at(self, address: Address) -> Pool: ...
-    def moved(self, slot: int, address: Address) -> None: ...
-    def distrust(self, pool: Pool) -> None: ...
-    async def pools(self, deadline: Deadline) -> list[Pool]: ...
-    async def close(self) -> None: ...
+    def _close(self, is_over: Callable[[object], bool]) -> None:
+        """Close idle connections. A child process closes only its copies of its parent's."""
+        for owner in list(self._idle):
+            if is_over(owner) and (idle := self._idle.pop(owner, None)) is not None:
+                idle.close_all()
 
 
 class Single:
@@ -137,8 +94,8 @@ class Single:
 
     is_sharded = False
 
-    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
-        self._pool = Pool(io_mode, dialling)
+    def __init__(self, io_mode: IOMode, settings: ConnectionSettings) -> None:
+        self._pool = Pool(io_mode, settings)
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
         return self._pool
@@ -147,39 +104,39 @@ class Single:
         return [self._pool]
 
     def at(self, address: Address) -> Pool:
-        raise _not_alone()
+        raise _is_cluster_node()
 
     def moved(self, slot: int, address: Address) -> None:
-        raise _not_alone()
+        raise _is_cluster_node()
 
     def distrust(self, pool: Pool) -> None:
         """There is no other."""
 
-    async def close(self) -> None:
-        await self._pool.close()
+    def close(self) -> None:
+        self._pool.close()
 
 
-def _not_alone() -> StoreUnavailable:
-    return StoreUnavailable("this server is a node of a Cluster; open it by redis+cluster://host:port")
+def _is_cluster_node() -> StoreUnavailable:
+    return StoreUnavailable("this server is a node of a Cluster; open it with redis+cluster://host:port")
 
 
-class _Several:
-    """Pools by address."""
+class _PoolsByAddress:
+    """The pools of several servers."""
 
     is_sharded = False
 
-    def __init__(self, io_mode: IOMode, dialling: Dialling) -> None:
+    def __init__(self, io_mode: IOMode, settings: ConnectionSettings) -> None:
         self._io_mode = io_mode
-        self._dialling = dialling
+        self._settings = settings
         self._pools: dict[Address, Pool] = {}
 
     def at(self, address: Address) -> Pool:
-        found = self._pools.get(address)
-        if found is None:  # of two threads that make one, both take the first
-            found = self._pools.setdefault(address, Pool(self._io_mode, self._dialling.to(address)))
-        return found
+        pool = self._pools.get(address)
+        if pool is None:  # when two threads make it at once, both take the first
+            pool = self._pools.setdefault(address, Pool(self._io_mode, self._settings.at(address)))
+        return pool
 
-    async def _ask(
+    async def _ask_any(
         self,
         pools: Sequence[Pool],
         command: Command,
@@ -187,71 +144,68 @@ class _Several:
         *,
         accepts: Callable[[Reply], bool] = lambda _: True,
     ) -> tuple[Pool, Reply]:
-        """Ask one after the other until one answers as it should; each gets its share of the time."""
-        reason = "nobody to ask"
+        """Ask servers in turn until a reply is accepted; each has its share of the time."""
+        reason = "there is no server to ask"
         for left, pool in zip(range(len(pools), 0, -1), pools, strict=True):
             share = Deadline(min(deadline.left_s() / left, _ASK_S))
             try:
                 (reply,) = await pool.call([command], share)
-            except AttemptFailed as error:
-                reason = str(error)
+            except AttemptFailed as failed:
+                reason = str(failed)
                 continue
-            if reply is None or isinstance(reply, ResponseError):
+            if reply is None or isinstance(reply, ErrorReply):
                 reason = str(reply)
             elif accepts(reply):
                 return pool, reply
             else:
-                reason = "nobody knows"
+                reason = "no server knows"
         raise AttemptFailed(reason, sent=False)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for pool in list(self._pools.values()):
-            await pool.close()
+            pool.close()
 
 
-_ASK_S = 5.0
-
-
-class Sentinels(_Several):
-    """The primary that Sentinels name; asked again whenever it is lost or turns out to be none."""
+class Sentinels(_PoolsByAddress):
+    """The primary that Sentinels name; asked for again when it is lost or turns out a replica."""
 
     def __init__(
         self,
         io_mode: IOMode,
-        dialling: Dialling,
-        sentinels: Sequence[Address],
-        asking: Dialling,
+        settings: ConnectionSettings,
+        sentinels: Sequence[ConnectionSettings],
         service: str,
     ) -> None:
-        super().__init__(io_mode, dialling)
-        self._sentinels = [Pool(io_mode, asking.to(address)) for address in sentinels]
+        super().__init__(io_mode, settings)
+        self._sentinels = [Pool(io_mode, sentinel) for sentinel in sentinels]
         self._service = service
         self._primary: Pool | None = None
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
         primary = self._primary
         if primary is None:
-            self._primary = primary = await self._find(deadline)
-        return primary  # another thread may have come to distrust it
+            self._primary = primary = await self._find_primary(deadline)
+        # Not self._primary: another thread may have come to distrust it meanwhile.
+        return primary
 
-    async def _find(self, deadline: Deadline) -> Pool:
+    async def _find_primary(self, deadline: Deadline) -> Pool:
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         try:
-            sentinel, (host, port) = await self._ask(self._sentinels, command, deadline)
-        except AttemptFailed as lost:
-            raise AttemptFailed(
-                f"no Sentinel names a primary for {self._service!r} ({lost.reason})", sent=False
-            ) from lost
-        others = [one for one in self._sentinels if one is not sentinel]
-        self._sentinels = [sentinel, *others]  # the one that answered is asked first
+            sentinel, (host, port) = await self._ask_any(self._sentinels, command, deadline)
+        except AttemptFailed as failed:
+            reason = f"no Sentinel names a primary for {self._service!r} ({failed.reason})"
+            raise AttemptFailed(reason, sent=False) from failed
+        # The one that answered is asked first the next time.
+        self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
         pool = self.at((host.decode(), int(port)))
+        # Sentinels may still name the old primary, or a replica that is not promoted yet.
         (role,) = await pool.call([("ROLE",)], deadline)
-        if isinstance(role, ResponseError) or role[0] != b"master":
+        if isinstance(role, ErrorReply) or role[0] != b"master":
             raise AttemptFailed("the server that Sentinels name is not primary yet", sent=False)
         return pool
 
     def moved(self, slot: int, address: Address) -> None:
-        raise _not_alone()
+        raise _is_cluster_node()
 
     def distrust(self, pool: Pool) -> None:
         if self._primary is pool:
@@ -260,22 +214,22 @@ class Sentinels(_Several):
     async def pools(self, deadline: Deadline) -> list[Pool]:
         return [await self.pool(0, deadline)]
 
-    async def close(self) -> None:
-        await super().close()
+    def close(self) -> None:
+        super().close()
         for sentinel in self._sentinels:
-            await sentinel.close()
+            sentinel.close()
 
 
-class Cluster(_Several):
+class Cluster(_PoolsByAddress):
     """The nodes of a Cluster and the slots that they have."""
 
     is_sharded = True
 
-    def __init__(self, io_mode: IOMode, dialling: Dialling, addresses: Sequence[Address]) -> None:
-        super().__init__(io_mode, dialling)
+    def __init__(self, io_mode: IOMode, settings: ConnectionSettings, addresses: Sequence[Address]) -> None:
+        super().__init__(io_mode, settings)
         self._seeds = list(addresses)
         self._slots: dict[int, Address] = {}
-        self._named: Address | None = None  # by a node that does not have a slot any more
+        self._named: Address | None = None  # by a node that no longer has a slot
         self._is_stale = True
 
     async def pool(self, slot: int, deadline: Deadline) -> Pool:
@@ -284,19 +238,20 @@ class Cluster(_Several):
         return self.at(self._slots[slot])
 
     async def _learn(self, slot: int, deadline: Deadline) -> None:
-        """Ask who has which slot: first the node to which one moved, then any. One that was left alone knows no slots."""
+        """Ask which node has which slot: first the node of a redirection, then any other."""
         named = () if self._named is None else (self._named,)
         known = dict.fromkeys((*named, *list(self._slots.values()), *self._seeds, *list(self._pools)))
-        pools = [self.at(one) for one in known]
 
-        def covers(ranges: Reply) -> bool:
+        def has_slot(ranges: Reply) -> bool:  # a node that left the Cluster knows none
             return any(start <= slot <= end for start, end, *_ in ranges)
 
         try:
-            pool, ranges = await self._ask(pools, ("CLUSTER", "SLOTS"), deadline, accepts=covers)
-        except AttemptFailed as lost:
-            reason = f"no node of the Cluster serves slot {slot} now ({lost.reason})"
-            raise AttemptFailed(reason, sent=False) from lost
+            pool, ranges = await self._ask_any(
+                [self.at(address) for address in known], ("CLUSTER", "SLOTS"), deadline, accepts=has_slot
+            )
+        except AttemptFailed as failed:
+            reason = f"no node of the Cluster serves slot {slot} now ({failed.reason})"
+            raise AttemptFailed(reason, sent=False) from failed
         slots: dict[int, Address] = {}
         for start, end, primary, *_ in ranges:
             host = (primary[0] or b"").decode() or pool.host
@@ -306,7 +261,7 @@ class Cluster(_Several):
     def moved(self, slot: int, address: Address) -> None:
         self._slots = {**self._slots, slot: address}
         self._named = address
-        self._is_stale = True  # more may have moved
+        self._is_stale = True  # other slots may have moved too
 
     def distrust(self, pool: Pool) -> None:
         self._is_stale = True
@@ -317,6 +272,11 @@ class Cluster(_Several):
         return [self.at(address) for address in dict.fromkeys(list(self._slots.values()))]
 
 
+Nodes = Single | Sentinels | Cluster
+
+
 def slot_of(key: str) -> int:
-    """Return the slot of a key."""
-    return key_slot(key.encode())
+    """Return the Cluster slot of a key: that of the text in its first braces, else of all of it."""
+    start = key.find("{") + 1
+    end = key.find("}", start) if start else -1
+    return binascii.crc_hqx((key[start:end] if end > start else key).encode(), 0) % 16384

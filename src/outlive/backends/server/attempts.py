@@ -1,18 +1,15 @@
-"""What backends that speak to a server share: deadlines, trying again, and the names of hosts.
+"""What the server backends share: deadlines and retries.
 
-A call has one deadline for all it does. When the connection is lost, or the server says that it cannot serve now
-(it starts, it stops, it was demoted), the call is tried again on another connection until the deadline. That is
-safe for every commit: the server knows the tokens of the last ones (rule 9 of the waist). A connection on which nothing
-moves for half of the time that is left is given up, so that one which swallows everything does not use up the whole.
+A call has one deadline for all it does. When the connection is lost, or the server cannot serve now
+(it starts, it stops, it was demoted), the call is tried again on another connection until the
+deadline. That is safe for every commit: the server knows the tokens of the last ones (rule 9 of the
+backend protocol). An attempt ends when its connection makes no progress for half of the time that
+is left, so that one dead connection does not use up all of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import random
-import socket
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -26,49 +23,49 @@ from outlive.errors import (
     StoreError,
     StoreUnavailable,
 )
-from outlive.runtime.runtime import Deadline as Deadline  # what every server backend takes from here
+from outlive.runtime.runtime import Deadline as Deadline
 
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
-_PATIENCE_S = 30.0  # for one attempt, when the call itself may take for ever
-_LITTLE_S = 0.5
-_MOST_GIVEN_UP = 4  # commits of one thread that are remembered
+_MAX_IDLE_S = 30.0  # of one attempt, when the call itself has no limit
+_LAST_ATTEMPT_S = 0.5  # so little time is not divided any more
+_MAX_ABANDONED = 4  # commits of one thread that are remembered
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
 class Attempt(Deadline):
-    """The deadline of one attempt: when nothing moved for half of the time that was left, or the call's own."""
+    """The deadline of one attempt: half of the time left without progress, or the call's end."""
 
     __slots__ = ("_call", "_idle_s")
 
     def __init__(self, call: Deadline, number: int) -> None:
         left_s = call.left_s()
-        most_s = _PATIENCE_S if left_s < float("inf") else _PATIENCE_S * 2**number
-        self._idle_s = min(left_s / 2 if left_s > _LITTLE_S else left_s, most_s)
+        max_idle_s = _MAX_IDLE_S if left_s < float("inf") else _MAX_IDLE_S * 2**number
+        self._idle_s = min(left_s / 2 if left_s > _LAST_ATTEMPT_S else left_s, max_idle_s)
         self._call = call
         super().__init__(self._idle_s)
 
     def moved(self) -> None:
-        """Bytes came or went: the connection lives."""
+        """Bytes were sent or received: the connection is alive."""
         self.extend(min(self._idle_s, self._call.left_s()))
 
 
 def lock_ms(deadline: Deadline) -> int:
-    """Return how long the server may wait for a lock: it gives up a little before nobody listens any more."""
-    return max(1, int(min(deadline.left_s(), _PATIENCE_S) * 0.85 * 1000))
+    """Return how long the server may wait for a lock: a little less than its client waits."""
+    return max(1, int(min(deadline.left_s(), _MAX_IDLE_S) * 0.85 * 1000))
 
 
 class AbandonedCommits:
-    """Tokens of commits whose callers did not wait for the end: they may still be on their way.
+    """Tokens of commits whose callers stopped waiting: they may still be on their way.
 
-    They are told to the server with the thread's next commit, after which they do nothing.
+    The thread's next commit names them, after which they have no effect when they arrive.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[bytes, tuple[bytes, ...]] = {}  # by the thread's digest
 
     async def watch(self, commit: Commit, send: Callable[[bytes], Awaitable[Receipt]]) -> Receipt:
-        """Send a commit with the tokens that it makes void."""
+        """Send a commit with the tokens of those that it makes void."""
         void = self._tokens.get(commit.thread.digest, ())
         try:
             receipt = await send(b"".join(void))
@@ -80,13 +77,13 @@ class AbandonedCommits:
         except BaseException:  # cancelled, or interrupted
             self._add(commit)
             raise
-        if void and receipt.existing is None:  # else nothing was stored, and nothing told
+        if void and receipt.existing is None:  # otherwise nothing was stored, tokens neither
             self._forget(commit, void)
         return receipt
 
     def _add(self, commit: Commit) -> None:
         tokens = self._tokens.get(commit.thread.digest, ())
-        self._tokens[commit.thread.digest] = (*tokens, commit.token)[-_MOST_GIVEN_UP:]
+        self._tokens[commit.thread.digest] = (*tokens, commit.token)[-_MAX_ABANDONED:]
 
     def _forget(self, commit: Commit, void: tuple[bytes, ...]) -> None:
         left = tuple(token for token in self._tokens.pop(commit.thread.digest, ()) if token not in void)
@@ -95,14 +92,19 @@ class AbandonedCommits:
 
 
 class StoreReplaced(StoreUnavailable):
-    """The server lost everything, and somebody else has begun another store there: what was done before is gone."""
+    """The server lost everything, and another process has started a new store there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this store was emptied, and another process has started a new one there; open it again"
+        )
 
 
 class AttemptFailed(Exception):
-    """The server could not be reached or cannot do it now.
+    """The server could not be reached, or cannot serve now; another attempt may succeed.
 
-    `sent`: it may have done what it was asked. `busy`: it is there, and others are in the way. `is_over`: the
-    connection is of no use any more.
+    `sent`: it may have done what it was asked. `busy`: it is there, but occupied by others.
+    `is_over`: the connection cannot be used again.
     """
 
     def __init__(self, reason: str, *, sent: bool, busy: bool = False, is_over: bool = False) -> None:
@@ -114,76 +116,48 @@ class AttemptFailed(Exception):
 
 
 class Attempts:
-    """Counts what was tried in one call, and says what to raise in the end."""
+    """The attempts of one call, and what to raise when all of them failed."""
 
-    def __init__(self, place: str, deadline: Deadline, max_retries: int | None, pause: Pause) -> None:
-        self.place = place
+    def __init__(self, shown: str, deadline: Deadline, max_retries: int | None, pause: Pause) -> None:
+        self.shown = shown
         self.deadline = deadline
         self.count = 0
-        self.sent = False  # an attempt before may have done it
+        self.sent = False  # an earlier attempt may have done it
         self._max_retries = max_retries
         self._pause = pause
 
     async def run(self, attempt: Callable[[Deadline], Awaitable[T]], commit: Commit | None = None) -> T:
-        """Try until it works or there is no time left."""
+        """Try until it succeeds or there is no time left."""
         while True:
             try:
                 return await attempt(Attempt(self.deadline, self.count))
-            except AttemptFailed as lost:
-                await self._go_on(lost, commit)
+            except AttemptFailed as failed:
+                await self._pause_or_raise(failed, commit)
             except (StaleBase, Corrupt, StoreReplaced, NotReplicated):
                 raise
             except StoreError as error:
                 if commit is None or not self.sent:
                     raise
-                raise outcome_unknown(commit, str(error)) from error  # an attempt before may have done it
+                # An earlier attempt may have done it before its connection broke.
+                raise outcome_unknown(commit, str(error)) from error
 
-    async def _go_on(self, lost: AttemptFailed, commit: Commit | None) -> None:
+    async def _pause_or_raise(self, failed: AttemptFailed, commit: Commit | None) -> None:
         """Wait a little before the next attempt, or give up."""
-        self.sent = self.sent or lost.sent
-        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.count)
-        pause_s = longest * random.uniform(0.5, 1.0)
+        self.sent = self.sent or failed.sent
+        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.count)
+        pause_s = longest_s * random.uniform(0.5, 1.0)
         self.count += 1
         tried_enough = self._max_retries is not None and self.count > self._max_retries
         if tried_enough or self.deadline.left_s() <= pause_s:
-            raise self._failure(lost, commit) from lost
+            raise self._failure(failed, commit) from failed
         await self._pause(pause_s)
 
-    def _failure(self, lost: AttemptFailed, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
+    def _failure(self, failed: AttemptFailed, commit: Commit | None) -> OutcomeUnknown | StoreUnavailable:
         if commit is not None and self.sent:
-            return outcome_unknown(commit, f"no answer within {self.deadline.timeout_s} s ({lost.reason})")
-        if lost.busy:
-            return StoreBusy(f"{self.place} was busy for {self.deadline.timeout_s} s: {lost.reason}")
+            return outcome_unknown(commit, f"no answer within {self.deadline.timeout_s} s ({failed.reason})")
+        if failed.busy:
+            return StoreBusy(f"{self.shown} was busy for {self.deadline.timeout_s} s: {failed.reason}")
         times = "once" if self.count == 1 else f"{self.count} times within {self.deadline.timeout_s} s"
         return StoreUnavailable(
-            f"{self.place} could not be reached, tried {times}: {lost.reason}; is it running and reachable?"
+            f"{self.shown} could not be reached, tried {times}: {failed.reason}; is it running and reachable?"
         )
-
-
-# Names of hosts -------------------------------------------------------------------------------------------------
-
-
-def look_up(name: str) -> tuple[socket.socket, list[str]]:
-    """Begin to look up a name; when the socket can be read, the list holds its addresses.
-
-    The system has no deadline for that, so a thread does it for which nobody waits: it may be stuck for minutes.
-    """
-    ours, theirs = socket.socketpair()
-    found: list[str] = []
-
-    def ask() -> None:
-        with theirs, contextlib.suppress(OSError):
-            rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(row[4][0]) for row in rows))
-
-    threading.Thread(target=ask, name="outlive-resolver", daemon=True).start()
-    return ours, found
-
-
-def is_address(name: str) -> bool:
-    """Tell whether there is nothing to look up."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

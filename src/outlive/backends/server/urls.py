@@ -1,4 +1,4 @@
-"""URLs of stores: the options in them, and what may be shown of them."""
+"""URLs of stores: their options, and what messages may show of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outlive.errors import BadURL
 
 @dataclass(frozen=True, slots=True)
 class BackendFactory:
-    """How to open a backend, in each io_mode, with the time that a call has when it does not say.
+    """How to open a backend, sync or async, with the timeout of calls that name none.
 
     `shown` is the URL without anything secret.
     """
@@ -27,7 +27,7 @@ class BackendFactory:
 
 
 def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
-    """Take user, password and query out of every URL in a text, and the given words wherever they stand."""
+    """Remove user, password and query from every URL in a text, and the given words everywhere."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = re.sub(r"(\w+://)\S*@", r"\1", text)
@@ -35,57 +35,57 @@ def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
 
 
 def query_of(url: str) -> list[tuple[str, str]]:
-    """Return the options in a URL. What may be the rest of a password is no option, and is not repeated."""
+    """Return the options in a URL. What may be part of a password is refused, not repeated."""
     rest, _, query = url.partition("?")
-    place = rest.partition("://")[2]
+    location = rest.partition("://")[2]
     pairs = parse_qsl(query.partition("#")[0], keep_blank_values=True)
-    has_host = bool(place) and not place.startswith("/")
+    has_host = bool(location) and not location.startswith("/")
     if (has_host and "@" in query) or any(set(name) & set("@/:") for name, _ in pairs):
         raise BadURL(
-            "the options of this URL cannot be read; inside a password or a value '?' is written %3F, '@' %40, '/' %2F"
+            "the options of this URL cannot be read; inside a password or a value write %3F for '?', %40 for '@', %2F for '/'"
         )
     return pairs
 
 
 def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tuple[str, dict[str, Any]]:
-    """Move what stands in the query of a URL under a known name to the options beside it."""
+    """Move the known options in the query of a URL to those beside it."""
     rest, mark, _ = url.partition("?")
     pairs = query_of(url)
     known = set(known)
-    ours = {name: value for name, value in pairs if name in known}
-    if twice := ours.keys() & options.keys():
+    taken = {name: value for name, value in pairs if name in known}
+    if twice := taken.keys() & options.keys():
         raise BadURL(f"option {min(twice)!r} is in the URL and beside it; give it once")
     others = urlencode([pair for pair in pairs if pair[0] not in known], quote_via=quote)
-    return rest + (mark + others if others else ""), {**ours, **options}
+    return rest + (mark + others if others else ""), {**taken, **options}
 
 
 class Options:
-    """The options of a scheme, each read once under its name; a value from a URL is text."""
+    """The options of a scheme, read and checked by name; a value from a URL is text."""
 
-    def __init__(self, scheme: str, given: dict[str, Any]) -> None:
+    def __init__(self, scheme: str, values: dict[str, Any]) -> None:
         self._scheme = scheme
-        self._given = given
+        self._values = values
 
     def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
         """Return a whole number."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         return None if value is None else check_count(self._named(name), value, least, BadURL, is_text=True)
 
     def seconds(self, name: str, default: float | None) -> float | None:
         """Return a duration."""
-        value = self._given.get(name, default)
+        value = self._values.get(name, default)
         return None if value is None else check_seconds(self._named(name), value, None, BadURL, is_text=True)
 
     def switch(self, name: str, default: bool) -> bool:
         """Return yes or no."""
-        return check_flag(self._named(name), self._given.get(name, default), BadURL, is_text=True)
+        return check_flag(self._named(name), self._values.get(name, default), BadURL, is_text=True)
 
     def _named(self, name: str) -> str:
         return f"{self._scheme}: {name}"
 
     def word(self, name: str, default: str) -> str:
-        """Return a text."""
-        value = self._given.get(name, default)
+        """Return a str."""
+        value = self._values.get(name, default)
         if isinstance(value, str):
             return value
         raise BadURL(f"{self._scheme}: {name} must be a str, not {type(value).__name__}")

@@ -41,9 +41,5 @@ def ask_postgres(backend: Any, statement: str) -> str:
 
 def ask_redis(backend: Any, *command: str) -> Any:
     """Return what one server says; None when that is not allowed."""
-
-    async def ask() -> Any:
-        return await backend.attempt(lambda deadline: backend._link.everywhere(command, deadline))
-
-    reply = run_now(ask())[0]
+    reply = run_now(backend.session.ask_each_node(command))[0]
     return None if isinstance(reply, Exception) else reply

@@ -35,7 +35,7 @@ def _of_postgres(backend: Any) -> str:
 def _of_redis(backend: Any) -> str:
     from outlive.backends.redis.identity import FORMAT
 
-    format, prefix = run_now(backend._identity.format()), backend._identity.key.removesuffix("identity")
+    format, prefix = run_now(backend.store_identity.format()), backend.session.prefix
     said = (ask_redis(backend, "INFO", "server") or b"").decode()
     told = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
     kind = "Valkey" if "valkey_version" in told else "Redis"

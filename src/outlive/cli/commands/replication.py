@@ -158,7 +158,7 @@ def _pause(call: Call, seen: Replicas) -> None:
 
 def wait_until_whole(store: Store) -> None:
     """Wait until the secondary has everything."""
-    while not (status := store.replication_status()).is_whole:
+    while not (status := store.replication_status()).is_caught_up:
         if status.last_error is not None:
             raise StoreUnavailable(f"the secondary could not be filled: {status.last_error}")
         time.sleep(0.05)

@@ -10,8 +10,7 @@ from outlive.cli.output.escape import shown
 from outlive.cli.pair_state import Replicas, Seen, active_of, look
 from outlive.cli.stores import configured
 from outlive.errors import BadArgument, EntryHeld, StoreBusy, StoreUnavailable
-from outlive.layers.replication.dissolve import end_pair
-from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, PairRecord
+from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, PairRecord, end_pair
 from outlive.runtime.runtime import run_now
 
 

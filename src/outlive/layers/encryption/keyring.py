@@ -8,10 +8,11 @@ A sealed record is a header and what AES-256-GCM makes of the bytes:
     13     the nonce: one byte chooses one of 256 keys that are derived from yours, twelve go to AES-GCM
     ...    ciphertext and tag
 
-The nonce is a keyed hash of what is sealed and where it belongs. So the same record is sealed to the same bytes: a retry or a
-second copy offers what is there, and neither a fork nor a machine restored from a snapshot can use a nonce twice. Whoever sees
-the store can tell that the very same record was written again at the very same place, and nothing else. With 256 derived keys
-2**38 records may be sealed under one key of yours.
+The nonce is a keyed hash of what is sealed and of its associated data (AAD): where it belongs. So
+the same record is sealed to the same bytes. A retry or a second copy offers what is there, and
+neither a fork nor a machine restored from a snapshot can use a nonce twice. A reader of the store
+can tell that the very same record was written again at the very same place, and nothing else. With
+256 derived keys 2**38 records may be sealed under one key of yours.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ _LEAST_DISTINCT = 12  # bytes in a key; 32 random ones have fewer once in 10**14
 
 
 class KeyRing:
-    """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, each 32 random bytes.
+    """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, 32 random bytes each.
 
-    New records are sealed under the newest: the last one, or the one that `newest` names. A ring without keys opens a store
-    that is encrypted, for `verify`, `delete` and the list of threads alone.
+    New records are sealed under the newest: the last one, or the one that `newest` names. A ring
+    without keys opens a store that is encrypted, for `verify`, `delete` and the list of threads
+    alone.
     """
 
     def __init__(self, keys: Mapping[str, bytes] | None = None, *, newest: str | None = None) -> None:
@@ -69,7 +71,9 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str) -> KeyRing:
-        """Read a ring from text, as an environment variable holds it: `id:base64`, several with spaces between, newest last."""
+        """Read a ring from text, as an environment variable holds it: `id:base64`, several with
+        spaces between, newest last.
+        """
         if not isinstance(text, str) or not text.strip():
             raise BadArgument("there is no key in this text: it takes id:base64, several with spaces between")
         keys: dict[str, bytes] = {}
@@ -101,22 +105,22 @@ class KeyRing:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a KeyRing is not pickled: its keys would lie wherever that goes")
 
-    def seal(self, place: bytes, data: bytes, *, is_named: bool = False) -> bytes:
-        """Seal data for one place. `is_named` says that the place names the data itself, as a chunk's name does."""
+    def seal(self, aad: bytes, data: bytes, *, is_named: bool = False) -> bytes:
+        """Seal data with its AAD. `is_named`: the AAD names the data itself, as for a chunk."""
         if self.newest is None:
             raise KeyMissing(None)
-        return self._keys[self.newest].seal(place, data, is_named)
+        return self._keys[self.newest].seal(aad, data, is_named)
 
-    def open(self, place: bytes, sealed: bytes) -> bytes:
+    def open(self, aad: bytes, sealed: bytes) -> bytes:
         """Return what was sealed; raise NotSealed, KeyMissing, SealBroken or NewerFormat."""
         id = key_of(sealed)
         key = self._keys.get(id)
         if key is None:
             raise KeyMissing(id)
-        return key.open(place, sealed)
+        return key.open(aad, sealed)
 
     def is_current(self, sealed: bytes) -> bool:
-        """Tell whether a record is sealed under the newest key; one that is not sealed at all is not."""
+        """Tell whether a record is sealed, and under the newest key."""
         try:
             return key_of(sealed) == self.newest
         except StoreError:
@@ -124,7 +128,7 @@ class KeyRing:
 
 
 def is_sealed(naming_key: bytes) -> bool:
-    """Tell whether a store's naming key is sealed. In the clear it is 32 random bytes, which may begin with anything."""
+    """Tell whether a naming key is sealed: a clear one is 32 bytes, which may begin with anything."""
     return len(naming_key) > KEY_BYTES and naming_key[:1] == _MARK
 
 
@@ -134,7 +138,7 @@ _MARK = bytes((SEALED,))
 def key_of(sealed: bytes) -> str:
     """Return the id of the key that a record was sealed under; needs no key."""
     if sealed[:1] != _MARK:
-        raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+        raise NotSealed("a record is not sealed, where only sealed ones may be")
     if len(sealed) < 3 or sealed[1] < FORMAT:
         raise SealBroken("the header of a sealed record is damaged")
     if sealed[1] > FORMAT:
@@ -160,32 +164,31 @@ class _Key:
         derived = hashlib.blake2b(b"nonces", key=secret, digest_size=32, person=b"outlive.seal").digest()
         self._nonces = hashlib.blake2b(digest_size=_NONCE, key=derived, person=b"outlive.nonce")
 
-    def seal(self, place: bytes, data: bytes, is_named: bool) -> bytes:
+    def seal(self, aad: bytes, data: bytes, is_named: bool) -> bytes:
         hasher = self._nonces.copy()
-        # What is authenticated as a whole, the header too: one nonce never goes with two texts, were it for two ids of one key.
-        hasher.update(b"".join((self.header, len(place).to_bytes(4, "big"), place)))
+        # What is authenticated as a whole, the header too: one nonce never goes with two texts,
+        # were it for two ids of one key.
+        hasher.update(b"".join((self.header, len(aad).to_bytes(4, "big"), aad)))
         if not is_named:
             hasher.update(data)
         nonce = hasher.digest()
-        return b"".join(
-            (self.header, nonce, self._of(nonce[0]).encrypt(nonce[1:], data, self.header + place))
-        )
+        return b"".join((self.header, nonce, self._of(nonce[0]).encrypt(nonce[1:], data, self.header + aad)))
 
-    def open(self, place: bytes, sealed: bytes) -> bytes:
+    def open(self, aad: bytes, sealed: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         start = len(self.header)
         nonce, rest = sealed[start : start + _NONCE], sealed[start + _NONCE :]
         try:
-            return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + place)
+            return self._of(nonce[0]).decrypt(nonce[1:], rest, self.header + aad)
         except InvalidTag:
             raise SealBroken("a sealed record does not open") from None
 
     def _of(self, number: int) -> AESGCM:
         cipher = self._ciphers[number]
         if cipher is None:
-            said = b"key" + bytes((number,))
-            key = hashlib.blake2b(said, key=self._secret, digest_size=32, person=b"outlive.seal").digest()
+            label = b"key" + bytes((number,))
+            key = hashlib.blake2b(label, key=self._secret, digest_size=32, person=b"outlive.seal").digest()
             cipher = self._ciphers[number] = self._cipher(key)
         return cipher
 
@@ -198,7 +201,7 @@ def _aes_gcm() -> Any:
     return AESGCM
 
 
-# Whoever exchanges a key and its id gives a key where an id belongs: an error names neither.
+# A caller that exchanges a key and its id gives a key where an id belongs: an error names neither.
 
 
 def _check_id(number: int, id: object) -> str:

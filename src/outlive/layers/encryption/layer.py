@@ -1,19 +1,25 @@
-"""Encrypt: a backend around a backend, that seals what goes down and opens what comes up.
+"""Encrypted: a backend around a backend that seals what it stores and opens what it reads.
 
-What a person wrote or a model said is sealed: chunks, bodies of checkpoints (with their metadata), of writes and of entries (runs with
-prompt and result, steps, responses), and the metadata of threads; the columns with metadata in JSON stay empty. What a backend orders and finds by stays
-clear: ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
+Sealed is what people and models wrote: chunks, the bodies of checkpoints (with their metadata), of
+writes and of entries (runs with prompt and result, steps, responses), and the metadata of threads;
+the columns with metadata in JSON stay empty. Clear is what a backend orders and finds records by:
+ids, namespaces, names of channels and tasks, places, times, sizes, statuses.
 
-Each record is bound to where it belongs, so that none can be put elsewhere:
+Each record is bound to where it belongs, as associated data (AAD), so that none can be put
+elsewhere:
 
-- A checkpoint to its thread, namespace and id, to its clear fields (run, step, source, size, format), and to the list of
-  the chunks that its body refers to by position. Parent, place and time are given by the backend at the commit and are not bound.
-- A write to its thread, checkpoint, task, index, channel, path and chunks; an entry to its thread, kind and key; metadata to its thread.
-- A chunk to its tenant and its name, not to its thread: forks share chunks inside the store, which copies them without
-  the key. That is enough, because a name is a keyed hash of the bytes, which the core checks, and every list of names is bound to its record.
+- A checkpoint to its thread, namespace and id, to its clear fields (run, step, source, size,
+  format), and to the list of the chunks that its body refers to by position. The backend assigns
+  parent, place and time at the commit, so they are not bound.
+- A write to its thread, checkpoint, task, index, channel, path and chunks; an entry to its thread,
+  kind and key; metadata to its thread.
+- A chunk to its tenant and its name, not to its thread: forks share chunks inside the store, which
+  copies them without the key. That is enough, because a name is a keyed hash of the bytes, which
+  the core checks, and every list of names is bound to its record.
 
-Not told from the truth is a whole record, or a whole thread, put back to what it once was: the clear fields that order
-records are the backend's. The naming key, by which chunks get their names, is sealed too: nobody can probe for content.
+Not noticed is a whole record, or a whole thread, put back to what it once was: the clear fields
+that order records are the backend's. The naming key, by which chunks get their names, is sealed
+too, so that nobody can probe for content.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from dataclasses import replace
 import ormsgpack
 
 from outlive.backend import (
+    NAMING_THREAD,
     Backend,
     CachedHead,
     CheckpointRecord,
@@ -41,7 +48,7 @@ from outlive.backend import (
     WriteRecord,
     escape,
 )
-from outlive.backend.entries import SEALED
+from outlive.backend.entries import NAMING, SEALED
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -55,13 +62,13 @@ from outlive.errors import (
     unopened,
 )
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
-from outlive.layers.encryption.naming_key import NAMING, current_naming_key
 
+Row = CheckpointRecord | WriteRecord | EntryRecord
 Sent = dict[bytes | None, bytes | None]  # sealed → plain
-NAMING_PLACE = ormsgpack.packb((NAMING,))
+NAMING_AAD = ormsgpack.packb((NAMING,))
 
 
-def place_of_checkpoint(thread: ThreadKey, record: CheckpointRecord) -> bytes:
+def aad_of_checkpoint(thread: ThreadKey, record: CheckpointRecord) -> bytes:
     run = None if record.run is None else escape(record.run)
     return ormsgpack.packb(
         (
@@ -71,25 +78,31 @@ def place_of_checkpoint(thread: ThreadKey, record: CheckpointRecord) -> bytes:
     )  # fmt: skip
 
 
-def place_of_write(thread: ThreadKey, write: WriteRecord) -> bytes:
+def aad_of_write(thread: ThreadKey, write: WriteRecord) -> bytes:
     texts = [escape(text) for text in (*write.key[:3], write.channel, write.path)]
     return ormsgpack.packb(("write", thread.digest, *texts, write.index, write.chunks))
 
 
-def place_of_entry(thread: ThreadKey, entry: EntryRecord) -> bytes:
+def aad_of_entry(thread: ThreadKey, entry: EntryRecord) -> bytes:
     return ormsgpack.packb(("entry", thread.digest, escape(entry.kind), escape(entry.key)))
 
 
-def place_of_info(thread: ThreadKey) -> bytes:
+def aad_of_info(thread: ThreadKey) -> bytes:
     return ormsgpack.packb(("info", thread.digest))
 
 
-def place_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
+def aad_of_chunk(thread: ThreadKey, name: bytes) -> bytes:
     return ormsgpack.packb(("chunk", escape(thread.tenant), name))
 
 
+async def current_naming_key(backend: Backend) -> EntryRecord | None:
+    """Return the naming key as the last rotation sealed it; None when there was none."""
+    entries = await backend.entries(EntryQuery(NAMING_THREAD.tenant, NAMING, thread=NAMING_THREAD))
+    return entries[0][1] if entries else None
+
+
 def _is_sealed(entry: EntryRecord) -> bool:
-    """Tell whether an entry holds anything of the user. What the layers below keep for themselves does not."""
+    """Tell whether an entry has data of the user. What lower layers keep for themselves does not."""
     return entry.kind in SEALED
 
 
@@ -108,7 +121,7 @@ class Encrypted:
 
     async def identity(self, offered: bytes) -> bytes:
         """Return the store's naming key, which is kept sealed."""
-        sealed = self.ring.seal(NAMING_PLACE, offered) if offered and self.has_key else b""
+        sealed = self.ring.seal(NAMING_AAD, offered) if offered and self.has_key else b""
         stored = await self.inner.identity(sealed)
         if not stored and self.has_key:
             return stored
@@ -118,12 +131,11 @@ class Encrypted:
             raise NotEncrypted
         if not self.has_key:
             return offered  # nothing will be named or compared with a name
-        anew = await current_naming_key(
-            self.inner
-        )  # then a ring without the newest key is refused, whatever else it has
-        sealed = stored if anew is None or anew.body is None else anew.body
+        # After a rotation a ring without the newest key is refused, whatever else it has.
+        rotated = await current_naming_key(self.inner)
+        sealed = stored if rotated is None or rotated.body is None else rotated.body
         try:
-            return self.ring.open(NAMING_PLACE, sealed)
+            return self.ring.open(NAMING_AAD, sealed)
         except SealBroken:
             raise WrongKey(key_of(sealed)) from None
 
@@ -137,7 +149,7 @@ class Encrypted:
     def _seal(self, commit: Commit) -> Commit:
         thread = commit.thread
         if commit.reencrypted is not None:
-            raise BadArgument("what is sealed is sealed anew by store.rotate() alone")
+            raise BadArgument("only store.rotate() seals stored records again")
         return replace(
             commit,
             checkpoints=tuple([self._seal_checkpoint(thread, record) for record in commit.checkpoints]),
@@ -145,29 +157,29 @@ class Encrypted:
             chunks=tuple([(name, self._seal_chunk(thread, name, data)) for name, data in commit.chunks]),
             writes=tuple([self._seal_write(thread, write) for write in commit.writes]),
             entries=tuple([self._seal_entry(thread, entry) for entry in commit.entries]),
-            info=None if commit.info is None else self._seal_one(place_of_info(thread), commit.info),
+            info=None if commit.info is None else self._seal_one(aad_of_info(thread), commit.info),
             info_projection=None,
         )
 
-    def _seal_one(self, place: bytes, data: bytes) -> bytes:
-        """Seal a record, but not what stands in the place of one that could not be opened: that would pass for one."""
+    def _seal_one(self, aad: bytes, data: bytes) -> bytes:
+        """Seal a record. Refuse the placeholder of one that did not open: it would pass for a record."""
         refuse_unopened(data)
-        return self.ring.seal(place, data)
+        return self.ring.seal(aad, data)
 
     def _seal_checkpoint(self, thread: ThreadKey, record: CheckpointRecord) -> CheckpointRecord:
-        body = self._seal_one(place_of_checkpoint(thread, record), record.body)
+        body = self._seal_one(aad_of_checkpoint(thread, record), record.body)
         return replace(record, body=body, projection=None)
 
     def _seal_chunk(self, thread: ThreadKey, name: bytes, data: bytes) -> bytes:
-        return self.ring.seal(place_of_chunk(thread, name), data, is_named=True)
+        return self.ring.seal(aad_of_chunk(thread, name), data, is_named=True)
 
     def _seal_write(self, thread: ThreadKey, write: WriteRecord) -> WriteRecord:
-        return replace(write, body=self._seal_one(place_of_write(thread, write), write.body))
+        return replace(write, body=self._seal_one(aad_of_write(thread, write), write.body))
 
     def _seal_entry(self, thread: ThreadKey, entry: EntryRecord) -> EntryRecord:
         if entry.body is None or entry.gone or not _is_sealed(entry):
             return entry
-        return replace(entry, body=self._seal_one(place_of_entry(thread, entry), entry.body))
+        return replace(entry, body=self._seal_one(aad_of_entry(thread, entry), entry.body))
 
     # Up
 
@@ -189,12 +201,9 @@ class Encrypted:
             return EntryHeld(thread.id, result.kind, result.key, self._open_entry(thread, result.stored))
         if not isinstance(result, Receipt) or not self.has_key:
             return result
-        sent: Sent = {}
-        sent.update(
-            (one.body, two.body) for one, two in zip(sealed.checkpoints, commit.checkpoints, strict=True)
-        )
-        sent.update((one.body, two.body) for one, two in zip(sealed.writes, commit.writes, strict=True))
-        sent.update((one.body, two.body) for one, two in zip(sealed.entries, commit.entries, strict=True))
+        rows: tuple[Row, ...] = (*sealed.checkpoints, *sealed.writes, *sealed.entries)
+        plain: tuple[Row, ...] = (*commit.checkpoints, *commit.writes, *commit.entries)
+        sent: Sent = {row.body: clear.body for row, clear in zip(rows, plain, strict=True)}
         existing = result.existing
         return replace(
             result,
@@ -204,10 +213,10 @@ class Encrypted:
             writes=tuple([self._open_write(thread, row, sent) for row in result.writes]),
         )
 
-    def _open(self, place: bytes, sealed: bytes) -> bytes:
-        """Open a record, or say in its place what is wrong with it: whoever reads that raises it."""
+    def _open(self, aad: bytes, sealed: bytes) -> bytes:
+        """Open a record, or return a placeholder of the error: reading that raises it."""
         try:
-            return self.ring.open(place, sealed)
+            return self.ring.open(aad, sealed)
         except OutliveError as error:
             return unopened(error)
 
@@ -216,13 +225,13 @@ class Encrypted:
     ) -> CheckpointRecord:
         body = sent.get(record.body) if sent else None
         if body is None:
-            body = self._open(place_of_checkpoint(thread, record), record.body)
+            body = self._open(aad_of_checkpoint(thread, record), record.body)
         return replace(record, body=body)
 
     def _open_write(self, thread: ThreadKey, write: WriteRecord, sent: Sent | None = None) -> WriteRecord:
         body = sent.get(write.body) if sent else None
         if body is None:
-            body = self._open(place_of_write(thread, write), write.body)
+            body = self._open(aad_of_write(thread, write), write.body)
         return replace(write, body=body)
 
     def _open_entry(self, thread: ThreadKey, entry: EntryRecord, sent: Sent | None = None) -> EntryRecord:
@@ -230,7 +239,7 @@ class Encrypted:
         if body is None:
             if entry.body is None or entry.gone or not _is_sealed(entry):
                 return entry
-            body = self._open(place_of_entry(thread, entry), entry.body)
+            body = self._open(aad_of_entry(thread, entry), entry.body)
             try:
                 refuse_unopened(body)
             except Corrupt as error:
@@ -241,7 +250,7 @@ class Encrypted:
         return replace(entry, body=body)
 
     def _open_chunks(self, thread: ThreadKey, chunks: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        return {name: self._open(place_of_chunk(thread, name), data) for name, data in chunks.items()}
+        return {name: self._open(aad_of_chunk(thread, name), data) for name, data in chunks.items()}
 
     async def read(
         self,
@@ -254,16 +263,16 @@ class Encrypted:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        found = await self.inner.read(
+        result = await self.inner.read(
             thread, namespace, id, at=at, known=known, chunks=chunks, timeout_s=timeout_s
         )
-        if found.record is None:
-            return found
+        if result.record is None:
+            return result
         return ReadResult(
-            found.generation,
-            self._open_checkpoint(thread, found.record),
-            self._open_chunks(thread, found.chunks),
-            tuple([self._open_write(thread, write) for write in found.writes]),
+            result.generation,
+            self._open_checkpoint(thread, result.record),
+            self._open_chunks(thread, result.chunks),
+            tuple([self._open_write(thread, write) for write in result.writes]),
         )
 
     async def history(
@@ -280,23 +289,23 @@ class Encrypted:
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
-        found = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
-        return [self._open_write(thread, write) for write in found]
+        writes = await self.inner.writes(thread, checkpoints, timeout_s=timeout_s)
+        return [self._open_write(thread, write) for write in writes]
 
     async def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        found = await self.inner.entries(query, timeout_s=timeout_s)
-        return [(key, self._open_entry(key, entry)) for key, entry in found]
+        entries = await self.inner.entries(query, timeout_s=timeout_s)
+        return [(key, self._open_entry(key, entry)) for key, entry in entries]
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
-        found = await self.inner.threads(query, timeout_s=timeout_s)
-        return [self._open_row(ThreadKey.of(query.tenant, row.id), row) for row in found]
+        rows = await self.inner.threads(query, timeout_s=timeout_s)
+        return [self._open_row(ThreadKey.of(query.tenant, row.id), row) for row in rows]
 
     def _open_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
         if not self.has_key:  # what needs no key is listed all the same
             return replace(row, info=None, head=None)
-        info = None if row.info is None else self._open(place_of_info(thread), row.info)
+        info = None if row.info is None else self._open(aad_of_info(thread), row.info)
         head = None if row.head is None else self._open_checkpoint(thread, row.head)
         return replace(row, info=info, head=head)
 

@@ -1,15 +1,19 @@
-"""Doubt: which commits may be stored although nobody was told so.
+"""Doubt: which commits may be stored although no caller was told so.
 
-A commit may be sent more than once: again to a store that did not answer, and to the other one when the stores change places. Every attempt
-bears the same ids, so a store that has it says so. But a refusal speaks of the store that gave it: what an earlier attempt left in
-the other store may still come back. So once an attempt may have been stored, the answer is success, if it is found, or OutcomeUnknown;
-and a refusal only where it is certain that the attempt is undone.
+A commit may be sent more than once: again to a store that did not answer, and to the other one when
+the stores change roles. Every attempt has the same ids, so a store that has it says so. But a
+refusal speaks of the store that gave it: what an earlier attempt left in the other store may still
+come back. So once an attempt may have been stored, the answer is success, if it is there, or
+OutcomeUnknown; and a refusal only where it is certain that the attempt is undone.
 
-A save whose base is stale (always so after a change of places: generations belong to one store) is made again by the core, as another
-commit with the same ids. Therefore doubt is kept by id, beyond one call. In strict mode a refusal ends it: the thread moved to the epoch of
-the pair before it refused (`sealing.py`), and what was not acknowledged is withdrawn (`withdrawal.py`). In the queueing modes doubt stays
-until that store is asked again or the checkpoint is found: a branch that was left behind comes back. A caller that was told so, asks again, and finds it gets what idempotency
-says: it is stored. What this process has queued in the store that was left is such a branch too, although its caller was told that it is stored.
+A save whose base is stale is made again by the core, as another commit with the same ids. It always
+is after a change of roles, since generations belong to one store. Therefore doubt is kept by id,
+beyond one call. In strict mode a refusal ends it: the thread moved to the epoch of the pair before
+it refused (`thread_epoch.py`), and what was not acknowledged is withdrawn (`withdrawal.py`). In the
+queueing modes doubt stays until that store is asked again or the checkpoint is found: a branch in
+the store that was left comes back. A caller that was told so, asks again, and finds it gets what
+idempotency says: it is stored. What this process has queued in the store that was left is such a
+branch too, although its caller was told that it is stored.
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from dataclasses import dataclass, field
 
 from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
+from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.commit import Result, StoredElsewhere, saved_ids
-from outlive.layers.replication.queue import Queue, SavedId
+from outlive.layers.replication.pair import active_role, standby_role
 from outlive.layers.replication.thread_epoch import REFUSALS
 
 _MOST = 10_000
-CHANGING = "the two stores are just changing places"
+CHANGING = "the two stores are changing roles"
 
 
 @dataclass(slots=True)
@@ -33,28 +38,28 @@ class Doubt:
     """What is not known of one commit."""
 
     epochs: set[int] = field(default_factory=set)  # in which it may have been stored
-    is_told: bool = False  # its caller knows that, or repeats what an earlier call has stored
+    is_told: bool = False  # its caller knows that, or repeats what an earlier call stored
 
-    def note(self, result: Result, epoch: int) -> None:
-        """Take note of an answer that leaves open whether the commit was stored in an epoch."""
+    def add(self, result: Result, epoch: int) -> None:
+        """Add an answer that leaves open whether the commit was stored in an epoch."""
         if isinstance(result, OutcomeUnknown | StoredElsewhere):
             self.epochs.add(epoch)
             self.is_told |= isinstance(result, StoredElsewhere) and result.was_there
 
-    def ask(self, epoch: int) -> None:
-        """The store that is active in an epoch does not have it, so it never had."""
-        self.epochs = {other for other in self.epochs if other % 2 != epoch % 2}
+    def exclude(self, epoch: int) -> None:
+        """Take note that the store which is active in an epoch does not have it, so it never had."""
+        self.epochs = {other for other in self.epochs if active_role(other) != active_role(epoch)}
 
     def has_others(self, epoch: int) -> bool:
-        """Tell whether it may have been stored in another epoch, of which nobody was told."""
+        """Tell whether it may have been stored in another epoch, of which its caller was not told."""
         return not self.is_told and bool(self.epochs - {epoch})
 
 
 class Doubts:
     """What is not known of commits, by the ids of their checkpoints."""
 
-    def __init__(self, queue: Queue, *, is_strict: bool) -> None:
-        self._queue = queue
+    def __init__(self, outbox: Outbox, *, is_strict: bool) -> None:
+        self._outbox = outbox
         self._is_strict = is_strict
         self._by_id: OrderedDict[SavedId, Doubt] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,7 +78,7 @@ class Doubts:
                         doubt.is_told |= known.is_told
         return doubt
 
-    def settle(self, commit: Commit, result: Result, doubt: Doubt, epoch: int) -> Result:
+    def answer(self, commit: Commit, result: Result, doubt: Doubt, epoch: int) -> Result:
         """Return the answer to a commit whose last attempt was made in an epoch."""
         if isinstance(result, Receipt):
             self._drop(commit)
@@ -95,8 +100,8 @@ class Doubts:
     def _look_up(self, commit: Commit, doubt: Doubt, epoch: int) -> None:
         """Find out in which of the two stores a commit that was refused in an epoch may be."""
         if _is_found_by_id(commit):
-            doubt.ask(epoch)
-        if self._queue.is_left_in(1 - epoch % 2, saved_ids(commit)):
+            doubt.exclude(epoch)
+        if self._outbox.is_queued_in(standby_role(epoch), saved_ids(commit)):
             doubt.epochs.add(epoch - 1)
 
     def _keep(self, commit: Commit, doubt: Doubt) -> None:
@@ -132,8 +137,8 @@ def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_s
 def _is_definite(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_strict: bool) -> bool:
     """Tell whether a refusal holds although an earlier attempt may have been stored.
 
-    A store that had it would have found it under its id. In strict mode a thread that refuses has moved on to this epoch: what
-    was stored in an earlier one is withdrawn.
+    A store that had it would have found it under its id. In strict mode a thread that refuses has
+    moved to this epoch: what was stored in an earlier one is withdrawn.
     """
     if not isinstance(result, REFUSALS):
         return False

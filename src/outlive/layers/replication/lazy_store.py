@@ -1,4 +1,4 @@
-"""A store of a pair that cannot be opened now, like one on a disk that is not mounted: every call tries again."""
+"""A store that cannot be opened now, like one on an unmounted disk: every call tries again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from outlive.backend import Backend
 from outlive.errors import StoreMissing, StoreUnavailable
 from outlive.runtime.runtime import Runtime
 
-Make = Callable[[], Awaitable[Backend]]
+Open = Callable[[], Awaitable[Backend]]
 
 
-class Unopened:
-    """Stands for a backend until it can be made. Its calls raise what stands in the way."""
+class LazyStore:
+    """Takes the place of a backend until it can be opened. Its calls raise why it cannot."""
 
-    def __init__(self, name: str, make: Make, runtime: Runtime) -> None:
+    def __init__(self, name: str, open: Open, runtime: Runtime) -> None:
         self.name = name
-        self._make = make
+        self._open = open
         self._mutex = runtime.mutex()  # one attempt at a time
         self._backend: Backend | None = None
 
@@ -28,7 +28,7 @@ class Unopened:
         async def call(*args: Any, **options: Any) -> Any:
             async with self._mutex:
                 if self._backend is None:
-                    self._backend = await self._make()
+                    self._backend = await self._open()
             return await getattr(self._backend, name)(*args, **options)
 
         return call
@@ -39,11 +39,11 @@ class Unopened:
             await self._backend.close()
 
 
-async def made(name: str, make: Make, runtime: Runtime) -> Backend:
-    """Return a backend, or what stands for it until it can be made."""
+async def open_lazily(name: str, open: Open, runtime: Runtime) -> Backend:
+    """Return a backend, or what takes its place until it can be opened."""
     try:
-        return await make()
+        return await open()
     except StoreMissing:
         raise
     except StoreUnavailable:
-        return cast(Backend, Unopened(name, make, runtime))
+        return cast(Backend, LazyStore(name, open, runtime))

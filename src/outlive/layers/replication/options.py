@@ -1,4 +1,4 @@
-"""What is asked of a pair of stores, and how it is."""
+"""The options of a pair of stores, and its status."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """How a pair is. What is queued is counted in both stores; while one of them does not answer, `is_exact` is false."""
+    """The state of a pair. `is_exact` is false while one store cannot be asked what it has queued."""
 
     mode: str  # "sync" or "async"
     on_secondary_down: str
@@ -63,7 +63,7 @@ class ReplicationStatus:
     failovers: int  # that this process made or saw
     primary_healthy: bool
     secondary_healthy: bool
-    is_whole: bool  # the store that is not active has all but what is queued
+    is_caught_up: bool  # the store that is not active has all but what is queued
     queued: int  # commits that one of the stores has yet to get
     queued_bytes: int
     lag_s: float  # age of the oldest of them
@@ -77,5 +77,5 @@ class RoleChange:
     """What a promotion or a failback did."""
 
     epoch: int
-    carried: int  # queued commits that the other store got on the way
-    branched: tuple[str, ...] = ()  # threads that both stores had gone on with: see thread.tips()
+    carried: int  # queued commits that were transferred on the way
+    branched: tuple[str, ...] = ()  # threads that were continued in both stores: see thread.tips()

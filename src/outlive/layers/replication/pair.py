@@ -1,50 +1,71 @@
-"""The pair: which two stores belong together, in which epoch they are, and so which of them is active.
+"""The record of a pair: which two stores belong together, in which epoch, which is active.
 
-Each store of a pair keeps one record of that, an entry in a thread that no user can name. In an even epoch the primary is active,
-in an odd one the secondary: an epoch belongs to one store, and so does every (epoch, seq) and (epoch, fence) that was
-ever given out. What the pair is in is the greatest epoch that either record says, as soon as the store that is active
-in it says so too: a failback is announced to the secondary, which from then on acknowledges nothing, before the primary
-takes over.
+Each store of a pair keeps one record of that, an entry in a thread that no user can name. In an
+even epoch the primary is active, in an odd one the secondary. So an epoch belongs to one store, and
+so does every (epoch, seq) and (epoch, fence) that was ever given out. The pair is in the greatest
+epoch of the two records, as soon as the store that is active in it has it too. A failback is
+announced to the secondary, which acknowledges nothing from then on, before the primary takes over.
 
-A pair ends when somebody says so (`ending.py`): the store that was active goes on alone, the other one is an old copy
-from then on. Both keep the record, which says so to every process that still takes them for a pair.
+A pair ends when somebody ends it (`end_pair`): the active store continues alone, and the other one
+is an old copy from then on. Both keep the record, which tells so to every process that still uses
+them as a pair.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import ormsgpack
 
 from outlive.backend import ABSENT, Backend, Commit, EntryQuery, EntryRecord, Rank, ThreadKey, commit
 from outlive.backend.entries import PAIR
-from outlive.errors import BadURL, Corrupt, StoreUnavailable
+from outlive.errors import BadURL, Corrupt, StoreError, StoreUnavailable
+from outlive.runtime.runtime import Deadline
 
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
 JOINED, ALONE, OLD_COPY = 0, 1, 2  # what a store is: one of two, or what it became when the pair ended
 
 
+def active_role(epoch: int) -> int:
+    """Return which store is active in an epoch."""
+    return epoch % 2
+
+
+def standby_role(epoch: int) -> int:
+    """Return which store is not active in an epoch."""
+    return 1 - epoch % 2
+
+
+def first_epoch(role: int, least: int) -> int:
+    """Return the first epoch in which a store is active that is not below another one."""
+    return least + (least - role) % 2
+
+
 class ActiveStoreLost(StoreUnavailable):
-    """The store that was active has lost what it had. Going on without it would lose what was acknowledged, in silence."""
+    """The active store lost its data: to continue without it would silently lose saves."""
 
     def __init__(self, role: int) -> None:
         super().__init__(
-            f"the {ROLES[role]} was active and has lost what it had, or another store stands in its place: what was saved there since "
-            f"is nowhere else. Bring it back; or, to go on with what the {ROLES[1 - role]} has, open the pair once with "
+            f"the {ROLES[role]} was active and has lost its data, or another store is in its place: what was saved there since is "
+            f"nowhere else. Bring it back; or, to continue with what the {ROLES[1 - role]} has, open the pair once with "
             "Replication(..., enabled=False)"
         )
 
 
 class PairEnded(ActiveStoreLost):
-    """Somebody has ended the pair. One of its stores goes on alone, and a process that still uses both must not change their roles."""
+    """The pair was ended. One of its stores continues alone, and a process that still uses both
+    must not change their roles.
+    """
 
-    def __init__(self, side: PairRecord) -> None:
-        alone = ROLES[side.role if side.ended == ALONE else 1 - side.role]
+    def __init__(self, record: PairRecord) -> None:
+        alone = ROLES[record.role if record.ended == ALONE else 1 - record.role]
         StoreUnavailable.__init__(
             self,
-            f"these two stores are no pair any more: outlive replication --leave has ended it, and what was its {alone} goes on "
+            f"these two stores are no pair any more: outlive replication --leave has ended it, and the former {alone} continues "
             "alone. Open that store without a secondary, or with a new and empty one; if it refuses to be written alone, "
             "repeat outlive replication --leave, which was interrupted",
         )
@@ -52,14 +73,14 @@ class PairEnded(ActiveStoreLost):
 
 @dataclass(frozen=True, slots=True)
 class PairRecord:
-    """What one store of a pair says."""
+    """What one store of a pair has stored about the pair."""
 
     pair: bytes  # a random name
     role: int
     epoch: int = 0
-    is_whole: bool = True  # it has all that the other had when they were joined
+    is_caught_up: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the active one: replication is switched off
-    is_manual: bool = False  # of the secondary: it was promoted by somebody, who will also end that
+    is_manual: bool = False  # of the secondary: it was promoted by a person, who will also fail back
     failed_over_at: int = 0  # of the secondary, while it is active: since when, in microseconds
     ended: int = JOINED
     revision: int = 0
@@ -69,46 +90,51 @@ class PairRecord:
     def rank(self) -> Rank:
         return (self.epoch, 0, self.revision) if self.is_stored else ABSENT
 
+    @property
+    def is_active(self) -> bool:
+        """Tell whether this store is the active one, as far as it knows."""
+        return active_role(self.epoch) == self.role
+
 
 def new_pair() -> bytes:
     return os.urandom(8)
 
 
-def place(tenant: str) -> ThreadKey:
+def pair_thread(tenant: str) -> ThreadKey:
     """Return where the record is: no user's thread has an empty id."""
     return ThreadKey.of(tenant, "")
 
 
 async def read_pair_record(backend: Backend, tenant: str, timeout_s: float | None) -> PairRecord | None:
-    """Return what a store says of its pair, or None."""
-    found = await backend.entries(
-        EntryQuery(tenant, PAIR, thread=place(tenant), limit=1), timeout_s=timeout_s
-    )
-    if not found:
+    """Return what a store has stored about its pair, or None."""
+    query = EntryQuery(tenant, PAIR, thread=pair_thread(tenant), limit=1)
+    entries = await backend.entries(query, timeout_s=timeout_s)
+    if not entries:
         return None
-    entry = found[0][1]
+    entry = entries[0][1]
     try:
-        name, role, *said = ormsgpack.unpackb(entry.body or b"")
-        is_whole, is_paused, is_manual, failed_over_at, ended = said
+        name, role, *fields = ormsgpack.unpackb(entry.body or b"")
+        is_caught_up, is_paused, is_manual, failed_over_at, ended = fields
     except (ValueError, TypeError) as error:
         raise Corrupt(f"the record of the pair cannot be read: {error}") from error
-    flags = is_whole, is_paused, is_manual, failed_over_at, ended
+    flags = is_caught_up, is_paused, is_manual, failed_over_at, ended
     return PairRecord(name, role, entry.epoch, *flags, revision=entry.revision, is_stored=True)
 
 
 async def write_pair_record(
     backend: Backend, tenant: str, old: PairRecord | None, new: PairRecord, timeout_s: float | None
 ) -> PairRecord:
-    """Replace what a store says; raise EntryHeld when it says something else by now.
+    """Replace the record of a store; raise EntryHeld when it is not the old one any more.
 
-    The first revision is a random one: what a store says after it has lost everything is not taken for what it said before.
+    The first revision is random: the record of a store that has lost everything is not taken for
+    the one that it had before.
     """
     revision = 1 + (old.revision if old is not None else int.from_bytes(os.urandom(4)))
-    flags = new.is_whole, new.is_paused, new.is_manual, new.failed_over_at, new.ended
+    flags = new.is_caught_up, new.is_paused, new.is_manual, new.failed_over_at, new.ended
     body = ormsgpack.packb([new.pair, new.role, *flags])
     expect = old.rank if old is not None else ABSENT
     entry = EntryRecord(PAIR, "", body, epoch=new.epoch, revision=revision, expect=expect)
-    await commit(backend, Commit(place(tenant), entries=(entry,), timeout_s=timeout_s))
+    await commit(backend, Commit(pair_thread(tenant), entries=(entry,), timeout_s=timeout_s))
     return replace(new, revision=revision, is_stored=True)
 
 
@@ -124,3 +150,48 @@ def check_match(primary: PairRecord, secondary: PairRecord) -> None:
         raise BadURL(
             "these two stores belong to different pairs; give each primary its own secondary, or a new and empty one"
         )
+
+
+async def end_pair(
+    active: tuple[Backend, PairRecord],
+    other: tuple[Backend, PairRecord] | None,
+    tenant: str,
+    timeout_s: float | None,
+) -> None:
+    """End a pair; `other` is None when that store cannot be reached, and is not told.
+
+    Both go to a later epoch of the same store, so that a process which has the pair open notices at
+    its next look. Raises EntryHeld when a record is not the given one any more.
+    """
+    ends = [(*active, ALONE)] if other is None else [(*other, OLD_COPY), (*active, ALONE)]
+    epoch = max(record.epoch for _, record, _ in ends) + 2
+    # The other store first: from then on nobody can promote it, and nobody who opens both takes
+    # them for a pair. A crash between the two leaves an active store that still refuses to be
+    # written alone: ending the pair again finishes it.
+    for backend, record, ended in ends:
+        if record.ended != ended:
+            new = replace(record, epoch=epoch, ended=ended, is_paused=False, is_manual=False)
+            await write_pair_record(backend, tenant, record, new, timeout_s)
+
+
+async def ping(stores: Mapping[str, Backend], tenant: str, timeout_s: float | None) -> dict[str, float]:
+    """Ask each store for one small record, one after the other; return the seconds that each took.
+
+    Together they have so much time. Each is asked, also when another one does not answer; then
+    StoreUnavailable names those that do not.
+    """
+    deadline, took_s, failures = Deadline(timeout_s), {}, []
+    for at, (name, backend) in enumerate(stores.items()):
+        left_s = deadline.remaining_s()
+        start = time.perf_counter()
+        try:
+            await read_pair_record(backend, tenant, None if left_s is None else left_s / (len(stores) - at))
+        except StoreError as error:
+            if len(stores) == 1:
+                raise
+            failures.append((name, error))
+        took_s[name] = time.perf_counter() - start
+    if failures:
+        text = "; ".join(f"the {name} does not answer: {error}" for name, error in failures)
+        raise StoreUnavailable(text) from failures[0][1]
+    return took_s

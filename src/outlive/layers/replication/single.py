@@ -1,9 +1,11 @@
-"""One store of a pair that was opened by itself: it can be read, and is not written behind the back of the other one.
+"""One store of a pair that was opened by itself: it can be read, and is not written without the
+knowledge of the other one.
 
-What is written to one store alone has no note, so the other one never gets it: after the next change of places it is gone from
-sight, and what was deleted is back. So it is refused, unless somebody says `single=True`. Then the record of the pair
-says that replication is switched off, as if the pair had been opened so while the other store was down: whoever
-opens it again with both carries everything over.
+What is written to one store alone has no outbox entry, so the other one never gets it. After the
+next change of roles it would be out of sight, and what was deleted would be back. So it is refused,
+unless the store is opened with `single=True`. Then the record of the pair says that
+replication is paused, as if the pair had been opened so while the other store was down: the next
+process that opens both with replication transfers everything.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, cast
 
 from outlive.backend import Backend, Commit, Receipt, ThreadKey
 from outlive.errors import Corrupt, EntryHeld, OutliveError, ReplicaOpenedAlone, StoreBusy
-from outlive.layers.replication.note import buried
+from outlive.layers.replication.outbox_entry import leaving_tombstones
 from outlive.layers.replication.pair import (
     ALONE,
     OLD_COPY,
@@ -27,56 +29,54 @@ from outlive.layers.replication.pair import (
 _RACES = 10
 
 
-async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, goes_on: bool) -> Backend:
-    """Return a store that was opened by itself as it may be used; `goes_on` says that the other one is left behind."""
+async def guarded(backend: Backend, tenant: str, timeout_s: float | None, *, may_write: bool) -> Backend:
+    """Return a store that was opened by itself as it may be used; `may_write` allows to write it
+    without the other one.
+    """
     for _ in range(_RACES):
         try:
-            side = await read_pair_record(backend, tenant, timeout_s)
+            record = await read_pair_record(backend, tenant, timeout_s)
         except Corrupt:
-            return backend  # it is damaged, which `verify` tells; who opens it as a pair is refused
-        if side is None or side.ended == ALONE:
+            return backend  # it is damaged, which `verify` reports; to open it as a pair is refused
+        if record is None or record.ended == ALONE:
             return backend
-        if side.ended or not (goes_on and _is_active(side)):
-            return cast(Backend, SingleReplica(backend, side))
+        if record.ended or not (may_write and record.is_active):
+            return cast(Backend, SingleReplica(backend, record))
         try:
-            if not side.is_paused:
-                await write_pair_record(backend, tenant, side, replace(side, is_paused=True), timeout_s)
+            if not record.is_paused:
+                await write_pair_record(backend, tenant, record, replace(record, is_paused=True), timeout_s)
         except EntryHeld:
-            continue  # somebody else changes it at the same moment
+            continue  # another process changes it at the same moment
         return cast(Backend, SingleReplica(backend, None))
     raise StoreBusy("other processes keep changing the roles of this pair; try again")
 
 
-def _is_active(side: PairRecord) -> bool:
-    """Tell whether a store is the active one, as far as it knows."""
-    return side.epoch % 2 == side.role
-
-
 class SingleReplica:
-    """A backend that is one of two. Without `side` it goes on, and leaves tombstones for the other one."""
+    """A backend that is one of two. Without `record` it can be written, leaving tombstones."""
 
-    def __init__(self, inner: Backend, side: PairRecord | None) -> None:
+    def __init__(self, inner: Backend, record: PairRecord | None) -> None:
         self.inner = inner
         self.name = inner.name
-        self._side = side
+        self._record = record
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Refuse each commit, or do it."""
-        if self._side is not None:
-            return [self._refusal(self._side) for _ in commits]
-        return await self.inner.commit_all([buried(one) for one in commits])
+        if self._record is not None:
+            return [_refusal(self._record) for _ in commits]
+        return await self.inner.commit_all([leaving_tombstones(commit) for commit in commits])
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         """Copy chunks from thread to thread, unless nothing may be changed."""
-        if self._side is not None:
-            raise self._refusal(self._side)
+        if self._record is not None:
+            raise _refusal(self._record)
         return await self.inner.share(source, target, names)
 
-    def _refusal(self, side: PairRecord) -> ReplicaOpenedAlone:
-        if side.ended == OLD_COPY:
-            return ReplicaOpenedAlone(ROLES[side.role], ROLES[1 - side.role], is_old_copy=True)
-        active = side.role if _is_active(side) else 1 - side.role
-        return ReplicaOpenedAlone(ROLES[side.role], ROLES[active])
+
+def _refusal(record: PairRecord) -> ReplicaOpenedAlone:
+    role, other = record.role, 1 - record.role
+    if record.ended == OLD_COPY:
+        return ReplicaOpenedAlone(ROLES[role], ROLES[other], is_old_copy=True)
+    return ReplicaOpenedAlone(ROLES[role], ROLES[role if record.is_active else other])

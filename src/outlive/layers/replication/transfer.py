@@ -1,14 +1,15 @@
-"""Carrying records from one store into another: the merge that replication, catching up and failback share.
+"""The transfer between two stores that replication, catching up and failback share.
 
-Chunks go first, then what refers to them in one merging commit; a crash between the two leaves chunks without a reader. What
-was deleted goes before anything else: tombstones are merged, and what they name is removed. Whatever order
-things are carried in, and however often, both stores come to the same (rule 7 of the waist).
+What was deleted goes before anything else: tombstones are merged, and what they name is removed.
+Then come chunks, then what refers to them in one merging commit (`backend/transfer.py`). In
+whatever order things are transferred, and however often, both stores come to the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from outlive.backend import (
     OUTBOX,
@@ -17,7 +18,6 @@ from outlive.backend import (
     CheckpointKey,
     CheckpointRecord,
     Commit,
-    EntryQuery,
     EntryRecord,
     HistoryQuery,
     Receipt,
@@ -25,25 +25,36 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     WriteRecord,
+    all_records,
     commit,
-    tombstone_key,
+    lineage,
 )
 from outlive.backend.entries import REPLICATED
+from outlive.backend.transfer import (
+    PAGE,
+    Check,
+    Tombstones,
+    Transfer,
+    entries_of,
+    fetch_chunks,
+    find_records,
+    names_of,
+)
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
-from outlive.layers.replication.note import ChangeSet, items_in
+from outlive.layers.replication.outbox_entry import ChangeSet, changes_in
 from outlive.runtime.runtime import Deadline
 
-_PAGE = 1000
-_BATCH_BYTES = 4 << 20
 _TRIES = 8
-_LEASE_S = 30.0  # of a run whose lease is not known: its owner renews it, or somebody waits a little longer
-_GRAVE_S = 3600.0  # for which a tombstone stays when both have it: a save may still be on its way
+_LEASE_S = (
+    30.0  # of a run whose lease is not known: its owner renews it, or another process waits a little longer
+)
+_TOMBSTONE_S = 3600.0  # for which a tombstone stays when both have it: a save may still be on its way
 
 IsNamed = Callable[[bytes, bytes], bool]  # (name, bytes): whether that is the name of these bytes
 
 
 def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
-    """Return a commit as the other store gets it; None when it must be carried from the store itself."""
+    """Return a commit as the other store gets it; None when it must be read from the store itself."""
     if done.removal is not None or done.rewrites or (done.info is not None and done.info_version is None):
         return None
     leases = {(entry.kind, entry.key): entry.lease_s for entry in done.entries}
@@ -69,325 +80,261 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Replicator:
     """Brings what one store has into another, thread by thread."""
 
-    def __init__(
-        self, source: Backend, target: Backend, is_named: IsNamed, now: Callable[[], int], timeout_s: float
-    ) -> None:
-        self._source = source
-        self._target = target
-        self._is_named = is_named
-        self._now = now
-        self._timeout_s = timeout_s
+    source: Backend
+    target: Backend
+    is_named: IsNamed
+    now: Callable[[], int]
+    timeout_s: float
 
-    async def carry(self, key: ThreadKey, items: ChangeSet, epoch: int | None = None) -> None:
-        """Bring items of a thread over. With an epoch, a thread that is in a later one refuses them."""
+    async def transfer(self, key: ThreadKey, changes: ChangeSet, epoch: int | None = None) -> None:
+        """Transfer changes of a thread. With an epoch, a thread in a later one refuses them."""
         for _ in range(_TRIES):
             try:
-                if (merging := await self._prepare(key, items, epoch)) is not None:
-                    await commit(self._target, merging)
-                return await self._finish(key, items)
+                if (merge := await self._prepare(key, changes, epoch)) is not None:
+                    await commit(self.target, merge)
+                # A crash from here on leaves the outbox entry of these changes, so they are
+                # transferred again.
+                if changes.rewritten:
+                    await self._rewrite(
+                        key, await self._records(key, ChangeSet(checkpoints=changes.rewritten))
+                    )
+                if changes.deleted:
+                    await self._sweep(key, changes.erased)
+                return
             except StaleBase:
                 continue  # something was deleted or stored in between, in either store
         raise Corrupt("chunks that its records refer to are missing", thread=key.id)
 
-    async def carry_all(self, threads: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
-        """Bring items of many threads over, by one call to the target; say for each what was in the way.
+    async def transfer_all(self, threads: Sequence[tuple[ThreadKey, ChangeSet]]) -> list[OutliveError | None]:
+        """Transfer changes of many threads, by one call to the target; return an error for each.
 
-        Items with an epoch are refused by a thread that is in a later one.
+        Changes with an epoch are refused by a thread that is in a later one.
         """
         results: list[OutliveError | None] = [None] * len(threads)
         ready: dict[int, Commit] = {}
-        for at, (key, items) in enumerate(threads):
+        for at, (key, changes) in enumerate(threads):
             try:
-                if items.buried or items.rewritten or items.everything:
-                    await self.carry(key, items, items.epoch)
-                elif (merging := await self._prepare(key, items, items.epoch)) is not None:
-                    ready[at] = merging
+                if changes.deleted or changes.rewritten or changes.everything:
+                    await self.transfer(key, changes, changes.epoch)
+                elif (merge := await self._prepare(key, changes, changes.epoch)) is not None:
+                    ready[at] = merge
             except OutliveError as error:
                 results[at] = error
-        answers = await self._target.commit_all(list(ready.values())) if ready else []
+        answers = await self.target.commit_all(list(ready.values())) if ready else []
         for at, answer in zip(ready, answers, strict=True):
-            if isinstance(answer, OutliveError):
-                results[at] = await self._again(*threads[at]) if isinstance(answer, StaleBase) else answer
+            results[at] = answer if isinstance(answer, OutliveError) else None
+            if isinstance(answer, StaleBase):
+                key, changes = threads[at]
+                try:
+                    await self.transfer(key, changes, changes.epoch)
+                    results[at] = None
+                except OutliveError as error:
+                    results[at] = error
         return results
 
-    async def _again(self, key: ThreadKey, items: ChangeSet) -> OutliveError | None:
-        try:
-            await self.carry(key, items, items.epoch)
-        except OutliveError as error:
-            return error
-        return None
-
-    async def _prepare(self, key: ThreadKey, items: ChangeSet, epoch: int | None) -> Commit | None:
-        """Send deletions and chunks; return the commit of all that refers to these, if there is any."""
-        if items.buried or items.everything:
-            await self._bury(key, items.erased, epoch)
-        records = await self._records(key, items)
-        writes = await self._writes(key, items)
-        merging = Commit(
+    async def _prepare(self, key: ThreadKey, changes: ChangeSet, epoch: int | None) -> Commit | None:
+        """Send deletions and chunks; return the commit of what refers to these, if any."""
+        # Deletions first: a tombstone keeps what is merged after it from bringing back what was
+        # deleted.
+        if changes.deleted or changes.everything:
+            await self._bury(key, changes.erased, epoch)
+        merge = Commit(
             key,
-            checkpoints=tuple(records),
-            writes=tuple(writes),
-            entries=tuple(await self._entries(key, items)),
+            checkpoints=tuple(await self._records(key, changes)),
+            writes=tuple(await self._writes(key, changes)),
+            entries=tuple(await self._entries(key, changes)),
             merge=True,
             strict=epoch is not None,
             epoch=epoch,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
         )
-        if items.info or items.everything:
-            rows = await self._source.threads(
-                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self._timeout_s
+        if changes.info or changes.everything:
+            rows = await self.source.threads(
+                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
             )
             if rows and rows[0].info is not None:
-                merging.info, merging.info_projection = rows[0].info, rows[0].info_projection
-                merging.info_version = rows[0].info_version
-        if not (records or writes or merging.entries or merging.info is not None or items.moved):
-            return None
-        merging.chunks = await self.send_chunks(key, records, writes)
-        return merging
-
-    async def _finish(self, key: ThreadKey, items: ChangeSet) -> None:
-        if items.rewritten:
-            wanted = ChangeSet(pairs=items.rewritten)
-            await self._rewrite(key, await self._records(key, wanted))
-        if items.buried:
-            await self._sweep(key, items.erased)
+                merge.info, merge.info_projection = rows[0].info, rows[0].info_projection
+                merge.info_version = rows[0].info_version
+        has_rows = merge.checkpoints or merge.writes or merge.entries or merge.info is not None
+        # A thread that only moved to another epoch moves in the target too, by a commit without
+        # rows.
+        return await self.with_chunks(merge) if has_rows or changes.moved else None
 
     # Reading the source
 
-    async def _records(self, key: ThreadKey, items: ChangeSet) -> list[CheckpointRecord]:
-        wanted = items.pairs | items.rewritten
-        if items.everything:
-            return await _all_records(self._source, key, self._timeout_s)
-        if len(wanted) > 3:
-            return await _all_records(self._source, key, self._timeout_s, wanted)
-        found = [
-            await self._source.read(key, namespace, id, chunks=False, timeout_s=self._timeout_s)
-            for namespace, id in wanted
-        ]
-        return [reading.record for reading in found if reading.record is not None]
+    async def _records(self, key: ThreadKey, changes: ChangeSet) -> list[CheckpointRecord]:
+        if changes.everything:
+            return await self._all_records(self.source, key)
+        return await find_records(self.source, key, changes.checkpoints | changes.rewritten, self.timeout_s)
 
-    async def _writes(self, key: ThreadKey, items: ChangeSet) -> list[WriteRecord]:
-        if items.everything:
-            return await self._source.writes(key, None, timeout_s=self._timeout_s)
-        if not items.written:
+    async def _all_records(self, backend: Backend, key: ThreadKey) -> list[CheckpointRecord]:
+        return await all_records(backend, HistoryQuery(key, None, limit=PAGE), timeout_s=self.timeout_s)
+
+    async def _writes(self, key: ThreadKey, changes: ChangeSet) -> list[WriteRecord]:
+        if not (changes.everything or changes.written):
             return []
-        return await self._source.writes(key, list(items.written), timeout_s=self._timeout_s)
+        wanted = None if changes.everything else list(changes.written)
+        return await self.source.writes(key, wanted, timeout_s=self.timeout_s)
 
-    async def _entries(self, key: ThreadKey, items: ChangeSet) -> list[EntryRecord]:
-        if items.everything:
-            return [leased(one) for kind in REPLICATED for one in await self._held(key, kind)]
-        found: list[EntryRecord] = []
-        for kind in sorted({kind for kind, _ in items.entries}):
-            names = {name for other, name in items.entries if other == kind}
-            prefix = next(iter(names)) if len(names) == 1 else ""
-            held = await self._held(key, kind, prefix)
-            found += [leased(one) for one in held if one.key in names]
-        return found
-
-    async def _held(self, key: ThreadKey, kind: str, prefix: str = "") -> list[EntryRecord]:
-        return await all_entries(self._source, key, kind, self._timeout_s, prefix)
+    async def _entries(self, key: ThreadKey, changes: ChangeSet) -> list[EntryRecord]:
+        kinds = REPLICATED if changes.everything else sorted({kind for kind, _ in changes.entries})
+        entries: list[EntryRecord] = []
+        for kind in kinds:
+            names = {name for other, name in changes.entries if other == kind}
+            prefix = next(iter(names)) if len(names) == 1 and not changes.everything else ""
+            stored = await entries_of(self.source, key, kind, self.timeout_s, prefix)
+            entries += [renewed(entry) for entry in stored if changes.everything or entry.key in names]
+        return entries
 
     # Chunks
 
-    async def send_chunks(
-        self, key: ThreadKey, records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]
-    ) -> tuple[tuple[bytes, bytes], ...]:
-        """Send what the target lacks; return the last of it, which goes with the records."""
-        needed = {name: None for record in records for name in record.chunks}
-        needed.update({name: None for write in writes for name in write.chunks})
-        if not needed:
-            return ()
-        held = await self._target.inventory(key, timeout_s=self._timeout_s)
-        batch: list[tuple[bytes, bytes]] = []
-        for name, data in await self._fetch(key, [name for name in needed if name not in held.chunks]):
-            if sum(len(one) for _, one in batch) + len(data) > _BATCH_BYTES and batch:
-                await commit(self._target, Commit(key, chunks=tuple(batch), timeout_s=self._timeout_s))
-                batch = []
-            batch.append((name, data))
-        return tuple(batch)
+    async def with_chunks(self, merge: Commit) -> Commit:
+        """Send the chunks that the target lacks; return the commit with the last of them."""
+        key, check, put = merge.thread, self._check(merge.thread), partial(commit, self.target)
+        transfer = Transfer(self.source, self.target, key, check, put, timeout_s=self.timeout_s)
+        return await transfer.with_chunks(merge)
 
-    async def _fetch(self, key: ThreadKey, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        found: list[tuple[bytes, bytes]] = []
-        for at in range(0, len(names), 64):
-            data = await self._source.fetch(key, names[at : at + 64], timeout_s=self._timeout_s)
-            for name in names[at : at + 64]:
-                if name not in data:
-                    raise StaleBase(key.id)  # deleted or rewritten since its record was read
-                if not self._is_named(name, data[name]):  # damaged, or made by somebody without the key
-                    raise Corrupt(
-                        f"chunk {name.hex()} holds other bytes than it was named for", thread=key.id
-                    )
-                found.append((name, data[name]))
-        return found
+    def _check(self, key: ThreadKey) -> Check:
+        def check(name: bytes, data: bytes | None) -> bytes:
+            if data is None:
+                raise StaleBase(key.id)  # deleted or rewritten since its record was read
+            if not self.is_named(name, data):  # damaged, or made by somebody without the key
+                raise Corrupt(f"chunk {name.hex()} holds other bytes than it was named for", thread=key.id)
+            return data
+
+        return check
 
     # Deletions
 
     async def _bury(self, key: ThreadKey, erase: bool, epoch: int | None) -> None:
-        """Remove what the source's tombstones name, and keep these."""
-        graves = await self._held(key, TOMBSTONE)
-        if not graves:
+        """Remove what the source's tombstones name, and store these tombstones."""
+        tombstones = await entries_of(self.source, key, TOMBSTONE, self.timeout_s)
+        if not tombstones:
             return
-        there = await self._there(key, TOMBSTONE)
-        known = {grave.key: grave for grave in there}
-        new = [one for one in graves if one.key not in known or known[one.key].rank < one.rank]
-        whole = next((one for one in new if not one.key), None)
-        generation, _ = await self._target.history(
-            HistoryQuery(key, None, limit=1), timeout_s=self._timeout_s
-        )
-        records = await _all_records(self._target, key, self._timeout_s)
-        by_key = {one.key: one for one in new}
-        dead = [record for record in records if _is_dead(record, whole, by_key)]
-        pairs = {(one.namespace, one.id) for one in dead}
-        entries: tuple[EntryRecord, ...] = tuple(new)
-        removal = Removal(checkpoints=tuple(pairs), erase=erase)
-        if whole is not None:
-            orphans, lives = await self._orphans(key, pairs)
-            held = [one for kind in REPLICATED for one in await self._there(key, kind)]
-            old = [one for one in held if one.fence > 0 and one.rank[:2] <= whole.rank[:2]]
-            if len(dead) == len(records) and not lives and len(old) == len(held):
-                removal = Removal(everything=True, erase=erase)
-                entries = (*new, *(one for one in there if one.key not in by_key))
-            else:
-                removal = replace(removal, checkpoints=(*pairs, *orphans))
-                entries = (*new, *(replace(one, gone=True, revision=one.revision + 1) for one in old))
+        there = await self._stored(key, TOMBSTONE)
+        known = {tombstone.key: tombstone.rank for tombstone in there}
+        new = [entry for entry in tombstones if entry.key not in known or known[entry.key] < entry.rank]
         if new:
-            expected = generation or None  # 0: there is no such thread
-            burying = Commit(key, entries=entries, removal=removal, merge=True, generation=expected)
-            burying.strict, burying.epoch = epoch is not None, epoch
-            burying.timeout_s = self._timeout_s
-            await commit(self._target, burying)
-        await self._forget_graves(key, graves)
+            removing = await self._removal_by(key, new, there, erase)
+            removing.strict, removing.epoch = epoch is not None, epoch
+            removing.timeout_s = self.timeout_s
+            # Tombstones and what they remove are one commit: a crash leaves neither a gap nor a way
+            # back.
+            await commit(self.target, removing)
+        await self._drop_old_tombstones(key, tombstones)
+
+    async def _removal_by(
+        self, key: ThreadKey, new: Sequence[EntryRecord], there: Sequence[EntryRecord], erase: bool
+    ) -> Commit:
+        """Return the commit that stores new tombstones and removes what they cover."""
+        generation, _ = await self.target.history(HistoryQuery(key, None, limit=1), timeout_s=self.timeout_s)
+        records = await self._all_records(self.target, key)
+        tombstones = Tombstones(new)
+        dead = {(record.namespace, record.id) for record in records if tombstones.cover(record)}
+        entries: tuple[EntryRecord, ...] = tuple(new)
+        removal = Removal(checkpoints=tuple(dead), erase=erase)
+        if (whole := tombstones.whole) is not None:
+            # The thread was deleted in the source. What the target has of its own since then stays.
+            orphans, live = await self._orphans(key, dead)
+            stored = [entry for kind in REPLICATED for entry in await self._stored(key, kind)]
+            old = [entry for entry in stored if entry.fence > 0 and entry.rank[:2] <= whole.rank[:2]]
+            if len(dead) == len(records) and not live and len(old) == len(stored):
+                removal = Removal(everything=True, erase=erase)
+                keys = {entry.key for entry in new}
+                entries = (*new, *(entry for entry in there if entry.key not in keys))
+            else:
+                removal = replace(removal, checkpoints=(*dead, *orphans))
+                entries = (*new, *(replace(entry, gone=True, revision=entry.revision + 1) for entry in old))
+        # Generation 0 means that there is no such thread.
+        return Commit(key, entries=entries, removal=removal, merge=True, generation=generation or None)
 
     async def _orphans(
         self, key: ThreadKey, dead: set[CheckpointKey]
     ) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-        """Tell writes without a checkpoint apart: those that were deleted at the source, and those that are news to it.
+        """Tell writes without a checkpoint apart: those that were deleted at the source, and those
+        that are news to it.
 
-        A write does not say when it was made. What the source has is alive, and so is what the target has queued for it.
+        A write does not say when it was made. What the source has is alive, and so is what the
+        target has queued for it.
         """
-        there = await self._target.writes(key, None, timeout_s=self._timeout_s)
-        here = await self._source.writes(key, None, timeout_s=self._timeout_s)
-        alive = {(one.namespace, one.checkpoint) for one in here}
-        for entry in await self._there(key, OUTBOX):
-            alive |= items_in(entry).written
-        pairs = {(one.namespace, one.checkpoint) for one in there} - dead
-        return pairs - alive, pairs & alive
+        there = await self.target.writes(key, None, timeout_s=self.timeout_s)
+        here = await self.source.writes(key, None, timeout_s=self.timeout_s)
+        live = {(write.namespace, write.checkpoint) for write in here}
+        for entry in await self._stored(key, OUTBOX):
+            live |= changes_in(entry).written
+        written = {(write.namespace, write.checkpoint) for write in there} - dead
+        return written - live, written & live
 
-    async def _there(self, key: ThreadKey, kind: str) -> list[EntryRecord]:
-        return await all_entries(self._target, key, kind, self._timeout_s)
+    async def _stored(self, key: ThreadKey, kind: str) -> list[EntryRecord]:
+        return await entries_of(self.target, key, kind, self.timeout_s)
 
-    async def _forget_graves(self, key: ThreadKey, graves: Sequence[EntryRecord]) -> None:
+    async def _drop_old_tombstones(self, key: ThreadKey, tombstones: Sequence[EntryRecord]) -> None:
         """Drop the tombstones of single checkpoints that both have had for long."""
-        now = self._now()
-        old = [one for one in graves if one.key and now - int.from_bytes(one.body or b"") > _GRAVE_S * 1e6]
+        before = self.now() - _TOMBSTONE_S * 1e6
+        old = [entry.key for entry in tombstones if entry.key and int.from_bytes(entry.body or b"") < before]
         if old:
-            entries = tuple(EntryRecord(TOMBSTONE, one.key, gone=True) for one in old)
-            for store in (self._target, self._source):
-                await commit(store, Commit(key, entries=entries, timeout_s=self._timeout_s))
+            entries = tuple(EntryRecord(TOMBSTONE, name, gone=True) for name in old)
+            for store in (self.target, self.source):
+                await commit(store, Commit(key, entries=entries, timeout_s=self.timeout_s))
 
     async def _sweep(self, key: ThreadKey, erase: bool) -> None:
-        """Remove chunks that nobody refers to any more.
+        """Remove chunks that no record names any more.
 
-        When something always comes in between, the next deletion does it; but what is to be erased is not put off.
+        When something always comes in between, the next deletion does it; but what is to be erased
+        is not put off.
         """
-        deadline = Deadline(self._timeout_s)
+        deadline = Deadline(self.timeout_s)
         while not await self._has_swept(key, erase):
             if not erase:
                 return
             if not deadline.left_s():
                 raise StoreBusy(
-                    f"thread {key.id!r} changed whenever what is to be erased was looked for; try again"
+                    f"thread {key.id!r} changed at each attempt to erase what was deleted from it; try again"
                 )
 
     async def _has_swept(self, key: ThreadKey, erase: bool) -> bool:
-        held = await self._target.inventory(key, timeout_s=self._timeout_s)
-        records = await _all_records(self._target, key, self._timeout_s)
-        writes = await self._target.writes(key, None, timeout_s=self._timeout_s)
-        rows: Iterable[CheckpointRecord | WriteRecord] = (*records, *writes)
-        live = {name for row in rows for name in row.chunks}
-        if dead := tuple(name for name in held.chunks if name not in live):
-            removal = Removal(chunks=dead, chunks_until=held.revision, erase=erase)
-            swept = Commit(key, removal=removal, generation=held.generation, timeout_s=self._timeout_s)
+        # The inventory is read before the records: what is stored in between has a later revision,
+        # and stays.
+        inventory = await self.target.inventory(key, timeout_s=self.timeout_s)
+        records = await self._all_records(self.target, key)
+        writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
+        live = set(names_of(records, writes))
+        if dead := tuple(name for name in inventory.chunks if name not in live):
+            removal = Removal(chunks=dead, chunks_until=inventory.revision, erase=erase)
+            sweep = Commit(key, removal=removal, generation=inventory.generation, timeout_s=self.timeout_s)
             try:
-                await commit(self._target, swept)
+                await commit(self.target, sweep)
             except StaleBase:  # something came in between
                 return False
         return True
 
     async def _rewrite(self, key: ThreadKey, records: Sequence[CheckpointRecord]) -> None:
-        """Keep the same content in the same chunks, so that what was erased is erased here too."""
+        """Store the same content in the same chunks, so that what was erased is erased here too."""
         for record in records:
-            there = await self._target.read(
-                key, record.namespace, record.id, chunks=False, timeout_s=self._timeout_s
+            stored = await self.target.read(
+                key, record.namespace, record.id, chunks=False, timeout_s=self.timeout_s
             )
-            if there.record is None or there.record.version != record.version:
+            if stored.record is None or stored.record.version != record.version:
                 continue
-            if there.record.body != record.body or there.record.chunks != record.chunks:
-                chunks = tuple(await self._fetch(key, record.chunks))
-                again = Commit(key, rewrites=(record,), chunks=chunks, generation=there.generation)
-                again.timeout_s = self._timeout_s
-                await commit(self._target, again)
+            if stored.record.body != record.body or stored.record.chunks != record.chunks:
+                chunks = fetch_chunks(self.source, key, record.chunks, self._check(key), self.timeout_s)
+                rewrite = Commit(key, rewrites=(record,), generation=stored.generation)
+                rewrite.chunks = tuple([chunk async for chunk in chunks])
+                rewrite.timeout_s = self.timeout_s
+                await commit(self.target, rewrite)
 
 
-def leased(entry: EntryRecord) -> EntryRecord:
-    """A lease is timed by the clock of its store: elsewhere it begins anew."""
+def renewed(entry: EntryRecord) -> EntryRecord:
+    """Return an entry whose lease begins again: it is timed by the clock of its store."""
     lease_s = _LEASE_S if entry.until and entry.status == "running" else None
     return replace(entry, until=0, clock="", lease_s=lease_s)
 
 
-def _is_dead(record: CheckpointRecord, whole: EntryRecord | None, graves: dict[str, EntryRecord]) -> bool:
-    found = (whole, graves.get(tombstone_key(record.namespace, record.id)))
-    return any(one is not None and (record.epoch, record.seq) <= (one.epoch, one.until) for one in found)
-
-
-async def _all_records(
-    backend: Backend, key: ThreadKey, timeout_s: float, wanted: set[CheckpointKey] | None = None
-) -> list[CheckpointRecord]:
-    """Return the records of a thread, of one generation; those that are wanted are mostly the newest."""
-    limit = _PAGE if wanted is None else min(_PAGE, 2 * len(wanted) + 16)
-    while True:
-        first, page = await backend.history(HistoryQuery(key, None, limit=limit), timeout_s=timeout_s)
-        generation, found = first, page
-        left = None if wanted is None else wanted - {(one.namespace, one.id) for one in page}
-        while len(page) == limit and generation == first and (left is None or left):
-            limit = _PAGE
-            generation, page = await backend.history(
-                HistoryQuery(key, None, before=page[-1].order, limit=limit), timeout_s=timeout_s
-            )
-            found = found + page
-            left = None if left is None else left - {(one.namespace, one.id) for one in page}
-        if generation == first:
-            break
-    return [one for one in found if wanted is None or (one.namespace, one.id) in wanted]
-
-
-async def lineage(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> list[str]:
+async def line_of(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> set[str]:
     """Return the ids of the head of a namespace and of its ancestors."""
-    records = [one for one in await _all_records(backend, key, timeout_s) if one.namespace == namespace]
-    parents = {one.id: one.parent for one in records}
-    line: dict[str, None] = {}
-    at = records[0].id if records else None
-    while at is not None and at in parents and at not in line:
-        line[at] = None
-        at = parents[at]
-    return list(line)
-
-
-async def all_entries(
-    backend: Backend, key: ThreadKey, kind: str, timeout_s: float, prefix: str = ""
-) -> list[EntryRecord]:
-    """Return the entries of one kind that a thread has."""
-    found: list[EntryRecord] = []
-    after: tuple[str, bytes] | None = None
-    while True:
-        page = await backend.entries(
-            EntryQuery(key.tenant, kind, thread=key, prefix=prefix, after=after, limit=_PAGE),
-            timeout_s=timeout_s,
-        )
-        found += [entry for _, entry in page]
-        if len(page) < _PAGE:
-            return found
-        after = (page[-1][1].key, key.digest)
+    records = await all_records(backend, HistoryQuery(key, namespace, limit=PAGE), timeout_s=timeout_s)
+    return {record.id for record in lineage(records)}

@@ -1,25 +1,26 @@
--- An effect that `rules.decide` made of what was gathered: done if the thread is still just that, or, with a base,
--- if nothing but ordinary saves came between, which change nothing that was looked at. All that can fail is done before
--- the first write; removals come first, also because a full server then lets the rest pass.
-local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks, knows =
+-- Apply an effect that `rules.decide` made of what was gathered, if the thread is still the same.
+-- With a base, ordinary saves may have come between: they change nothing that was looked at.
+-- Everything that can fail is done before the first write. Removals come first: then a full server
+-- accepts the rest.
+local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks, has_naming_key =
   unpack(cmsgpack.unpack(ARGV[1]), 1, 16)
-local doomed = split(ARGV[2])
-local is_deletion = base and everything -- of which a damaged thread is no obstacle
-local raw, row, wrong, place
+local removed_chunks = split(ARGV[2])
+local is_deletion = base and everything -- also of a damaged thread
+local raw, row, damage, expired
 if is_deletion then
   local can_look
-  can_look, raw, row, wrong, place = pcall(look)
-  if not can_look then raw, row, wrong = nil, nil, 'a key of it is of another type' end
+  can_look, raw, row, damage, expired = pcall(look)
+  if not can_look then raw, row, damage = nil, nil, 'a key of it is of another type' end
 else
-  raw, row, wrong, place = look()
+  raw, row, damage, expired = look()
 end
-if wrong and (wrong == TORN or not is_deletion) then return { 'damaged', wrong } end
+if damage and (damage == TORN or not is_deletion) then return { 'damaged', damage } end
 if row and string.find(row.tokens, sub(tokens, 1, 16), 1, true) then
   redis.call('HSET', M, 'row', raw) -- so that WAIT waits for what this connection wrote
   return { 'repeated', raw }
 end
 local at, is_new = now(), not row
-local generation, revision, version, until_ = unpack(base or {}, 1, 4)
+local generation, revision, version, chunks_until = unpack(base or {}, 1, 4)
 if not base then
   if (raw or '') ~= expected then return { 'moved' } end
 elseif generation then
@@ -28,34 +29,35 @@ elseif generation then
 end
 
 local refusal, new_bucket
-if is_new then refusal, new_bucket = refusal_or_new_bucket(knows) end
+if is_new then refusal, new_bucket = refusal_or_new_bucket(has_naming_key) end
 if refusal then return refusal end
 
--- What is to go and what is to be replaced
-local olds, spent = {}, 0
-for i = 1, #removed do olds[removed[i]] = redis.call('HGET', R, removed[i]) end
+-- Read everything that is removed or replaced.
+local old_records, freed_bytes = {}, 0
+for i = 1, #removed do old_records[removed[i]] = redis.call('HGET', R, removed[i]) end
 local sizes = {}
-for i = 1, #doomed do
-  local stamped = string.match(redis.call('HGET', C, 's' .. doomed[i]) or '', '^(%d+) ')
-  -- one that was stored again meanwhile stays
-  sizes[i] = (not base or stamped and tonumber(stamped) <= until_) and redis.call('HSTRLEN', C, 'd' .. doomed[i])
+for i = 1, #removed_chunks do
+  local stamped = string.match(redis.call('HGET', C, 's' .. removed_chunks[i]) or '', '^(%d+) ')
+  -- A chunk that was stored again meanwhile stays.
+  sizes[i] = (not base or stamped and tonumber(stamped) <= chunks_until) and redis.call('HSTRLEN', C, 'd' .. removed_chunks[i])
 end
-local formers = {}
+local replaced = {}
 for i = 1, #records do
-  formers[i] = redis.call('HGET', R, records[i][1] .. '\0' .. records[i][2])
-  if base and not formers[i] then return { 'moved' } end
+  replaced[i] = redis.call('HGET', R, records[i][1] .. '\0' .. records[i][2])
+  if base and not replaced[i] then return { 'moved' } end
 end
-local gone = #removed
+local removed_count = #removed
 if everything then
-  local is_there = wrong and wrong ~= UNSURE or row and sub(standing(row), 1, 1) == 'l'
+  local is_there = damage and damage ~= UNSURE or row and sub(state_of(row), 1, 1) == 'l'
   local count = redis.pcall('HLEN', R)
-  gone = math.max(type(count) == 'number' and count or 0, is_there and 1 or 0)
+  removed_count = math.max(type(count) == 'number' and count or 0, is_there and 1 or 0)
 end
 
--- The place of the newest checkpoint of a damaged thread, as far as anything tells: it is not given again.
-local function last_place()
-  local told = raw and parse_row(raw)
-  local order = told and struct.pack('>I8I8', told.epoch, told.seq) or ''
+-- Return the position of the newest checkpoint of a damaged thread, as far as anything tells. It
+-- must not be used twice.
+local function last_position()
+  local readable = raw and parse_row(raw)
+  local order = readable and struct.pack('>I8I8', readable.epoch, readable.seq) or ''
   local last = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]
   if last and #last > 16 and sub(last, 2, 17) > order then order = sub(last, 2, 17) end
   local fields = redis.call('HKEYS', R)
@@ -67,15 +69,16 @@ local function last_place()
   return struct.unpack('>I8I8', order)
 end
 
-local was, knows_place, epoch, seq = row and standing(row), nil, nil, nil
-if wrong then knows_place, epoch, seq = pcall(last_place) end
+local old_state, has_position, epoch, seq = row and state_of(row), nil, nil, nil
+if damage then has_position, epoch, seq = pcall(last_position) end
 if is_new then
-  -- The first command is one that a full server refuses, but for a deletion: that begins with one that frees memory.
+  -- The first command is one that a full server refuses, before anything is changed. A deletion
+  -- frees memory first.
   if everything then redis.call('UNLINK', R, O, C, W) else redis.call('HSET', M, 'row', '') end
-  row = first_row(ttl_ms, at, place, tenant .. '\0' .. id)
+  row = first_row(ttl_ms, at, expired, tenant .. '\0' .. id)
 end
-if wrong then row.revision = at end -- more than any before
-if knows_place then row.epoch, row.seq = epoch, seq end
+if damage then row.revision = at end -- higher than any before
+if has_position then row.epoch, row.seq = epoch, seq end
 if ttl_ms > 0 then row.ends = 1 end
 if base then
   row.generation, row.revision, row.updated = new[1], row.revision + 1, int(at)
@@ -86,13 +89,13 @@ else
 end
 row.tokens = sub(tokens .. row.tokens, 1, 128)
 
--- A deletion is possible on a server that is full: the first command that it runs frees memory.
+-- A deletion is possible on a full server: its first command frees memory.
 if everything then
-  local all = wrong and {} or redis.call('HGETALL', E)
+  local all_entries = damage and {} or redis.call('HGETALL', E)
   redis.call('UNLINK', R, O, C, W, E)
-  if wrong then redis.call('UNLINK', M) end
-  local are_left = wrong
-  for i = 1, #all, 2 do are_left = change_entry(tenant, all[i], all[i + 1], false) or are_left end
+  if damage then redis.call('UNLINK', M) end
+  local are_left = damage
+  for i = 1, #all_entries, 2 do are_left = change_entry(tenant, all_entries[i], all_entries[i + 1], false) or are_left end
   if are_left then clear_lines() end
   changes = {}
   redis.call('HDEL', M, 'info', 'projection')
@@ -102,23 +105,23 @@ end
 local function forget_order(field, value)
   local at = string.find(field, '\0', 1, true)
   local namespace, name = sub(field, 1, at - 1), sub(field, at + 1)
-  local one, all = members(namespace, name, value)
-  if redis.call('ZREM', O, one, all) == 2 then return end
-  -- The record is damaged and does not tell its place: look for it.
+  local in_namespace, in_thread = members(namespace, name, value)
+  if redis.call('ZREM', O, in_namespace, in_thread) == 2 then return end
+  -- The record is damaged and does not tell its position: search for it.
   local start, tail = 'n' .. namespace .. '\0', name .. '\0' .. namespace
-  local found = redis.call('ZRANGEBYLEX', O, '[' .. start, '(n' .. namespace .. '\1')
-  for i = 1, #found do
-    if sub(found[i], #start + 17, -10) == name then redis.call('ZREM', O, found[i]) end
+  local candidates = redis.call('ZRANGEBYLEX', O, '[' .. start, '(n' .. namespace .. '\1')
+  for i = 1, #candidates do
+    if sub(candidates[i], #start + 17, -10) == name then redis.call('ZREM', O, candidates[i]) end
   end
-  found = redis.call('ZRANGEBYLEX', O, '[a', '(b')
-  for i = 1, #found do
-    if sub(found[i], 18, -10) == tail then redis.call('ZREM', O, found[i]) end
+  candidates = redis.call('ZRANGEBYLEX', O, '[a', '(b')
+  for i = 1, #candidates do
+    if sub(candidates[i], 18, -10) == tail then redis.call('ZREM', O, candidates[i]) end
   end
 end
 
 for i = 1, #removed do
   local field = removed[i]
-  local old = olds[field]
+  local old = old_records[field]
   if old then
     forget_order(field, old)
     redis.call('HDEL', R, field)
@@ -131,20 +134,20 @@ for i = 1, #removed do
     row.writes = row.writes - redis.call('HDEL', W, sub(names[j], 2, -10))
   end
 end
-for i = 1, #doomed do
+for i = 1, #removed_chunks do
   if sizes[i] then
-    spent = spent + sizes[i]
-    redis.call('HDEL', C, 'd' .. doomed[i], 's' .. doomed[i])
+    freed_bytes = freed_bytes + sizes[i]
+    redis.call('HDEL', C, 'd' .. removed_chunks[i], 's' .. removed_chunks[i])
   end
 end
-row.stored = row.stored - spent
+row.stored = row.stored - freed_bytes
 
 row.stored = row.stored + store_chunks(chunks, int(row.revision))
 
 for i = 1, #records do
   local namespace, name, value = records[i][1], records[i][2], ARGV[records[i][3]]
   local field = namespace .. '\0' .. name
-  local old = not everything and not olds[field] and formers[i]
+  local old = not everything and not old_records[field] and replaced[i]
   if old then
     forget_order(field, old)
     row.stored = row.stored - body_bytes(old)
@@ -152,8 +155,8 @@ for i = 1, #records do
     row.checkpoints = row.checkpoints + 1
   end
   redis.call('HSET', R, field, value)
-  local one, all = members(namespace, name, value)
-  changes[one], changes[all] = true, true
+  local in_namespace, in_thread = members(namespace, name, value)
+  changes[in_namespace], changes[in_thread] = true, true
   row.stored = row.stored + body_bytes(value)
 end
 for i = 1, #writes do
@@ -176,5 +179,5 @@ if info then
   row.info = 1
 end
 
-raw = settle(was, row, tenant, id, ttl_ms, is_new and not wrong and not place, new_bucket)
-return { 'ok', raw, gone, spent }
+raw = settle(old_state, row, tenant, id, ttl_ms, is_new and not damage and not expired, new_bucket)
+return { 'ok', raw, removed_count, freed_bytes }

@@ -1,40 +1,43 @@
--- The indexes of a bucket. Every change of a line is counted, so that the roster knows how many there are. A script that has begun to
--- write must not fail: where an index or the roster is of another type or is no number, it goes on, and a listing finds the damage.
+-- The indexes of a bucket. Every change of a line is counted, so that the roster knows how many
+-- there are. A script that has begun to write must not fail: when an index or the roster has
+-- another type, it continues, and a listing finds the damage.
 local function try(...)
   local reply = redis.pcall(...)
   return type(reply) == 'number' and reply or 0
 end
 
--- Lines of the index of entries: 'k' tenant, kind, key, digest; then when the lease ends, by which clock, and the status. With a
--- status there is a second one, 's' tenant, kind, status, key, digest, end, clock: those that run are few among those that ended.
+-- Return the lines of an entry in the index. By key: 'k' tenant, kind, key, digest; end and clock
+-- of the lease, status. With a status also one by status: 's' tenant, kind, status, key, digest,
+-- end, clock. (Few runs are running among many that ended.)
 local function lines(tenant, field, value)
   local status, clock = status_clock(value)
   local ending = sub(value, 49, 64) .. (clock == 'redis' and '1' or '0')
-  local line = 'k' .. tenant .. '\0' .. field .. '\0' .. WHO .. ending .. status
+  local line = 'k' .. tenant .. '\0' .. field .. '\0' .. DIGEST .. ending .. status
   if status == '' then return line, line end
-  local at = string.find(field, '\0', 1, true) or #field -- a damaged name has none
-  local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. WHO
+  local at = string.find(field, '\0', 1, true) or #field -- a damaged field has no NUL
+  local by = 's' .. tenant .. '\0' .. sub(field, 1, at) .. status .. '\0' .. sub(field, at + 1) .. '\0' .. DIGEST
   return line, by .. ending
 end
 
--- Forget all lines of this thread, whatever they say. The digest stands behind the last NUL of each.
+-- Remove all lines of this thread, whatever they say. The digest follows the last NUL of each.
 local function clear_lines()
-  local all, gone = redis.pcall('ZRANGE', ENTRIES, 0, -1), {}
-  local own = '%z' .. WHO .. '[^%z]*$'
-  for i = 1, #all do
-    if string.find(all[i], own) then gone[#gone + 1] = all[i] end
+  local all_lines, gone = redis.pcall('ZRANGE', ENTRIES, 0, -1), {}
+  local own = '%z' .. DIGEST .. '[^%z]*$'
+  for i = 1, #all_lines do
+    if string.find(all_lines[i], own) then gone[#gone + 1] = all_lines[i] end
   end
   try('HINCRBY', ROSTER, 'entries', -in_pages('ZREM', ENTRIES, gone))
 end
 
--- Put, replace or remove an entry, in the order and in the index: `before` and `after` are its values, or false. Tell whether the
--- lines of a damaged one were left: the next listing that meets them clears them.
+-- Add, replace or remove an entry in the order and in the index: `before` and `after` are its
+-- values, or false. Tell whether the lines of a damaged entry were left: the next listing that
+-- meets them removes them.
 local function change_entry(tenant, field, before, after)
   local old, new, left, change = {}, {}, false, 0
   if before then
     changes[member('e', field, before)] = false
-    local is_whole, one, two = pcall(lines, tenant, field, before)
-    if is_whole then old = { one, two } else left = true end
+    local is_whole, by_key, by_status = pcall(lines, tenant, field, before)
+    if is_whole then old = { by_key, by_status } else left = true end
   end
   if after then
     changes[member('e', field, after)] = true
@@ -47,50 +50,55 @@ local function change_entry(tenant, field, before, after)
   return left
 end
 
--- What a TTL has taken leaves its lines. Each of the two indexes is cleared by who meets it, the roster with the last.
-local function clear_over(place, letter)
-  local rest = string.gsub(place, letter, '')
-  if string.find(rest, '%a') then try('HSET', ROSTER, WHO, rest) else try('HDEL', ROSTER, WHO) end
+-- An expired thread leaves its lines. A listing of either index clears them there; the last one
+-- clears the roster.
+local function clear_expired(expired, letter)
+  local rest = string.gsub(expired, letter, '')
+  if string.find(rest, '%a') then try('HSET', ROSTER, DIGEST, rest) else try('HDEL', ROSTER, DIGEST) end
 end
 
--- Count threads that are listed, or no longer. A roster that lost its count gets none here: the new count would agree with an index
--- that lost its lines too. Without a count, the next listing builds both again.
+-- Count threads that are listed, or no longer. A roster that lost its count gets none here: the new
+-- count would agree with an index that lost its lines too. Without a count, the next listing
+-- rebuilds both.
 local function count_listed(change)
   if try('HEXISTS', ROSTER, 'threads') == 1 then try('HINCRBY', ROSTER, 'threads', change) end
 end
 
 local function drop_line(line) count_listed(-try('ZREM', THREADS, line)) end
 
--- Begin a thread: where a TTL took one of this name, its lines go first. A thread that a TTL has taken leaves no counter behind:
--- where there is one, revisions, and so fences, start with the time.
-local function first_row(ttl_ms, at, place, line)
-  if place and string.find(place, 'e') then clear_lines() end
-  if place and string.find(place, 'l') then drop_line(line) end
+-- Begin a thread. The lines of an expired thread with this name are removed first. An expired
+-- thread leaves no counter: in a store with a TTL, revisions, and so fences, start with the time,
+-- which is higher.
+local function first_row(ttl_ms, at, expired, line)
+  if expired and string.find(expired, 'e') then clear_lines() end
+  if expired and string.find(expired, 'l') then drop_line(line) end
   return {
     generation = '0', revision = ttl_ms > 0 and at or 0, epoch = 0, seq = 0, created = int(at), updated = int(at), checkpoints = 0,
     writes = 0, entries = 0, stored = 0, info_version = 0, info = 0, ends = 0, tokens = '',
   }
 end
 
--- A thread begins only in the store that its writer knows, whose naming key is the last argument. Return why it cannot begin, or
--- nothing and the bucket if the identity does not have it yet. An identity that is gone is for the client to restore, with all
--- buckets: one with this bucket alone would hide the others. (A Cluster has the identity on another node: there the client looks.)
-local function refusal_or_new_bucket(knows)
-  if not knows or not IDENTITY then return nil end
+-- A thread begins only in the store that its writer knows, whose naming key is the last argument.
+-- Return why it cannot begin, or nil and the bucket if the identity does not have it yet. The
+-- client restores a lost identity, with all buckets: with this bucket alone it would hide the
+-- others. (In a Cluster the identity is on another node, and the client checks it.)
+local function refusal_or_new_bucket(has_naming_key)
+  if not has_naming_key or not IDENTITY then return nil end
   local bucket = string.match(M, '{(%d+)}')
   local key, noted = unpack(redis.call('HMGET', IDENTITY, 'key', bucket), 1, 2)
   if not key then return { 'damaged', TORN } end
-  if key ~= ARGV[#ARGV] then return { 'elsewhere' } end
+  if key ~= ARGV[#ARGV] then return { 'replaced' } end
   return nil, not noted and bucket
 end
 
--- Write the row, and make everything beside it say what the row says. This is the one place that does: whatever a commit was, `was` is
--- how the thread stood before it (nil: unknown, or not at all), and the row is how it stands now. `is_first`: nothing was left of a
--- thread of this name, so a roster without a count is that of a new bucket.
-local function settle(was, row, tenant, id, ttl_ms, is_first, new_bucket)
-  local is, raw = standing(row), row_text(row)
-  local is_listed, is_bare = sub(is, 1, 1) == 'l', is == ''
-  if was == is and row.ends == 0 then -- the usual case
+-- Write the row, and make the order, the index of threads and the roster agree with it. Only this
+-- function does that, for every commit. `old_state` is the state of the thread before (nil:
+-- unknown, or no thread). `is_first`: nothing is left of a thread with this name, so a roster
+-- without a count is that of a new bucket.
+local function settle(old_state, row, tenant, id, ttl_ms, is_first, new_bucket)
+  local state, raw = state_of(row), row_text(row)
+  local is_listed, is_bare = sub(state, 1, 1) == 'l', state == ''
+  if old_state == state and row.ends == 0 then -- the usual case
     redis.call('HSET', M, 'row', raw)
     write_order(row)
     return raw
@@ -102,17 +110,17 @@ local function settle(was, row, tenant, id, ttl_ms, is_first, new_bucket)
     redis.call('HSET', M, 'row', raw, 'tenant', tenant, 'id', id)
   end
   write_order(row)
-  if not was or (sub(was, 1, 1) == 'l') ~= is_listed then
+  if not old_state or (sub(old_state, 1, 1) == 'l') ~= is_listed then
     local line = tenant .. '\0' .. id
     local change = is_listed and try('ZADD', THREADS, 0, line) or -try('ZREM', THREADS, line)
-    -- also by 0: a roster without this count is none
+    -- Also by 0: the count marks a roster that is complete.
     if is_first then try('HINCRBY', ROSTER, 'threads', change) else count_listed(change) end
   end
   local ends = keep_alive(row, ttl_ms)
   if is_bare and row.ends == 1 then
-    try('HDEL', ROSTER, WHO) -- nothing of it is to stay when it ends
+    try('HDEL', ROSTER, DIGEST) -- an empty thread leaves nothing when its TTL ends
   else
-    try('HSET', ROSTER, WHO, ends .. is)
+    try('HSET', ROSTER, DIGEST, ends .. state)
   end
   if new_bucket then
     try('HSET', IDENTITY, new_bucket, '1')

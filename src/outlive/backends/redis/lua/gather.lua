@@ -1,39 +1,39 @@
--- What `rules.decide` looks at, at one moment.
-local records, namespaces, writes, pairs_, entries = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
+-- Everything that `rules.decide` reads, at one moment.
+local records, namespaces, writes, checkpoints, entries = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
 local chunks = split(ARGV[2])
-local raw, row, wrong = look()
-if wrong then return { 'damaged', wrong } end
+local raw, row, damage = look()
+if damage then return { 'damaged', damage } end
 if not row then return { 'ok', now(), false, false, {}, {}, {}, {}, {}, {}, {} } end
 
--- What is asked for and is not there may be lost.
-local function is_short(values, count, key, said)
+-- A value that is asked for and missing may be lost: then the count of its kind is wrong.
+local function is_short(values, count, key, expected)
   for i = 1, count do
-    if not values[i] then return redis.call('HLEN', key) ~= said end
+    if not values[i] then return redis.call('HLEN', key) ~= expected end
   end
 end
 
-local stored = {}
+local stored_records = {}
 for i = 1, #records do
   local at = string.find(records[i], '\0', 1, true)
-  stored[i] = record_at(sub(records[i], 1, at - 1), sub(records[i], at + 1))
+  stored_records[i] = record_at(sub(records[i], 1, at - 1), sub(records[i], at + 1))
 end
-if is_short(stored, #records, R, row.checkpoints) then return { 'damaged', 'checkpoints of it are gone' } end
+if is_short(stored_records, #records, R, row.checkpoints) then return { 'damaged', 'checkpoints of it are gone' } end
 local heads = {}
 for i = 1, #namespaces do heads[2 * i - 1], heads[2 * i] = head_record(namespaces[i]) end
-local written = hmget(W, writes)
-if is_short(written, #writes, W, row.writes) then return { 'damaged', 'writes of it are gone' } end
-for i = 1, #writes do written[i] = written[i] and vouched(written[i], member('w', writes[i], written[i])) end
-local has = {}
-for i = 1, #pairs_ do
-  local start = 'w' .. pairs_[i]
-  has[i] = #redis.call('ZRANGEBYLEX', O, '[' .. start .. '\0', '(' .. start .. '\1', 'LIMIT', 0, 1)
+local stored_writes = hmget(W, writes)
+if is_short(stored_writes, #writes, W, row.writes) then return { 'damaged', 'writes of it are gone' } end
+for i = 1, #writes do stored_writes[i] = stored_writes[i] and checked(stored_writes[i], member('w', writes[i], stored_writes[i])) end
+local has_writes = {}
+for i = 1, #checkpoints do
+  local start = 'w' .. checkpoints[i]
+  has_writes[i] = #redis.call('ZRANGEBYLEX', O, '[' .. start .. '\0', '(' .. start .. '\1', 'LIMIT', 0, 1)
 end
-local held = hmget(E, entries)
-if is_short(held, #entries, E, row.entries) then return { 'damaged', 'entries of it are gone' } end
-for i = 1, #entries do held[i] = held[i] and vouched(held[i], member('e', entries[i], held[i])) end
+local stored_entries = hmget(E, entries)
+if is_short(stored_entries, #entries, E, row.entries) then return { 'damaged', 'entries of it are gone' } end
+for i = 1, #entries do stored_entries[i] = stored_entries[i] and checked(stored_entries[i], member('e', entries[i], stored_entries[i])) end
 local sizes = {}
 for i = 1, #chunks do sizes[i] = redis.call('HSTRLEN', C, 'd' .. chunks[i]) end
 return {
-  'ok', now(), raw, redis.call('HMGET', M, 'info', 'projection'), stored, heads, written, has, held, sizes,
+  'ok', now(), raw, redis.call('HMGET', M, 'info', 'projection'), stored_records, heads, stored_writes, has_writes, stored_entries, sizes,
   (hmget(C, prefixed('s', chunks))),
 }

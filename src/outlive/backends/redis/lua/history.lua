@@ -1,8 +1,9 @@
--- A page of records, newest first: of one namespace or of all. With `max_bytes` also their chunks, each once: the page ends before
--- the record whose chunks would be too much, but has one.
+-- A page of records, newest first, of one namespace or of all. With `max_bytes` also their chunks,
+-- each once: then the page ends before the record whose chunks would exceed that, but has at least
+-- one record.
 local namespace, before, limit, run, max_bytes, ttl_ms = unpack(cmsgpack.unpack(ARGV[1]), 1, 6)
-local raw, row, wrong = look()
-if not row then return { wrong and '!' .. wrong or false } end
+local raw, row, damage = look()
+if not row then return { damage and '!' .. damage or false } end
 local low, high, start
 if namespace then
   low, high, start = '[n' .. namespace .. '\0', '(n' .. namespace .. '\1', #namespace + 19
@@ -14,7 +15,7 @@ if before then
   high = '(' .. (namespace and 'n' .. namespace .. '\0' or 'a') .. order
 end
 if ttl_ms and ttl_ms > 0 then raw = refresh(raw, row, ttl_ms) end
-local found, count = {}, 0
+local records, count = {}, 0
 local names, seen, bytes, is_cut = {}, {}, 0, 0
 
 -- Add the chunks of a record; tell whether there was room for them.
@@ -49,18 +50,18 @@ while count < limit and is_cut == 0 do
     if values[i] and sub(values[i], 29, 36) ~= sub(page[i], -8) then values[i] = '' end
     local fits = not run
     if run then
-      local _, its = names_and_run(values[i] or '')
-      fits = its == run or not is_sound(values[i] or '') -- a damaged one is for the client to find
+      local _, record_run = names_and_run(values[i] or '')
+      fits = record_run == run or not is_sound(values[i] or '') -- the client reports a damaged one
     end
     if fits and count < limit and max_bytes and is_cut == 0 and not has_room(values[i]) then is_cut = 1 end
     if fits and count < limit and is_cut == 0 then
-      found[#found + 1] = fields[i]
-      found[#found + 1] = values[i]
+      records[#records + 1] = fields[i]
+      records[#records + 1] = values[i]
       count = count + 1
     end
   end
   high = '(' .. page[#page]
 end
 local count_all = redis.call('HLEN', R)
-if not max_bytes then return { raw, count_all, found } end
-return { raw, count_all, found, names, (hmget(C, prefixed('d', names))), is_cut }
+if not max_bytes then return { raw, count_all, records } end
+return { raw, count_all, records, names, (hmget(C, prefixed('d', names))), is_cut }

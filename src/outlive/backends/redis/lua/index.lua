@@ -1,6 +1,7 @@
--- Some lines of each of some indexes, one behind the other; or nothing of one that has not as many lines as the roster says. The keys are
--- the indexes, then their rosters. A line of entries has behind its key: NUL, digest, when its lease ends, by which clock, and perhaps its status.
-local limit, statuses, lapsed, what, is_single = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
+-- A page of lines of each of some indexes; false for an index that does not have as many lines as
+-- its roster says. The keys are the indexes, then their rosters. In a line of entries the key is
+-- followed by NUL, digest, end and clock of the lease, and perhaps its status.
+local limit, statuses, lapsed, count_field, is_single = unpack(cmsgpack.unpack(ARGV[1]), 1, 5)
 local time = redis.call('TIME')
 local now = string.format('%016x', time[1] * 1000000 + time[2])
 local sub, indexes = string.sub, #KEYS / 2
@@ -17,27 +18,28 @@ end
 
 local function find(key, low, high, start)
   if lapsed == 'any' and not statuses then return redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, limit) end
-  local found = {}
+  local matching = {}
   while true do
     local page = redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, 500)
     for i = 1, #page do
-      if fits(page[i], start) then found[#found + 1] = page[i] end
-      if #found == limit then return found end
+      if fits(page[i], start) then matching[#matching + 1] = page[i] end
+      if #matching == limit then return matching end
     end
-    if #page < 500 then return found end
+    if #page < 500 then return matching end
     low = '(' .. page[#page]
   end
 end
 
--- On a single server a bucket that is noted has a roster; in a Cluster it may be noted beforehand. A roster without a count was lost.
+-- On a single server a noted bucket has a roster; in a Cluster it may be noted before. A roster
+-- without a count was lost.
 local function is_whole(index, roster)
-  local known = redis.call('HMGET', roster, 'threads', what)
+  local known = redis.call('HMGET', roster, 'threads', count_field)
   if not known[1] and (is_single or redis.call('EXISTS', roster) == 1) then return false end
   return redis.call('ZCARD', index) == tonumber(known[2] or 0)
 end
 
-local found = {}
+local pages = {}
 for i = 1, indexes do
-  found[i] = is_whole(KEYS[i], KEYS[indexes + i]) and find(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], tonumber(ARGV[3 * i + 1]))
+  pages[i] = is_whole(KEYS[i], KEYS[indexes + i]) and find(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], tonumber(ARGV[3 * i + 1]))
 end
-return found
+return pages

@@ -1,7 +1,7 @@
 -- One checkpoint with its chunks and its writes with theirs.
 local namespace, id, moment, known, with_chunks, ttl_ms = unpack(cmsgpack.unpack(ARGV[1]), 1, 6)
-local raw, row, wrong = look(not moment)
-if not row then return { wrong and '!' .. wrong or false } end
+local raw, row, damage = look(not moment)
+if not row then return { damage and '!' .. damage or false } end
 if ttl_ms > 0 then raw = refresh(raw, row, ttl_ms) end
 
 local function newest_at()

@@ -1,5 +1,5 @@
--- Drop what is no digest from the roster, and lines of the index of entries that belong to no thread; count what is left. Keys: both
--- indexes, and the roster.
+-- Remove what is no digest from the roster, and lines of the index of entries that belong to no
+-- thread; count the rest. Keys: both indexes and the roster.
 local names = redis.call('HKEYS', KEYS[3])
 for i = 1, #names do
   local is_known = names[i] == 'threads' or names[i] == 'entries' or names[i] == 'lost'

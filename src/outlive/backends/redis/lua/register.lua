@@ -1,5 +1,6 @@
--- Note buckets that are in use, and the naming key if there is none; return the naming key that the store has. When the key was
--- put back, say when: buckets that were noted before may be missing.
+-- Note buckets that are in use, and the naming key if there is none; return the naming key of the
+-- store. When the key had to be put back, note the time: buckets that were noted before may be
+-- missing.
 if ARGV[1] ~= '' and redis.call('HSETNX', KEYS[1], 'key', ARGV[1]) == 1 then
   redis.call('HSET', KEYS[1], 'restored', table.concat(redis.call('TIME'), ' '))
 end

@@ -1,13 +1,15 @@
--- What a listing shows of a thread. One that a TTL has taken leaves its line in the index: it is cleared here.
+-- What a listing shows of a thread. The line that an expired thread leaves in the index is removed
+-- here.
 local with_head, member = unpack(cmsgpack.unpack(ARGV[1]), 1, 2)
-local raw, row, wrong, place = look()
+local raw, row, damage, expired = look()
 if not row then
-  if member and not wrong and not place then wrong = TORN end -- a line that nothing else knows of
-  if member and place then
+  -- A line that nothing else knows of.
+  if member and not damage and not expired then damage = TORN end
+  if member and expired then
     drop_line(member)
-    clear_over(place, 'l')
+    clear_expired(expired, 'l')
   end
-  return { wrong and '!' .. wrong or false }
+  return { damage and '!' .. damage or false }
 end
 local head, value = false, false
 if with_head then head, value = head_record('') end

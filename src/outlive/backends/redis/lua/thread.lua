@@ -1,13 +1,14 @@
--- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries; of its bucket: the index of threads, the
--- index of entries, the roster; and of the store, on a single server, its identity. Numbers in a row are below 2^53; a generation is
--- 63 bits, so it is text.
+-- One thread, as all scripts see it. Keys: meta, records, order, chunks, writes, entries; of its
+-- bucket: the index of threads, the index of entries, the roster; and on a single server the
+-- identity of the store. Numbers in a row are below 2^53; a generation has 63 bits, so it is text.
 --
--- What is stored vouches for what else is stored. The order holds the checksum of every record, write and entry, and the revision of the
--- row. The roster says which threads have a row. So a key that is gone, or is an older copy of itself, is noticed. The indexes are
--- derived from the rest: the roster counts their lines, and a client builds one anew that is not what it should be.
+-- The keys of a thread check each other. The order has the checksum of every record, write and
+-- entry, and the revision of the row. The roster says which threads have a row. So a script notices
+-- a key that is gone, or that is an older copy of itself. The indexes are derived: the roster
+-- counts their lines, and a client rebuilds an incomplete one.
 local M, R, O, C, W, E, THREADS, ENTRIES, ROSTER, IDENTITY = unpack(KEYS, 1, 10)
-local WHO = M and string.sub(M, -34, -3) -- the digest, in hex
-local NONE = 4294967295 -- in place of the length of a text that is not there
+local DIGEST = M and string.sub(M, -34, -3) -- the digest, in hex
+local NONE = 4294967295 -- instead of the length of a text that is nil
 local LAST = '\255' -- the last member of an order; its score is the revision
 local TORN = '?' -- the roster of the bucket or the identity is gone
 local UNSURE = 'the server lost keys, and nothing tells whether it had this thread; delete the thread to begin it again'
@@ -22,19 +23,20 @@ local function int(number) return format('%.0f', number) end
 local function hex(number) return format('%016x', number) end
 local function sum(text) return sub(redis.sha1hex(text), 1, 8) end
 
--- How a thread stands: 'l' when it is listed, 'e' when it has entries, both, or nothing.
-local function standing(row)
+-- Return the state of a thread: 'l' when it is listed, 'e' when it has entries, both, or nothing.
+local function state_of(row)
   local is_listed = row.checkpoints > 0 or row.writes > 0 or row.info > 0
   return (is_listed and 'l' or '') .. (row.entries > 0 and 'e' or '')
 end
 
--- The row of the thread: thirteen numbers, the tokens of its last commits, newest first, and a checksum.
+-- The row of the thread: thirteen numbers, the tokens of its last commits, newest first, and a
+-- checksum.
 local ROW = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%x*)$'
 
 local function parse_row(raw)
   local text = sub(raw, 1, -10)
   local g, v, e, s, c, u, n, w, k, b, x, i, z, t = string.match(text, ROW)
-  if not g or sum(WHO .. text) ~= sub(raw, -8) then return nil end
+  if not g or sum(DIGEST .. text) ~= sub(raw, -8) then return nil end
   return {
     generation = g, revision = tonumber(v), epoch = tonumber(e), seq = tonumber(s), created = c, updated = u,
     checkpoints = tonumber(n), writes = tonumber(w), entries = tonumber(k), stored = tonumber(b),
@@ -43,60 +45,64 @@ local function parse_row(raw)
 end
 
 local function row_text(row)
-  local max = math.max -- counts are never below 0, also when a damaged value told a wrong size
+  local max = math.max -- counts are never below 0, even when a damaged value has a wrong size
   local text = format('%s %.0f %.0f %.0f %s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s', row.generation, row.revision, row.epoch,
     row.seq, row.created, row.updated, max(0, row.checkpoints), max(0, row.writes), max(0, row.entries), max(0, row.stored),
     row.info_version, row.info, row.ends, row.tokens)
-  return text .. ' ' .. sum(WHO .. text)
+  return text .. ' ' .. sum(DIGEST .. text)
 end
 
--- In the roster is when a thread ends, 0 for never, and then how it stands: what a TTL leaves behind. Say why a thread without a row is damaged, and what the roster has of one that a TTL has taken. Nothing: it never was.
+-- Return why a thread without a row is damaged, or nil and what the roster has of an expired
+-- thread. Nothing: there never was one. The roster has the end of a thread, 0 for never, and its
+-- state: that is all an expired thread leaves.
 local function why_missing()
-  local place, count, lost = unpack(redis.call('HMGET', ROSTER, WHO, 'threads', 'lost'), 1, 3)
-  if count and not place and not lost then return nil end -- the usual case
+  local roster_state, count, lost = unpack(redis.call('HMGET', ROSTER, DIGEST, 'threads', 'lost'), 1, 3)
+  if count and not roster_state and not lost then return nil end -- the usual case
   if redis.call('EXISTS', R, O, C, W, E) > 0 then return 'its row is gone; delete the thread to begin it again' end
-  if place then
-    local ends = tonumber(string.match(place, '^%d+')) or 0
-    if ends > 0 and ends <= now() / 1000 + 10000 then return nil, place end -- clocks of a primary and its successor differ
+  if roster_state then
+    local ends = tonumber(string.match(roster_state, '^%d+')) or 0
+    -- 10 s early: the clocks of a primary and its successor differ.
+    if ends > 0 and ends <= now() / 1000 + 10000 then return nil, roster_state end
     return 'all keys of it are gone; delete the thread to begin it again'
   end
   if lost then return UNSURE end
   if redis.call('EXISTS', THREADS, ENTRIES) > 0 then return TORN end
   if not IDENTITY then return nil end
   local key, noted = unpack(redis.call('HMGET', IDENTITY, 'key', string.match(M, '{(%d+)}')), 1, 2)
-  if noted or not key then return TORN end -- without the identity the client looks whether anything is left
+  if noted or not key then return TORN end -- without the identity the client looks for what is left
 end
 
 -- Tell whether the order has as many members as it should have.
 local function is_full(row)
-  local count = standing(row) == '' and 0 or 2 * row.checkpoints + row.writes + row.entries + 1
+  local count = state_of(row) == '' and 0 or 2 * row.checkpoints + row.writes + row.entries + 1
   return redis.call('ZCARD', O) == count
 end
 
--- Return the row as text and as a table, or why it cannot be used, and perhaps what the roster has. Who looks at the newest checkpoint
--- alone may leave the members uncounted: see `is_newest`.
+-- Return the row as text and as a table, or why it cannot be used, and what the roster has of an
+-- expired thread. A script that needs only the newest checkpoint need not count the members: see
+-- `is_newest`.
 local DISAGREE = 'its row and its order do not agree'
 local function look(uncounted)
   local raw = redis.call('HGET', M, 'row')
   if not raw then return nil, nil, why_missing() end
   local row = parse_row(raw)
   if not row then return raw, nil, 'its row is damaged' end
-  if standing(row) ~= '' then
+  if state_of(row) ~= '' then
     local revision = redis.call('ZSCORE', O, LAST)
     if not revision or tonumber(revision) ~= row.revision or not (uncounted or is_full(row)) then return raw, nil, DISAGREE end
   end
   return raw, row
 end
 
--- Commands take some thousand arguments at most: pages.
+-- A command takes some thousand arguments at most, so long lists go in pages.
 local function hmget(key, fields)
-  local found, count = {}, 0
+  local values, count = {}, 0
   for start = 1, #fields, 1000 do
     local page = redis.call('HMGET', key, unpack(fields, start, math.min(start + 999, #fields)))
-    for i = 1, #page do found[count + i] = page[i] end
+    for i = 1, #page do values[count + i] = page[i] end
     count = count + #page
   end
-  return found, count
+  return values, count
 end
 
 local function in_pages(command, key, list)
@@ -113,8 +119,8 @@ local function prefixed(letter, names)
   return fields
 end
 
--- The order: 'n' namespace NUL epoch seq id, 'a' epoch seq id NUL namespace, 'w' write, 'e' entry; each with NUL and the checksum of its
--- value behind that. And LAST.
+-- The members of the order: 'n' namespace NUL epoch seq id, 'a' epoch seq id NUL namespace, 'w'
+-- write, 'e' entry, each followed by NUL and the checksum of its value. And LAST.
 local function members(namespace, id, value)
   local order, check = sub(value, 1, 16), '\0' .. sub(value, 29, 36)
   return 'n' .. namespace .. '\0' .. order .. id .. check, 'a' .. order .. id .. '\0' .. namespace .. check
@@ -125,26 +131,27 @@ local function member(letter, field, value)
   return letter .. field .. '\0' .. sub(value, at, at + 7)
 end
 
--- Return a value if the order holds its checksum. Else an empty one, which the client takes for damage.
-local function vouched(value, member)
+-- Return a value if the order has its checksum; otherwise an empty one, which the client reports as
+-- damage.
+local function checked(value, member)
   return value and (redis.call('ZSCORE', O, member) and value or '')
 end
 
 local function record_at(namespace, id)
   local value = redis.call('HGET', R, namespace .. '\0' .. id)
-  return value and vouched(value, (members(namespace, id, value)))
+  return value and checked(value, (members(namespace, id, value)))
 end
 
--- Return the id of the newest checkpoint, its checksum, and its place.
+-- Return the id of the newest checkpoint, its checksum, and its position.
 local function head_of(namespace)
   local start = 'n' .. namespace .. '\0'
-  local found = redis.call('ZREVRANGEBYLEX', O, '(n' .. namespace .. '\1', '[' .. start, 'LIMIT', 0, 1)[1]
-  if found then return sub(found, #start + 17, -10), sub(found, -8), sub(found, #start + 1, #start + 16) end
+  local last = redis.call('ZREVRANGEBYLEX', O, '(n' .. namespace .. '\1', '[' .. start, 'LIMIT', 0, 1)[1]
+  if last then return sub(last, #start + 17, -10), sub(last, -8), sub(last, #start + 1, #start + 16) end
 end
 
 -- Tell whether a head is the newest, of all that was saved or because no member is missing.
-local function is_newest(row, place)
-  return place == struct.pack('>I8I8', row.epoch, row.seq) or row.seq == 0 or is_full(row)
+local function is_newest(row, position)
+  return position == struct.pack('>I8I8', row.epoch, row.seq) or row.seq == 0 or is_full(row)
 end
 
 local function head_record(namespace)
@@ -153,11 +160,12 @@ local function head_record(namespace)
   return id or false, value and (sub(value, 29, 36) == check and value or '') or false, at
 end
 
--- Tell whether the records are those that the order names. Where they are of another key or an older copy, the newest is missing.
+-- Tell whether the records are those that the order names. Where they are of another key or an
+-- older copy, the newest is missing.
 local function has_newest_record(row)
-  local found = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]
-  local at = found and string.find(found, '\0', 18, true)
-  local value = at and record_at(sub(found, at + 1, -10), sub(found, 18, at - 1))
+  local last = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]
+  local at = last and string.find(last, '\0', 18, true)
+  local value = at and record_at(sub(last, at + 1, -10), sub(last, 18, at - 1))
   return row.checkpoints == 0 or value and value ~= ''
 end
 
@@ -178,7 +186,7 @@ local function writes_of(field) return in_order(W, '[w' .. field .. '\0', '(w' .
 local changes = {} -- of the order: member, and whether it is to be there
 
 local function write_order(row)
-  if standing(row) == '' then return redis.call('DEL', O) end
+  if state_of(row) == '' then return redis.call('DEL', O) end
   local gone, put = {}, { row.revision, LAST }
   for member, stays in pairs(changes) do
     if stays then put[#put + 1] = 0 end
@@ -189,8 +197,9 @@ local function write_order(row)
   in_pages('ZADD', O, put)
 end
 
--- Store the chunks among the arguments, from the third on; return the bytes that were added. One that is there is stamped again. The
--- stamp is the revision that stored it last, the checksum of its bytes, and one of the stamp.
+-- Store the chunks among the arguments, from the third on; return the bytes that were added. An
+-- existing chunk gets a new stamp: the revision that stored it last, the checksum of its bytes, and
+-- a checksum of the stamp.
 local function store_chunks(count, revision)
   local stamps, added = {}, 0
   for i = 3, 3 * count, 3 do
@@ -208,7 +217,7 @@ local function store_chunks(count, revision)
   return added
 end
 
--- Names of chunks, each behind its length. (cmsgpack knows no binary strings.)
+-- Unpack names of chunks, each after its length. (cmsgpack knows no binary strings.)
 local function split(names)
   local list, at = {}, 1
   while at <= #names do
@@ -219,8 +228,8 @@ local function split(names)
   return list
 end
 
--- A record: epoch, seq, created_at, length of the parent, checksum, parent; then what the client packed:
--- lengths of names, body, run; names, run, rest.
+-- A record: epoch, seq, created_at, length of the parent, checksum, parent; then what the client
+-- packed: lengths of names, body, run; names, run, rest.
 local function lengths(value)
   local parent = struct.unpack('>I4', value, 25)
   if parent == NONE then parent = 0 end
@@ -230,7 +239,8 @@ end
 
 local function body_bytes(value)
   local is_whole, _, _, body = pcall(lengths, value)
-  return is_whole and body <= #value and body or 0 -- a damaged record must not stop a script that has begun to write
+  -- A damaged record must not stop a script that writes.
+  return is_whole and body <= #value and body or 0
 end
 
 local function names_and_run(value)
@@ -245,7 +255,8 @@ local function is_sound(value)
   return is_whole and sum(sub(value, 1, 28) .. sub(value, 37, at - 13) .. sub(value, -8)) == sub(value, 29, 36)
 end
 
--- An entry: rank (epoch, fence, revision), until, checksum, lengths of status and clock, status, clock, payload.
+-- An entry: rank (epoch, fence, revision), until, checksum, lengths of status and clock, status,
+-- clock, payload.
 local function status_clock(value)
   local status, clock = struct.unpack('>I4I4', value, 73)
   return sub(value, 81, 80 + status), sub(value, 81 + status, 80 + status + clock), sub(value, 81 + status + clock)
@@ -259,7 +270,8 @@ local function is_asked(value, statuses, lapsed, at)
   return fits and (lapsed == 'any' or lapsed == (clock ~= 'redis' or sub(value, 49, 64) <= at))
 end
 
--- All keys of a thread end at one moment. A handle without a TTL leaves the one that the thread has.
+-- Let all keys of a thread expire at one moment. Without a TTL of its own, the caller keeps that of
+-- the thread.
 local function keep_alive(row, ttl_ms)
   if row.ends == 0 then return '0' end
   local ends = math.floor(now() / 1000) + ttl_ms
@@ -275,14 +287,14 @@ local function keep_alive(row, ttl_ms)
   return int(ends)
 end
 
--- A reading counts for the TTL as a commit does.
+-- A read extends the TTL as a commit does.
 local function refresh(raw, row, ttl_ms)
   if row.ends == 0 then
     row.ends = 1
     raw = row_text(row)
     redis.call('HSET', M, 'row', raw)
   end
-  local ends, is = keep_alive(row, ttl_ms), standing(row)
-  if is ~= '' then redis.call('HSET', ROSTER, WHO, ends .. is) end
+  local ends, state = keep_alive(row, ttl_ms), state_of(row)
+  if state ~= '' then redis.call('HSET', ROSTER, DIGEST, ends .. state) end
   return raw
 end

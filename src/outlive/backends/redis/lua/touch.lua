@@ -1,4 +1,4 @@
--- What is there, written as it is: WAIT waits for what its own connection wrote.
+-- Write the row as it is: WAIT waits only for the writes of its own connection.
 local raw = redis.call('HGET', M, 'row')
 if raw then redis.call('HSET', M, 'row', raw) end
 return { 'existing', raw }

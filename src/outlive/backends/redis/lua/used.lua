@@ -1,4 +1,5 @@
--- Which of the buckets of a store have an index or a roster. For a single server, which has all of them. The keys are those of bucket 0.
+-- Return the buckets that have an index or a roster, on a single server. The keys are those of
+-- bucket 0.
 local used = {}
 for bucket = 0, ARGV[1] - 1 do
   local keys = {}

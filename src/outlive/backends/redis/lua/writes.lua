@@ -1,12 +1,12 @@
 -- The writes of some checkpoints, or of all.
 local wanted = cmsgpack.unpack(ARGV[1])
-local raw, row, wrong = look()
-if not row then return { wrong and '!' .. wrong or false } end
-local found = {}
+local raw, row, damage = look()
+if not row then return { damage and '!' .. damage or false } end
+local flat = {}
 local function add(fields, values)
   for i = 1, #fields do
-    found[#found + 1] = fields[i]
-    found[#found + 1] = values[i]
+    flat[#flat + 1] = fields[i]
+    flat[#flat + 1] = values[i]
   end
 end
 if not wanted then
@@ -14,4 +14,4 @@ if not wanted then
 elseif row.writes > 0 then
   for i = 1, #wanted do add(writes_of(wanted[i])) end
 end
-return { raw, found }
+return { raw, flat }
