@@ -117,11 +117,7 @@ def recovery(folder: Path) -> Walk:
 def pair(folder: Path) -> Walk:
     secondary = f"sqlite:///{folder}/secondary.db"
     primary = f"sqlite:///{folder}/primary.db"
-    try:
-        opened = outlive.open(primary, replication=outlive.Replication(secondary))
-    except Exception:
-        opened = outlive.open(primary, secondary=secondary)
-    with opened as store:
+    with outlive.open(primary, replication=outlive.Replication(secondary)) as store:
         thread = store.thread("t")
         _warm(thread)
         with traced() as walk:

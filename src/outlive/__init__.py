@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outlive.format.registry import register as register
     from outlive.layers.encryption.keyring import KeyRing as KeyRing
     from outlive.layers.encryption.rotation import Rotated as Rotated
+    from outlive.layers.replication.options import Replication as Replication
     from outlive.layers.replication.options import ReplicationStatus as ReplicationStatus
     from outlive.layers.replication.options import RoleChange as RoleChange
     from outlive.retention.policy import DeletionCount as DeletionCount
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from outlive.runs.response_values import WriteProposal as WriteProposal
     from outlive.runs.responses import AsyncResponses as AsyncResponses
     from outlive.runs.run import AsyncRun as AsyncRun
-    from outlive.runs.steps import Step as Step
+    from outlive.runs.steps import StepInfo as StepInfo
     from outlive.runs.worker import AsyncWorker as AsyncWorker
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
@@ -78,7 +79,7 @@ _MODULES = {
     "format.registry": "register",
     "layers.encryption.keyring": "KeyRing",
     "layers.encryption.rotation": "Rotated",
-    "layers.replication.options": "ReplicationStatus RoleChange",
+    "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -86,7 +87,7 @@ _MODULES = {
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
-    "runs.steps": "Step",
+    "runs.steps": "StepInfo",
     "runs.worker": "AsyncWorker",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
@@ -132,6 +133,7 @@ __all__ = [
     "Problem",
     "Pruned",
     "Recovered",
+    "Replication",
     "ReplicationStatus",
     "Responses",
     "Retain",
@@ -143,7 +145,7 @@ __all__ = [
     "RunInfo",
     "Sizes",
     "SkippedRun",
-    "Step",
+    "StepInfo",
     "Store",
     "StoreError",
     "Swept",

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outlive.arguments import (
     check_attributes,
+    check_count,
+    check_durability,
     check_filter,
     check_handlers,
     check_id,
     check_limit,
     check_namespace,
+    check_run,
+    check_run_durability,
     check_text,
+    check_timeout,
     optional_id,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
@@ -59,7 +64,6 @@ if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the f
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same mode
-MAX_TIMEOUT_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +169,8 @@ class AsyncStore(AsyncContext):
         `run.result` is what it gave. `durability` says when its saves are stored (see `run.save`), `clock` by what `throttle_s` is
         measured (default: time.monotonic). Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
-        from outlive.runs.run import check_durability, check_run
-
         check_run(lease_s, throttle_s, max_attempts, clock)
-        if check_durability(durability) == "exit" and throttle_s > 0:
+        if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
@@ -259,8 +261,6 @@ class AsyncStore(AsyncContext):
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
         """Return a lock on a thread: while it is held, no run and no other lock has that place."""
-        from outlive.runs.run import check_run
-
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -275,23 +275,29 @@ class AsyncStore(AsyncContext):
         self,
         handlers: Mapping[str | None, Handler],
         *,
+        concurrency: int = 8,
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
-        """Return a loop that recovers dead runs for ever: `await store.worker(handlers).run()`."""
+        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`. Options are those of `recover`."""
         from outlive.runs.worker import AsyncWorker
 
         check_handlers(handlers)
+        check_count("concurrency", concurrency, 1)
         runtime = self._engine.runtime
         return AsyncWorker(
             runtime,
             lambda: self.recover(
-                handlers, policy=policy, code_version=code_version, after_failover=after_failover
+                handlers,
+                concurrency=concurrency,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
             ),
-            check_timeout(interval_s),
+            check_timeout(interval_s, "interval_s"),
             on_report,
         )
 
@@ -330,23 +336,27 @@ class AsyncStore(AsyncContext):
         self,
         handlers: Mapping[str | None, Handler],
         *,
+        concurrency: int = 8,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
     ) -> Recovered:
-        """Go on with every dead run: `handlers` maps an agent (or "*") to what is called with its run.
+        """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
-        Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
-        can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
+        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler
+        policy:          "hold" leaves runs alone that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over, when a run that still works with the primary cannot be
+                         told from a dead one; otherwise all are skipped
+
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
         """
-        from outlive.runs.recovery import Recovery, find_recoverable
+        from outlive.runs.recovery import Recovery
 
         recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
             recovery.refuses_all = True
-        live = recovery.report.waiting
-        async for key, info in find_recoverable(self._engine, self._settings.tenant, live):
-            await recovery.take(key, info)
+        await recovery.take_all(self._settings.tenant, check_count("concurrency", concurrency, 1))
         return recovery.report
 
     async def delete(self, id: str) -> bool:
@@ -658,18 +668,3 @@ async def _each_of(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
         except Exception as error:  # noqa: BLE001  # raised when the others are done
             errors.append(error)
     raise_all(errors)
-
-
-def check_timeout(value: object) -> float:
-    """Return a valid timeout or raise BadArgument."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_TIMEOUT_S:
-        raise BadArgument(f"timeout_s must be more than 0 s and at most {MAX_TIMEOUT_S:,} s, not {value!r}")
-    return float(value)
-
-
-def check_durability(value: object) -> str:
-    """Return a valid durability or raise BadArgument."""
-    if value not in ("sync", "async"):
-        hint = ' ("exit" is for runs: store.run(..., durability="exit"))' if value == "exit" else ""
-        raise BadArgument(f'durability must be "sync" or "async", not {value!r}{hint}')
-    return str(value)

@@ -207,6 +207,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
+        """Tell whether no problem was found."""
         return not self.problems
 
 

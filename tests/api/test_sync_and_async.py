@@ -283,3 +283,29 @@ def test_an_async_store_in_sync_code_says_what_to_write():
 
     asyncio.run(scenario())
     assert issubclass(outlive.errors.SyncAsyncMixed, TypeError)
+
+
+INTERNAL = {
+    "AsyncRun": {"key", "engine", "is_started", "lease_s"},
+    "AsyncLock": {"renewal", "lose", "give_up"},
+}
+
+
+def test_every_public_class_and_member_has_a_docstring():
+    missing = []
+    for name in outlive.__all__:
+        kind = getattr(outlive, name)
+        if not isinstance(kind, type):
+            continue
+        members = {member for member in vars(kind) if not member.startswith("_")} - INTERNAL.get(name, set())
+        called = [m for m in members if callable(getattr(kind, m)) or isinstance(vars(kind)[m], property)]
+        missing += [f"{name}.{member}" for member in called if not getattr(kind, member).__doc__]
+        missing += [] if kind.__doc__ else [name]
+    assert missing == []
+
+
+def test_the_words_of_the_sync_run_lock_and_worker_show_sync_code():
+    for kind in (outlive.Run, outlive.Lock, outlive.Worker):
+        for name, member in vars(kind).items():
+            if not name.startswith("_"):
+                assert "await" not in (member.__doc__ or ""), f"{kind.__name__}.{name}"

@@ -378,7 +378,11 @@ def test_a_missing_program_is_no_skip_but_an_error_that_tells_what_to_install(mo
 def run(script, tmp_path):
     """Run Python code in a process whose servers lie in `tmp_path`; return its status and what it printed."""
     source = Path(outlive.__file__).resolve().parent.parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(Path(__file__).parents[1])]), "TMPDIR": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(source), str(Path(__file__).parents[1])]),
+        "TMPDIR": str(tmp_path),
+    }
     start = "import os, signal, sys\nfrom rig.servers import *\n"
     done = subprocess.run(
         [sys.executable, "-c", start + script],

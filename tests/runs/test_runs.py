@@ -202,7 +202,7 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
     def work(run, until):
         for n in range(until):
             done.append((n, run.step("think", lambda n=n: done.append(n) or n * 10)))
-        return run.step("sum", lambda *numbers: sum(numbers), 1, 2, key="total")
+        return run.step("sum", key="total")(lambda *numbers: sum(numbers))(1, 2)
 
     with outlive.open(url) as store:
         with contextlib.suppress(KeyboardInterrupt), store.run("t", run_id="r", agent="a") as run:
@@ -213,7 +213,7 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
             assert run.info.attempt == 2
             assert work(run, 4) == 3
             with pytest.raises(StepMismatch, match="sum"):
-                run.step("sum", lambda *numbers: sum(numbers), 1, 3, key="total")
+                run.step("sum", key="total")(lambda *numbers: sum(numbers))(1, 3)
         assert [entry for entry in done if isinstance(entry, int)] == [*called, 3]
 
 
@@ -221,8 +221,8 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
 def test_a_step_that_raised_runs_again_and_one_that_cannot_be_kept_is_named(backend, url):
     with outlive.open(url) as store, store.run("t") as run:
         with pytest.raises(ZeroDivisionError):
-            run.step("divide", lambda: 1 / 0, key="a")
-        assert run.step("divide", lambda: 4 / 2, key="a") == 2
+            run.step("divide", key="a")(lambda: 1 / 0)()
+        assert run.step("divide", key="a")(lambda: 4 / 2)() == 2
         with pytest.raises(outlive.errors.Unencodable, match="step 'odd'"):
             run.step("odd", object)
         with pytest.raises(outlive.errors.BadArgument, match="step 'large' returned"):
@@ -240,25 +240,24 @@ def test_an_effect_that_had_begun_goes_to_its_policy(workers):
         with outlive.open(url) as store:
             with store.run("t", run_id="r") as run:
                 with pytest.raises(StepUnfinished, match="pay"):
-                    run.step("pay", lambda: 1, key="bill", effect=True, on_unfinished="ask")
+                    run.step("pay", key="bill", effect=True, on_unfinished="ask")(lambda: 1)()
                 asked = []
                 value = run.step(
                     "pay",
-                    lambda: 1,
                     key="bill",
                     effect=True,
                     on_unfinished=lambda s: asked.append(s.name) or ("value", 9),
-                )
+                )(lambda: 1)()
                 assert (value, asked) == (9, ["pay"])
-                assert run.step("pay", lambda: 1, key="bill", effect=True) == 9
-                assert run.step("other", lambda: 1, effect=True) == 1
+                assert run.step("pay", key="bill", effect=True)(lambda: 1)() == 9
+                assert run.step("other", effect=True)(lambda: 1)() == 1
 
 
 def die_in_effect(report, url):
     with outlive.open(url) as store:
         run = store.run("t", run_id="r").start()
         report("started")
-        run.step("pay", os.kill, os.getpid(), signal.SIGKILL, key="bill", effect=True)
+        run.step("pay", key="bill", effect=True)(os.kill)(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_may_have_any_id():
@@ -283,7 +282,7 @@ def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
             async with store.run("t", run_id="r") as run:
                 with pytest.raises(AmbiguousStep):
                     await asyncio.gather(*(run.step("ask", slow, n) for n in range(3)))
-                assert await asyncio.gather(*(run.step("ask", slow, n, key=str(n)) for n in range(3))) == [
+                assert await asyncio.gather(*(run.step("ask", key=str(n))(slow)(n) for n in range(3))) == [
                     0,
                     1,
                     2,
@@ -295,14 +294,14 @@ def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
 @pytest.mark.parametrize("backend", ["memory", *ALL])
 def test_steps_in_many_threads_keep_their_results_apart(backend, url):
     with outlive.open(url) as store, store.run("t", run_id="r") as run, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: run.step("ask", lambda n: f"answer {n}", n, key=str(n)), range(40)))
+        found = list(pool.map(lambda n: run.step("ask", key=str(n))(lambda n: f"answer {n}")(n), range(40)))
         assert found == [f"answer {n}" for n in range(40)]
         gate = threading.Barrier(8)
 
         def meet(key):
             gate.wait()
             try:
-                return run.step("meet", lambda: time.sleep(0.05) or key, key=key)
+                return run.step("meet", key=key)(lambda: time.sleep(0.05) or key)()
             except AmbiguousStep:
                 return "ambiguous"
 
@@ -477,7 +476,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
             ("z", "released", True),
         ]
         report = store.recover({"known": lambda run: 5})
-        assert [one.id for one in report.resumed] == ["a", "z"]
+        assert sorted(one.id for one in report.resumed) == ["a", "z"]
         assert [(one.run.id, "elsewhere" in one.message) for one in report.skipped] == [("strange", True)]
 
 
@@ -515,7 +514,7 @@ def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
             (id, id, id not in damaged) for id in names
         ]
         report = store.recover({"known": lambda run: 5})
-        assert [one.id for one in report.resumed] == [id for id in names if id not in damaged]
+        assert sorted(one.id for one in report.resumed) == [id for id in names if id not in damaged]
         assert {one.run.id for one in report.skipped} == damaged
         assert all("does not match its checksum" in one.message for one in report.skipped)
         assert [store.find_run(id) for id in ("0", "1")] == [None, None]
@@ -690,8 +689,8 @@ def gather_and_die(report, url):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return f"answer {n}"
 
-            others = [asyncio.create_task(run.step("ask", ask, n, key=f"model {n}")) for n in range(1, 5)]
-            await run.step("ask", ask, 0, key="model 0")
+            others = [asyncio.create_task(run.step("ask", key=f"model {n}")(ask)(n)) for n in range(1, 5)]
+            await run.step("ask", key="model 0")(ask)(0)
 
     report("started")
     asyncio.run(main())
@@ -706,7 +705,7 @@ def test_gathered_steps_of_one_name_keep_their_results_apart_after_a_crash(backe
     with outlive.open(url) as store, store.run("t", run_id="r") as run:
         called = []
         found = [
-            run.step("ask", lambda n: called.append(n) or f"answer {n}", n, key=f"model {n}")
+            run.step("ask", key=f"model {n}")(lambda n: called.append(n) or f"answer {n}")(n)
             for n in range(5)
         ]
         assert found == [f"answer {n}" for n in range(5)]
@@ -966,3 +965,117 @@ def test_handlers_that_are_none_are_refused(handlers):
                 store.worker(handlers)
 
     asyncio.run(main())
+
+
+def test_a_step_passes_every_argument_to_its_function():
+    def told(name, *, key, effect, function=None):
+        return [name, key, effect, function]
+
+    with outlive.open("memory:") as store, store.run("t") as run:
+        assert run.step("sort", sorted, [3, 1, 2], key=abs) == [1, 2, 3]
+        assert run.step("tell", told, name="n", key=1, effect=2, function=3) == ["n", 1, 2, 3]
+        assert run.step("tell", key="a", effect=True)(told)("m", key=4, effect=5) == ["m", 4, 5, None]
+        with pytest.raises(
+            outlive.errors.BadArgument, match="has no option 'n', only key, effect and on_unfinished"
+        ):
+            run.step("tell", n=1)
+
+
+def dead_runs(store, count):
+    for n in range(count):
+        store.run(f"t{n}", run_id=f"r{n}", agent="a").start().release()
+
+
+def test_recover_resumes_several_runs_at_a_time_each_once(tmp_path):
+    met, seen = threading.Barrier(4), []
+
+    def handler(run):
+        met.wait(PATIENCE_S)  # nobody passes unless four are here
+        seen.append((run.id, threading.get_ident()))
+        run.save({"by": run.id})
+
+    with outlive.open(tmp_path / "a.db") as store:
+        dead_runs(store, 8)
+        report = store.recover({"a": handler}, concurrency=4)
+        assert sorted(run.id for run in report.resumed) == [f"r{n}" for n in range(8)]
+        assert (report.failed, report.waiting, report.skipped) == ([], [], [])
+        assert sorted(id for id, _ in seen) == [f"r{n}" for n in range(8)]
+        assert threading.get_ident() not in {ident for _, ident in seen}
+        assert {run.status for run in store.runs()} == {"completed"}
+
+
+def test_recover_one_at_a_time_stays_in_the_calling_thread():
+    with outlive.open("memory:") as store:
+        dead_runs(store, 3)
+        seen = []
+        store.recover({"*": lambda run: seen.append(threading.get_ident())}, concurrency=1)
+        assert seen == [threading.get_ident()] * 3
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(
+                outlive.errors.BadArgument, match="concurrency must be a whole number, 1 or more"
+            ):
+                store.recover({}, concurrency=wrong)
+
+
+def test_recover_async_resumes_several_runs_at_a_time():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            for n in range(6):
+                await (await store.run(f"t{n}", run_id=f"r{n}", agent="a").start()).release()
+            met = asyncio.Barrier(3)
+
+            async def handler(run):
+                await asyncio.wait_for(met.wait(), PATIENCE_S)
+
+            report = await store.recover({"a": handler}, concurrency=3)
+            assert sorted(run.id for run in report.resumed) == [f"r{n}" for n in range(6)]
+
+    asyncio.run(scenario())
+
+
+def test_a_recovery_that_is_cancelled_releases_its_runs():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            for n in range(4):
+                await (await store.run(f"t{n}", run_id=f"r{n}", agent="a").start()).release()
+            begun = asyncio.Event()
+
+            async def handler(run):
+                begun.set()
+                await asyncio.sleep(3600)
+
+            task = asyncio.create_task(store.recover({"a": handler}, concurrency=2))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert {run.status async for run in store.runs()} == {"released"}
+
+    asyncio.run(scenario())
+
+
+def test_ctrl_c_in_a_recovery_releases_the_runs_of_its_threads():
+    with outlive.open("memory:") as store:
+        dead_runs(store, 4)
+        begun, end, lost = threading.Barrier(3), threading.Event(), []
+
+        def handler(run):
+            begun.wait(PATIENCE_S)
+            end.wait(PATIENCE_S)
+            try:
+                run.save({"late": 1})
+            except outlive.RunEnded:
+                lost.append(run.id)
+                raise
+
+        def interrupt():
+            begun.wait(PATIENCE_S)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            store.recover({"a": handler}, concurrency=2)
+        assert {run.status for run in store.runs()} == {"released"}
+        end.set()
+        eventually(lambda: len(lost) == 2)
+        assert {run.status for run in store.runs()} == {"released"}

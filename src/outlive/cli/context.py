@@ -94,7 +94,7 @@ class Call:
         """Return how a pair is written."""
         if self.replication not in (None, "none") and self.secondary is None:
             raise BadArgument("--replication is for two stores; name the second one: --secondary URL")
-        return {"queue": {"on_secondary_down": "queue"}, "async": {"replication": "async"}}.get(
+        return {"queue": {"on_secondary_down": "queue"}, "async": {"mode": "async"}}.get(
             self.replication or "", {}
         )
 
@@ -115,9 +115,7 @@ class Call:
         )  # of a pair: what is still queued
         url, options = self.url, self.options()
         if writes and self.replication == "none":
-            options["enable_replication"] = (
-                False  # the other store of a pair gets it when both are opened again
-            )
+            options["single"] = True  # the other store of a pair gets it when both are opened again
         with contextlib.ExitStack() as stack:
             with self._impatience(url):
                 store = stack.enter_context(

@@ -8,7 +8,7 @@ from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
 from outlive.cli.output.units import counted, size, span
-from outlive.cli.stores import Absent, check_path, check_served, opening
+from outlive.cli.stores import Absent, check_path, check_served, configured
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.layers.replication.backlog import Backlog
@@ -58,7 +58,8 @@ Replicas = Sequence[Seen]  # the primary and the secondary
 
 def look(url: str, options: dict[str, Any]) -> Replicas:
     """Ask both stores of a pair, each by itself."""
-    target = opening()._parse(url, options)
+    target = configured(url, options)
+    assert target.secondary is not None
     tenant, timeout_s = target.settings.tenant, min(_PATIENCE_S, target.settings.timeout_s or _PATIENCE_S)
     seen = [
         _look(PRIMARY, url, target.served, tenant, timeout_s),
@@ -133,7 +134,7 @@ def options_of_pair(
         if needs_key:
             raise KeyMissing(keys[0])
         options = {**options, "key": KeyRing()}
-    return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(seen)}
+    return {**options, "auto_failover": takes_over, "enabled": not _is_paused(seen)}
 
 
 def ended_of(seen: Replicas) -> PairRecord | None:

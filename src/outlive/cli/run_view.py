@@ -14,7 +14,7 @@ from outlive.cli.output.opaque import fields_of
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import age, local, span
 from outlive.cli.output.values import lines, one_line, to_json
-from outlive.runs.steps import Step
+from outlive.runs.steps import StepInfo
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class Running:
         responses = self.responses()
         return {name: sum(one.get(name) or 0 for one in responses) for name in _SUMMED} if responses else {}
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepInfo]:
         """Return the ledger, in the order in which steps began."""
         found = []
         for entry in sorted(self._entries("step"), key=lambda entry: entry.revision):
             name, key = entry.key[len(self.info.id) + 1 :].split("\n", 1)
             arguments, value, error = engine_of(self.store).codec.unpack(entry.body or b"")
-            found.append(Step(name, key, entry.status, arguments, value, error))
+            found.append(StepInfo(name, key, entry.status, arguments, value, error))
         return found
 
     def responses(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _step_item(step: Step) -> dict[str, Any]:
+def _step_item(step: StepInfo) -> dict[str, Any]:
     return {
         "name": step.name,
         "key": step.key,
@@ -235,7 +235,7 @@ def show_run(running: Running, full: bool) -> None:
     _show_responses(running.responses(), room)
 
 
-def _show_steps(steps: list[Step], room: int) -> None:
+def _show_steps(steps: list[StepInfo], room: int) -> None:
     if not steps:
         return
     print()

@@ -16,6 +16,7 @@ from outlive.errors import BadArgument, KeyMissing, NotEncrypted, StoreUnavailab
 
 if TYPE_CHECKING:
     from outlive.backends.server.urls import BackendFactory
+    from outlive.factory import StoreConfig
     from outlive.layers.encryption.keyring import KeyRing
     from outlive.store import AsyncStore
     from outlive.sync.facades import Store
@@ -98,13 +99,29 @@ def opened(
     check_scheme(url)
     if not creates:
         options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
-    target = opening()._parse(url, options)
+    target = configured(url, options)
     if not creates and target.secondary is None:
         check_path(url, target.served)
     with Store(_built(target, creates, needs_key)) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
+
+
+def store_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as `outlive.open` takes them: those of a pair in one object."""
+    from outlive.layers.replication.options import Replication
+
+    pair = {name: value for name, value in options.items() if name in Replication.__slots__}
+    others = {name: value for name, value in options.items() if name not in pair}
+    return {**others, "replication": Replication(**pair)} if "secondary" in pair else others
+
+
+def configured(url: str, options: dict[str, Any]) -> StoreConfig:
+    """Return what a URL and options ask for."""
+    from outlive.factory import configure
+
+    return configure(url, **store_options(options))
 
 
 def check_scheme(url: str) -> None:
@@ -143,7 +160,7 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
     opener: Any = None  # of further stores: this program opens them itself
     try:
         built = opening()._build(
-            backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_alone
+            backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_single
         )
         store: AsyncStore = run_now(built)
         return store
@@ -220,6 +237,6 @@ def local_path(url: str) -> str | None:
     scheme = url.partition(":")[0]
     if scheme not in ("sqlite", "file"):
         return None
-    _, rest, _ = opening()._parts(url, {}, ("fsync", *opening()._COMMON))
-    path = opening()._path(scheme, rest, "")
-    return None if path == ":memory:" else os.path.abspath(path)
+    from outlive import urls
+
+    return urls.local_path(url)

@@ -77,6 +77,7 @@ class RunInfo:
 
     @property
     def is_finished(self) -> bool:
+        """Tell whether the run has ended, or was set aside."""
         return self.status not in UNFINISHED
 
 

@@ -7,6 +7,8 @@ reported with the reason; nothing is left out in silence.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from outlive.errors import (
     DamagedEntry,
     EntryHeld,
     KeyMissing,
+    OutliveError,
     RunBusy,
     StoreClosed,
     StoreUnavailable,
@@ -36,6 +39,7 @@ from outlive.runs.lease import (
     unreadable,
 )
 from outlive.runs.run import AsyncRun
+from outlive.runs.sigterm import terminator
 from outlive.threads.engine import Engine
 from outlive.values import matches
 
@@ -165,9 +169,29 @@ class Recovery:
         self._code_version = code_version
         self.refuses_all = False  # while a pair of stores has failed over
         self.report = Recovered()
+        self._live: set[AsyncRun] = set()
+
+    async def take_all(self, tenant: str, concurrency: int) -> None:
+        """Resume the dead runs of a tenant, several at a time."""
+        # All are listed first: a run that this pass resumes would otherwise be listed again, as a live one.
+        dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
+        if not dead:
+            return
+        terminator.add(id(self), lambda: None)  # in the main thread: a run that starts in another one cannot
+        try:
+            works = [functools.partial(self.take, key, info) for key, info in dead]
+            await self._engine.runtime.each(works, min(concurrency, len(dead)))
+        except BaseException:
+            # Ctrl-C: the handlers in other threads are still at work. Their runs are given up, and refuse their next write.
+            for run in list(self._live):
+                with contextlib.suppress(OutliveError):
+                    await run.release()
+            raise
+        finally:
+            terminator.discard(id(self))
 
     async def take(self, key: ThreadKey, info: RunInfo) -> None:
-        """Claim one run and let its handler go on with it."""
+        """Claim one run and call its handler."""
         handler = self._handlers.get(info.agent) or self._handlers.get("*")
         if not info.is_readable:
             self._skip(info, "unreadable", str(info.error))
@@ -180,7 +204,7 @@ class Recovery:
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         else:
-            await self._go_on(info, handler)
+            await self._hand_over(info, handler)
 
     def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
         self.report.skipped.append(SkippedRun(info, code, message))
@@ -209,7 +233,7 @@ class Recovery:
             return
         self._skip(info, "parked", f"parked after {info.failures} attempts")
 
-    async def _go_on(self, info: RunInfo, handler: Handler) -> None:
+    async def _hand_over(self, info: RunInfo, handler: Handler) -> None:
         run = self._resume(info)
         try:
             await run.start()
@@ -223,6 +247,7 @@ class Recovery:
             return
         if run.is_finished:
             return
+        self._live.add(run)
         try:
             async with run:
                 await _call(handler, run)
@@ -230,6 +255,8 @@ class Recovery:
             self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
         else:
             self.report.resumed.append(run.info)
+        finally:
+            self._live.discard(run)
 
 
 def _failures(dead: RunInfo) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Protocol
 
@@ -38,21 +39,31 @@ class LeaseRenewer:
         self._runs: dict[int, LeaseHolder] = {}
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def _guard(self) -> threading.Lock:
+        """Return the lock of this process: another thread of the parent may have held it at the fork."""
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
 
     def add(self, run: LeaseHolder) -> None:
-        self._runs[id(run)] = run
+        with self._guard():  # or a run that ends in another thread would stop the timer that this one needs
+            self._runs[id(run)] = run
+            interval_s = run.lease_s / _SHARE
+            if self._ticker is None or interval_s < self._interval_s:
+                self._stop()
+                self._interval_s = interval_s
+                self._ticker = self._engine.runtime.tick(interval_s, self.beat)
         terminator.add(id(self), self._terminate)
-        interval_s = run.lease_s / _SHARE
-        if self._ticker is None or interval_s < self._interval_s:
-            self._stop()
-            self._interval_s = interval_s
-            self._ticker = self._engine.runtime.tick(interval_s, self.beat)
 
     def discard(self, run: LeaseHolder) -> None:
-        self._runs.pop(id(run), None)
-        if not self._runs:
+        with self._guard():
+            self._runs.pop(id(run), None)
+            if self._runs:
+                return
             self._stop()
-            terminator.discard(id(self))
+        terminator.discard(id(self))
 
     def _stop(self) -> None:
         if self._ticker is not None:

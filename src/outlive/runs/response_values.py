@@ -78,6 +78,7 @@ class PartialResponse:
 
     @property
     def usage(self) -> Usage:
+        """Return the tokens and the cost so far."""
         return Usage(**{name: getattr(self, name) for name in _USED})
 
 
@@ -101,6 +102,7 @@ class ModelResponse(PartialResponse):
 
     @property
     def is_completed(self) -> bool:
+        """Tell whether the model has answered."""
         return self.status == COMPLETED
 
     @classmethod
@@ -163,6 +165,7 @@ class FanOut:
 
     @property
     def model_ids(self) -> tuple[str, ...]:
+        """The models, in the order in which they were named."""
         return tuple(one.model_id for one in self.responses)
 
     def pending(self) -> list[ModelResponse]:
@@ -170,6 +173,7 @@ class FanOut:
         return [one for one in self.responses if not one.is_completed]
 
     def completed(self) -> list[ModelResponse]:
+        """The responses that are completed."""
         return [one for one in self.responses if one.is_completed]
 
     @property

@@ -108,10 +108,12 @@ class AsyncResponses:
 
     @property
     def prompt(self) -> Any:
+        """What the models were asked."""
         return self._shared.prompt
 
     @property
     def verbose(self) -> bool:
+        """Tell whether the application asked for verbose output."""
         return self._shared.verbose
 
     # Beginning

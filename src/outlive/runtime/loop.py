@@ -13,7 +13,7 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -210,6 +210,26 @@ class AsyncRuntime(SyncRuntime):
             except asyncio.CancelledError:
                 if task.done():
                     raise
+
+    async def each(self, works: Sequence[Work], limit: int) -> None:
+        todo, errors = list(reversed(works)), list[Exception]()
+
+        async def work_off() -> None:
+            while todo and not errors:
+                try:
+                    await todo.pop()()
+                except Exception as error:  # noqa: BLE001  # raised when the others have ended
+                    errors.append(error)
+
+        tasks = [asyncio.create_task(work_off()) for _ in range(limit)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # when the caller is cancelled, all of them end before it does
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if errors:
+            raise errors[0]
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
         return _LoopMutex(self.home)

@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -108,6 +108,14 @@ class Runtime(Protocol):
         """Finish `work` even when the caller is being cancelled."""
         ...
 
+    async def each(self, works: Sequence[Work], limit: int) -> None:
+        """Do all works, at most `limit` at a time: in threads, or in tasks. With a limit of 1 the caller does them itself.
+
+        After an error no further work starts; it is raised when those that are under way have ended. When the caller is
+        cancelled or interrupted, so are they where that is possible, and nothing is waited for where it is not.
+        """
+        ...
+
     def lock(self) -> AbstractContextManager[Any]:
         """Return a lock for a few lines that do not wait for anything."""
         ...
@@ -169,6 +177,34 @@ class _ThreadMutex:
         self._lock.release()
 
 
+def _in_threads(works: Sequence[Work], limit: int) -> None:
+    todo, errors, lock = list(reversed(works)), list[BaseException](), threading.Lock()
+
+    def take() -> Work | None:
+        with lock:
+            return todo.pop() if todo and not errors else None
+
+    def work_off() -> None:
+        while (work := take()) is not None:
+            try:
+                run_now(work())
+            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+                errors.append(error)
+
+    # Daemons: Ctrl-C in the thread that waits must end the process, whatever the others are doing.
+    threads = [threading.Thread(target=work_off, name="outlive-recovery", daemon=True) for _ in range(limit)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        with lock:
+            todo.clear()
+    if errors:
+        raise errors[0]
+
+
 class SyncRuntime:
     """The runtime of `outlive.open`."""
 
@@ -192,6 +228,13 @@ class SyncRuntime:
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
+
+    async def each(self, works: Sequence[Work], limit: int) -> None:
+        if limit == 1:
+            for work in works:
+                await work()
+        else:
+            _in_threads(works, limit)
 
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()

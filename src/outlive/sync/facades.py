@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from outlive.arguments import check_handlers
 from outlive.backend import ThreadKey
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from outlive.runs.worker import AsyncWorker
     from outlive.sync.responses import Responses
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -70,10 +71,12 @@ class Thread:
 
     @property
     def id(self) -> str:
+        """The id of the thread."""
         return self._thread.id
 
     @property
     def namespace(self) -> str:
+        """The namespace of this handle; "" is the root."""
         return self._thread.namespace
 
     def __repr__(self) -> str:
@@ -276,6 +279,18 @@ class Thread:
         run_now(self._thread.flush())
 
 
+class StepDecorator(Protocol):
+    """Turns a function into a step."""
+
+    def __call__(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+def _blocking(name: str, function: Callable[P, T]) -> Callable[P, T]:
+    if inspect.iscoroutinefunction(function):
+        raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
+    return function
+
+
 class Run(SyncContext):
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
@@ -287,39 +302,48 @@ class Run(SyncContext):
 
     @property
     def id(self) -> str:
+        """The id of the run."""
         return self._run.id
 
     @property
     def info(self) -> RunInfo:
+        """Everything that the store records of the run."""
         return self._run.info
 
     @property
     def status(self) -> str:
+        """How the run is: "running", "released", "completed", "failed", "cancelled" or "parked"."""
         return self._run.status
 
     @property
     def result(self) -> Any:
+        """What the run ended with, once it is completed."""
         return self._run.result
 
     @property
     def is_finished(self) -> bool:
+        """Tell whether the run had ended before: there is nothing left to do, and `result` is what it ended with."""
         return self._run.is_finished
 
     @property
     def thread(self) -> Thread:
+        """The thread that the run works on."""
         return Thread(self._run.thread)
 
     @property
     def responses(self) -> Responses:
+        """The responses of the models that this run asks at the same time."""
         from outlive.sync.responses import Responses
 
         return Responses(self._run.responses)
 
     def start(self) -> Self:
+        """Begin the run, or claim it when its process died. `with store.run(...) as run` does that. Raises ThreadBusy, RunBusy, RunElsewhere."""
         run_now(self._run.start())
         return self
 
     def load(self) -> Any:
+        """Return the newest state of the thread."""
         return run_now(self._run.load())
 
     def save(
@@ -332,6 +356,12 @@ class Run(SyncContext):
         durability: str | None = None,
         **options: Any,
     ) -> CheckpointInfo | None:
+        """Save a state as a checkpoint of this run, and record its progress. Further options are those of `thread.save`.
+
+        `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background;
+        "exit", when the run ends. With "exit", and within `throttle_s` of the last save, the state is held back: the call returns
+        None, and it is stored unless a newer save replaces it. A call that raises leaves the run as it was.
+        """
         return run_now(
             self._run.save(
                 state, iteration=iteration, phase=phase, usage=usage, durability=durability, **options
@@ -339,32 +369,53 @@ class Run(SyncContext):
         )
 
     def flush(self) -> None:
+        """Store a save that was held back, and wait for those in the background."""
         run_now(self._run.flush())
 
-    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
-        if function is None:
-            return lambda wrapped: functools.wraps(wrapped)(
-                functools.partial(self._step, name, wrapped, options)
-            )
-        return self._step(name, function, options, *args)
-
-    def _step(
-        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], *args: Any, **more: Any
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def step(
+        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+    ) -> StepDecorator: ...
+    def step(
+        self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
     ) -> Any:
-        if inspect.iscoroutinefunction(function):
-            raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
-        return run_now(self._run.step(name, function, *args, **{**options, **more}))
+        """Call a function once: `answer = run.step("ask", call_model, prompt)`.
+
+        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
+        function. For options, leave the function out: `run.step("pay", effect=True)(charge)(42)`, or as a decorator,
+        `@run.step("ask", key="a")`.
+
+        key:            which of several steps of this name; without it they are counted in the order in which they begin
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
+                        function of a `StepInfo` that returns one of these
+        """
+        if function is not None:
+            return run_now(self._run.step(name, _blocking(name, function), *args, **kwargs))
+        step: Any = self._run.step(name, **kwargs)
+
+        def decorate(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+            call = step(_blocking(name, wrapped))
+            return functools.wraps(wrapped)(lambda *args, **kwargs: run_now(call(*args, **kwargs)))
+
+        return decorate
 
     def complete(self, result: Any = None) -> None:
+        """End the run with a result, which is stored. Raises Unencodable, and then the run has not ended."""
         run_now(self._run.complete(result))
 
     def fail(self, error: BaseException | str) -> None:
+        """End the run because of an error. What it saved is kept, and `store.retry` continues from it."""
         run_now(self._run.fail(error))
 
     def cancel(self) -> None:
+        """End the run; nobody recovers it."""
         run_now(self._run.cancel())
 
     def release(self) -> None:
+        """Give the run up, so that another process can recover it at once."""
         run_now(self._run.release())
 
     def __enter__(self) -> Self:
@@ -385,20 +436,24 @@ class Lock(SyncContext):
 
     @property
     def is_held(self) -> bool:
+        """Tell whether this lock is held, as far as this process knows."""
         return self._lock.is_held
 
     @property
     def fence(self) -> int | None:
+        """The number of this holder, greater than those of all holders before; None while it is not held."""
         return self._lock.fence
 
     def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
         return self._lock._fence_of(engine, thread)
 
     def acquire(self) -> Self:
+        """Wait until the lock is free, and take it. Raises ThreadBusy when the time is up."""
         run_now(self._lock.acquire())
         return self
 
     def release(self) -> None:
+        """Give the lock back."""
         run_now(self._lock.release())
 
     def __enter__(self) -> Self:
@@ -417,9 +472,11 @@ class Worker:
         self._worker = worker
 
     def run(self) -> None:
+        """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
         run_now(self._worker.run())
 
     def stop(self) -> None:
+        """Make `run()` return after the runs that it is resuming. Another thread, or a handler, calls this."""
         self._worker.stop()
 
 
@@ -524,6 +581,7 @@ class Store(SyncContext):
         self,
         handlers: Mapping[str | None, Callable[[Run], Any]],
         *,
+        concurrency: int = 8,
         interval_s: float = 5.0,
         policy: Policy = "resume",
         code_version: str | None = None,
@@ -534,6 +592,7 @@ class Store(SyncContext):
         return Worker(
             self._store.worker(
                 wrapped,
+                concurrency=concurrency,
                 interval_s=interval_s,
                 policy=policy,
                 code_version=code_version,
@@ -546,14 +605,30 @@ class Store(SyncContext):
         self,
         handlers: Mapping[str | None, Callable[[Run], Any]],
         *,
+        concurrency: int = 8,
         policy: Policy = "resume",
         code_version: str | None = None,
         after_failover: bool = False,
     ) -> Recovered:
+        """Resume every dead run: `store.recover({"planner": resume_planner})`.
+
+        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        concurrency:     how many runs are resumed at a time, each in a thread; with 1, or a single run, in the calling thread
+        policy:          "hold" leaves runs alone that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over, when a run that still works with the primary cannot be
+                         told from a dead one; otherwise all are skipped
+
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why. Ctrl-C releases the
+        runs that are being resumed.
+        """
         wrapped = {agent: _on_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
         return run_now(
             self._store.recover(
-                wrapped, policy=policy, code_version=code_version, after_failover=after_failover
+                wrapped,
+                concurrency=concurrency,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
             )
         )
 

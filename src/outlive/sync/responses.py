@@ -21,10 +21,12 @@ class Responses:
 
     @property
     def prompt(self) -> Any:
+        """What the models were asked."""
         return self._responses.prompt
 
     @property
     def verbose(self) -> bool:
+        """Tell whether the application asked for verbose output."""
         return self._responses.verbose
 
     def open(

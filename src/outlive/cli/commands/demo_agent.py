@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -73,7 +74,7 @@ def _act(run: Run, *, is_killed: bool) -> str:
     """Go through the steps. Those that are done are not done again, and what is saved is not saved again."""
     state: dict[str, Any] = run.load() or {"notes": {}, "messages": []}
     for number, name in enumerate(STEPS, 1):
-        found = run.step(name, lambda name=name, number=number: _tool(name, is_killed and number == 3))
+        found = run.step(name, functools.partial(_tool, name, is_killed and number == 3))
         if number <= run.info.iteration:
             print(f"  process {os.getpid()}: {name}: was done before", flush=True)
             continue

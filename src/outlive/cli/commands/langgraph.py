@@ -49,7 +49,7 @@ def import_langgraph(
     from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
     from outlive.backends.server.urls import hide_secrets
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_scheme, checked
+    from outlive.cli.stores import check_scheme, checked, store_options
     from outlive.factory import open as open_store
 
     if target_url is not None and call.store_url:
@@ -64,7 +64,7 @@ def import_langgraph(
     url = call.store_url
     if dry_run and importer.is_absent(url):
         url, options = "memory:", {}
-    with open_store(url, **options) as store, progress("importing", is_quiet=is_quiet) as bar:
+    with open_store(url, **store_options(options)) as store, progress("importing", is_quiet=is_quiet) as bar:
         settings = store._store._settings
         call.shown_store = settings.url if url == call.store_url else hide_secrets(call.store_url)
         call.shown_tenant = settings.tenant

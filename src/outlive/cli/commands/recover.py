@@ -15,7 +15,7 @@ from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
 from outlive.cli.output.escape import as_argument, shown, shown_lines
-from outlive.cli.stores import checked
+from outlive.cli.stores import checked, store_options
 from outlive.errors import BadArgument, OutliveError
 from outlive.runtime.runtime import run_now
 
@@ -92,7 +92,7 @@ async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recove
 
     with call.open(writes=True):  # says which store, and that it is there
         pass
-    async with outlive.open_async(call.url, **checked(call.url, call.options())) as opened:
+    async with outlive.open_async(call.url, **store_options(checked(call.url, call.options()))) as opened:
         return await opened.recover(handlers, **options)
 
 
@@ -187,7 +187,7 @@ def _retry(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo
 async def _retry_async(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
     import outlive
 
-    async with outlive.open_async(call.url, **checked(call.url, call.options())) as store:
+    async with outlive.open_async(call.url, **store_options(checked(call.url, call.options()))) as store:
         run = await store.retry(found.id, thread=found.thread)
         with _telling(call):
             async with run:

@@ -152,9 +152,7 @@ def _pause(call: Call, seen: Replicas) -> None:
     else:
         what = f"switch replication off: what is saved from now on is in the {ROLES[active]} alone, until outlive replication --join"
     call.confirm(what)
-    with opened(
-        call.url, {**call.options(), "auto_failover": False, "enable_replication": False}, creates=True
-    ):
+    with opened(call.url, {**call.options(), "auto_failover": False, "enabled": False}, creates=True):
         pass
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from outlive.cli.context import Call
 from outlive.cli.output.escape import shown
 from outlive.cli.pair_state import Replicas, Seen, active_of, look
-from outlive.cli.stores import opening
+from outlive.cli.stores import configured
 from outlive.errors import BadArgument, EntryHeld, StoreBusy, StoreUnavailable
 from outlive.layers.replication.pair import ALONE, OLD_COPY, ROLES, PairRecord, end_pair
 from outlive.runtime.runtime import run_now
@@ -88,8 +88,9 @@ def _carried(call: Call, other: Seen) -> Replicas:
 
 
 def _end(call: Call, active: Seen, other: Seen) -> None:
-    target = opening()._parse(call.url, call.options())
+    target = configured(call.url, call.options())
     tenant, timeout_s = target.settings.tenant, target.settings.timeout_s
+    assert target.secondary is not None
     served = (target.served, target.secondary)
     backends: list[Any] = []
 

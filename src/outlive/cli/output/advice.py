@@ -64,7 +64,7 @@ def parted(error: OutliveError) -> tuple[str, str]:
         return said.partition(": say")[0], "say which: --thread THREAD"
     if isinstance(error, RunBusy):
         return said.rpartition("; ")[0], _end(error.run)
-    if isinstance(error, StoreUnavailable) and "enable_replication=False" in said:
+    if isinstance(error, StoreUnavailable) and "enabled=False" in said:
         said, _, _ = said.partition(". Bring it back")
         return said, "bring it back, or go on without it: outlive replication --pause"
     if mend := _mend(error, said):

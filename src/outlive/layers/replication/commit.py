@@ -89,7 +89,7 @@ class Committer:
         `repeated` says of each whether an attempt in another epoch may have stored it.
         """
         active = self._stores.active_in(epoch)
-        if not self._options.is_enabled:
+        if not self._options.enabled:
             return await active.commit_all(
                 [leaving_tombstones(replace(commit, timeout_s=share_s)) for commit in commits]
             )
@@ -357,7 +357,7 @@ class Committer:
         NotReplicated when it cannot be.
         """
         stores = self._stores
-        if not (self._options.is_enabled and self._options.is_strict and active_role(epoch) == PRIMARY):
+        if not (self._options.enabled and self._options.is_strict and active_role(epoch) == PRIMARY):
             return
         changes = await stores.backlog(PRIMARY).changes_of(thread, self._outbox.delivered_keys(thread))
         if not changes.deleted:

@@ -138,7 +138,7 @@ class Join:
             await self._join_both(primary, secondary)
         else:
             # To switch replication off is to accept that a store which was needed is gone.
-            is_told = not self._options.is_enabled
+            is_told = not self._options.enabled
             if secondary is not None:
                 await self._switch.replace_primary(secondary, is_told=is_told)
             else:
@@ -146,7 +146,7 @@ class Join:
             await self._join(absent, deadline)  # now both have a record
 
     async def _join_both(self, primary: PairRecord, secondary: PairRecord) -> None:
-        is_paused = not self._options.is_enabled
+        is_paused = not self._options.enabled
         if is_paused and not primary.is_active and secondary.epoch < primary.epoch:
             primary = await self._switch.abandon_secondary(primary)
         epoch = max(primary.epoch, secondary.epoch)
@@ -171,7 +171,7 @@ class Join:
         if stores.is_failed_over:
             await self._pause_alone(secondary)
             return
-        if not options.is_enabled:
+        if not options.enabled:
             raise error  # it is for the store that is active
         stores.is_caught_up = secondary.is_caught_up
         if options.auto_failover and secondary.is_caught_up:
@@ -187,7 +187,7 @@ class Join:
 
     async def _pause_alone(self, active: PairRecord) -> None:
         """Pause while the other store cannot be told: the process that ends the pause tells it."""
-        if not self._options.is_enabled and not active.is_paused:
+        if not self._options.enabled and not active.is_paused:
             await self._stores.write(active.role, active, replace(active, is_paused=True))
 
 

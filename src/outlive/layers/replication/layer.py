@@ -185,7 +185,7 @@ class Replicate:
             self._ticker.stop()
         try:
             async with self._upkeep.busy:
-                if self._options.is_enabled and self._is_joined:
+                if self._options.enabled and self._is_joined:
                     await self._drain_before_close()
         finally:
             for backend in self.stores.both:
@@ -355,7 +355,7 @@ class Replicate:
 
     async def _queued_threads(self) -> list[ThreadKey]:
         """Return the threads of which the secondary has yet to get something, in strict mode."""
-        if not (self._options.is_enabled and self._options.is_strict):
+        if not (self._options.enabled and self._options.is_strict):
             return []
         pages = self.stores.backlog(PRIMARY).pages()
         return list(dict.fromkeys([key async for page in pages for key, _ in page]))
@@ -369,7 +369,7 @@ class Replicate:
         stores = self.stores
         if stores.epoch != epoch:
             return True
-        if not self._options.is_enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
+        if not self._options.enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
             return False
         try:
             if await self._switch.refresh(deadline.left_s() * _QUESTION):
@@ -421,9 +421,9 @@ class Replicate:
         return change
 
     def _check_enabled(self) -> None:
-        if not self._options.is_enabled:
+        if not self._options.enabled:
             raise BadArgument(
-                "replication is switched off, so one store misses what is saved; open the pair with enable_replication=True first"
+                "replication is switched off, so one store misses what is saved; open the pair with Replication(..., enabled=True) first"
             )
 
     async def status(self) -> ReplicationStatus:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from outlive.backend import Backend
-from outlive.errors import StoreUnavailable
+from outlive.errors import StoreMissing, StoreUnavailable
 from outlive.runtime.runtime import Runtime
 
 Open = Callable[[], Awaitable[Backend]]
@@ -43,5 +43,7 @@ async def open_lazily(name: str, open: Open, runtime: Runtime) -> Backend:
     """Return a backend, or what takes its place until it can be opened."""
     try:
         return await open()
+    except StoreMissing:
+        raise
     except StoreUnavailable:
         return cast(Backend, LazyStore(name, open, runtime))

@@ -52,7 +52,7 @@ class ActiveStoreLost(StoreUnavailable):
         super().__init__(
             f"the {ROLES[role]} was active and has lost its data, or another store is in its place: what was saved there since is "
             f"nowhere else. Bring it back; or, to continue with what the {ROLES[1 - role]} has, open the pair once with "
-            "enable_replication=False"
+            "Replication(..., enabled=False)"
         )
 
 

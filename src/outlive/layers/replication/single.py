@@ -3,7 +3,7 @@ knowledge of the other one.
 
 What is written to one store alone has no outbox entry, so the other one never gets it. After the
 next change of roles it would be out of sight, and what was deleted would be back. So it is refused,
-unless the store is opened with `enable_replication=False`. Then the record of the pair says that
+unless the store is opened with `single=True`. Then the record of the pair says that
 replication is paused, as if the pair had been opened so while the other store was down: the next
 process that opens both with replication transfers everything.
 """
