@@ -54,3 +54,17 @@ def test_there_are_three_walks():
     walks = TEXT.split("## Three walks", 1)[1].split("\n## ", 1)[0]
     assert re.findall(r"^### (.*)$", walks, re.MULTILINE) == ["A save", "A recovery", "A failover"]
     assert len(STEPS) >= 30
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "docs/testing-a-backend.md", "CONTRIBUTING.md"])
+def test_every_file_that_is_mentioned_exists(page):
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    files = [
+        f"/{path.relative_to(PROJECT)}"
+        for kind in ("src", "tests", "examples")
+        for path in (PROJECT / kind).rglob("*")
+    ]
+    mentioned = set(re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|lua|sql))`", text))
+    assert mentioned
+    named = [name for name in mentioned if "NAME" not in name]
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
