@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 from urllib.parse import parse_qsl, unquote
 
 from outlive.arguments import check_choice, check_flag
-from outlive.backends.local.inline import Local, SyncLocal
+from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend, NullBackend
+from outlive.backends.local.protocol import Local
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options
 from outlive.errors import BadURL
 
