@@ -134,20 +134,22 @@ def run_agent(folder: Path, hangs_at: int) -> int:
         child.communicate()
 
 
-def show_history(thread: outlive.Thread) -> dict[int, outlive.Checkpoint]:
+def show_history(thread: outlive.Thread) -> dict[int, outlive.CheckpointInfo]:
     """List the checkpoints. Nothing of the states is read for that."""
     say("\nhistory, newest first: bytes of the state, bytes of the chunks it added")
     say("  seq  step  source       size      added")
-    steps: dict[int, outlive.Checkpoint] = {}
+    steps: dict[int, outlive.CheckpointInfo] = {}
     for past in thread.history():
-        say(f"  {past.seq:>3}  {past.step:>4}  {past.source:<6}  {past.size:>9,}  {past.added:>9,}")
+        say(
+            f"  {past.seq:>3}  {past.step:>4}  {past.source:<6}  {past.state_bytes:>9,}  {past.new_bytes:>9,}"
+        )
         steps[past.step or 0] = past
     say("  (a change of less than 128 bytes stands in the checkpoint itself)")
     check(sorted(steps) == list(range(len(SCRIPT) + 1)), f"the history has the steps {sorted(steps)}")
     return steps
 
 
-def show_diff(thread: outlive.Thread, old: outlive.Checkpoint, new: outlive.Checkpoint) -> None:
+def show_diff(thread: outlive.Thread, old: outlive.CheckpointInfo, new: outlive.CheckpointInfo) -> None:
     changes = thread.diff(old.id, new.id)
     say(f"\ndiff from step {old.step} to step {new.step}")
     for change in changes:
@@ -156,7 +158,7 @@ def show_diff(thread: outlive.Thread, old: outlive.Checkpoint, new: outlive.Chec
     check([change.path for change in changes][:1] == ["notes['note 1']"], "the diff misses the note")
 
 
-def show_fork(thread: outlive.Thread, at: outlive.Checkpoint) -> None:
+def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
     """Let the story go another way, in a thread of its own."""
     before = thread.load()
     branch = thread.fork("trip-by-night", at=at.id)
@@ -209,7 +211,7 @@ def demo(folder: Path) -> None:
         show_diff(thread, steps[3], steps[4])
         show_fork(thread, steps[4])
         verified = store.verify()
-        check(verified.ok, "; ".join(verified.problems))
+        check(verified.ok, "; ".join(map(str, verified.problems)))
         say(f"\nverified every byte of {verified.checkpoints} checkpoints in {verified.threads} threads")
         show_cost(store, folder)
 

@@ -64,7 +64,7 @@ def _beat(store: outlive.Store) -> float:
 
 
 def _ends(store: outlive.Store) -> dict[str, int]:
-    return {run.id: run.until for run in store.runs(status="running")}
+    return {run.id: run.lease_expires_at for run in store.runs(status="running")}
 
 
 def _expect_renewed(store: outlive.Store, before: dict[str, int]) -> None:

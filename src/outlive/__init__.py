@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
+    from outlive.runs.recovery import FailedRun as FailedRun
     from outlive.runs.recovery import Recovered as Recovered
-    from outlive.runs.recovery import Refused as Refused
+    from outlive.runs.recovery import SkippedRun as SkippedRun
     from outlive.runs.response_values import FanOut as FanOut
     from outlive.runs.response_values import ModelResponse as ModelResponse
     from outlive.runs.response_values import PartialResponse as PartialResponse
@@ -56,10 +57,13 @@ if TYPE_CHECKING:
     from outlive.sync.facades import Worker as Worker
     from outlive.sync.responses import Responses as Responses
     from outlive.threads.thread import AsyncThread as AsyncThread
+    from outlive.values import NEW as NEW
     from outlive.values import Change as Change
     from outlive.values import Checkpoint as Checkpoint
+    from outlive.values import CheckpointInfo as CheckpointInfo
     from outlive.values import Interrupt as Interrupt
     from outlive.values import PendingWrite as PendingWrite
+    from outlive.values import Problem as Problem
     from outlive.values import Pruned as Pruned
     from outlive.values import Sizes as Sizes
     from outlive.values import ThreadInfo as ThreadInfo
@@ -78,7 +82,7 @@ _MODULES = {
     "retention.policy": "Retain Swept DeletionCount",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
-    "runs.recovery": "Recovered Refused",
+    "runs.recovery": "FailedRun Recovered SkippedRun",
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
@@ -89,12 +93,13 @@ _MODULES = {
     "sync.facades": "Lock Run Store Thread Worker",
     "sync.responses": "Responses",
     "threads.thread": "AsyncThread",
-    "values": "Change Checkpoint Interrupt PendingWrite Pruned Sizes ThreadInfo Verified",
+    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _SUBMODULES = ("adapters", "backend", "errors", "otel", "testing")
 
 __all__ = [
+    "NEW",
     "AsyncLock",
     "AsyncResponses",
     "AsyncRun",
@@ -106,9 +111,11 @@ __all__ = [
     "Checkpoint",
     "CheckpointExists",
     "CheckpointFile",
+    "CheckpointInfo",
     "Corrupt",
     "DeletionCount",
     "Event",
+    "FailedRun",
     "FanOut",
     "HeadMoved",
     "Interrupt",
@@ -122,9 +129,9 @@ __all__ = [
     "OutliveError",
     "PartialResponse",
     "PendingWrite",
+    "Problem",
     "Pruned",
     "Recovered",
-    "Refused",
     "ReplicationStatus",
     "Responses",
     "Retain",
@@ -135,6 +142,7 @@ __all__ = [
     "RunEnded",
     "RunInfo",
     "Sizes",
+    "SkippedRun",
     "Step",
     "Store",
     "StoreError",

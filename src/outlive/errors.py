@@ -198,7 +198,7 @@ class EntryHeld(CallerError):
 class ThreadBusy(CallerError):
     """Another run, or a lock, has this place.
 
-    `holder` is its run (None: a lock), `owner` its process, `until` when its lease ends unless it is renewed.
+    `holder` is its run (None: a lock), `owner` its process, `lease_expires_at` when its lease ends unless it is renewed.
     """
 
     def __init__(
@@ -206,11 +206,15 @@ class ThreadBusy(CallerError):
         thread: str,
         namespace: str,
         holder: str | None,
-        until: dt.datetime | None,
+        lease_expires_at: dt.datetime | None,
         owner: str | None = None,
     ) -> None:
         who = ("a lock" if holder is None else f"run {holder!r}") + ("" if owner is None else f" in {owner}")
-        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not renew its lease"
+        when = (
+            ""
+            if lease_expires_at is None
+            else f" until {lease_expires_at:%H:%M:%S} UTC, if it does not renew its lease"
+        )
         where = f" namespace {namespace!r}" if namespace else ""
         super().__init__(
             f"thread {thread!r}{where} is held by {who}{when}; wait for it, or use exclusive=False"
@@ -219,32 +223,45 @@ class ThreadBusy(CallerError):
         self.namespace = namespace
         self.holder = holder
         self.owner = owner
-        self.until = until
+        self.lease_expires_at = lease_expires_at
 
 
 class SweepBusy(ThreadBusy):
     """Another process sweeps this store, or this tenant of it."""
 
-    def __init__(self, thread: str, until: dt.datetime | None, owner: str | None = None) -> None:
-        super().__init__(thread, "", None, until, owner)
+    def __init__(self, thread: str, lease_expires_at: dt.datetime | None, owner: str | None = None) -> None:
+        super().__init__(thread, "", None, lease_expires_at, owner)
         who = "another process" if owner is None else f"another process ({owner})"
-        when = "" if until is None else f" (until {until:%H:%M:%S} UTC, if it does not go on)"
+        when = (
+            ""
+            if lease_expires_at is None
+            else f" (until {lease_expires_at:%H:%M:%S} UTC, if it does not go on)"
+        )
         self.args = (f"{who} sweeps already{when}; one at a time is enough",)
 
 
 class RunBusy(CallerError):
-    """The run is alive, or was just claimed by another process. `owner` is its process, `until` when its lease ends unless it is renewed."""
+    """The run is alive, or was just claimed by another process. `owner` is its process, `lease_expires_at` when its lease ends unless it is renewed."""
 
     def __init__(
-        self, run: str, until: dt.datetime | None, owner: str | None = None, *, is_mine: bool = False
+        self,
+        run: str,
+        lease_expires_at: dt.datetime | None,
+        owner: str | None = None,
+        *,
+        is_mine: bool = False,
     ) -> None:
-        when = "" if until is None else f" until {until:%H:%M:%S} UTC, if it does not renew its lease"
+        when = (
+            ""
+            if lease_expires_at is None
+            else f" until {lease_expires_at:%H:%M:%S} UTC, if it does not renew its lease"
+        )
         where = "this process" if is_mine else owner or "another process"
         advice = "use the Run that started it, or end that one first" if is_mine else "wait for it"
         super().__init__(f"run {run!r} is alive in {where}, which holds it{when}; {advice}")
         self.run = run
         self.owner = owner
-        self.until = until
+        self.lease_expires_at = lease_expires_at
 
 
 class RunForked(RunBusy):
@@ -262,6 +279,14 @@ class RunNotStarted(BadArgument):
 
     def __init__(self, run: str) -> None:
         super().__init__(f"run {run!r} has not started: use it in a `with` block, or call its start() first")
+        self.run = run
+
+
+class RunMissing(CallerError, LookupError):
+    """No run has this id."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"no run with id {run!r}; see store.runs() for all runs")
         self.run = run
 
 
@@ -408,6 +433,13 @@ class ReplicaOpenedAlone(CallerError):
         self.role = role
         self.active = active
         self.is_old_copy = is_old_copy
+
+
+class NotReplicatedStore(CallerError):
+    """The call is about two stores, and this store has no secondary."""
+
+    def __init__(self) -> None:
+        super().__init__("this store has no secondary; open it with outlive.open(url, secondary=url)")
 
 
 # The store's --------------------------------------------------------------------------------------

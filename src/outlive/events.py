@@ -26,9 +26,9 @@ class Event:
     run: str | None = None
     status: str | None = None  # of a run; of a sweep "done", "stopped" or "failed"
     attempt: int | None = None
-    size: int | None = None  # bytes of the state
-    added: int | None = None  # bytes that were new
-    seconds: float = 0.0  # how long it took
+    state_bytes: int | None = None  # of a sweep: the bytes that it freed
+    new_bytes: int | None = None
+    duration_s: float = 0.0
     error: str | None = None  # of a sweep: what went wrong
 
 

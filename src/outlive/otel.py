@@ -20,7 +20,7 @@ def spans(tracer: Any = None) -> Watcher:
 
     def watch(event: Event) -> None:
         end = time.time_ns()
-        span = used.start_span(f"outlive.{event.name}", start_time=end - int(event.seconds * 1e9))
+        span = used.start_span(f"outlive.{event.name}", start_time=end - int(event.duration_s * 1e9))
         for name in (
             "thread",
             "namespace",
@@ -28,8 +28,8 @@ def spans(tracer: Any = None) -> Watcher:
             "run",
             "status",
             "attempt",
-            "size",
-            "added",
+            "state_bytes",
+            "new_bytes",
             "error",
         ):
             value = getattr(event, name)

@@ -25,6 +25,8 @@ from outlive.errors import (
     BadArgument,
     Corrupt,
     KeyMissing,
+    NotReplicatedStore,
+    RunMissing,
     SeveralFailed,
     StoreClosed,
     StoreError,
@@ -43,7 +45,7 @@ from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads
 from outlive.threads.thread import AsyncThread
 from outlive.threads.write_behind import Delayed
-from outlive.values import Sizes, ThreadInfo, Verified, micros
+from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the first call that is about them
     from outlive.layers.encryption.rotation import Rotated
@@ -212,7 +214,7 @@ class AsyncStore(AsyncContext):
         start = Start(self._engine, place, info, RunOptions(retries=True))
         held = await start.take()
         if not held.info.is_finished:
-            await start.interrupt(held)
+            await start.release(held)
         return held.info
 
     async def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
@@ -250,7 +252,7 @@ class AsyncStore(AsyncContext):
     async def _the_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, EntryRecord]:
         found = await self._find_run(run_id, thread)
         if found is None:
-            raise BadArgument(f"there is no run {run_id!r}; store.runs() lists those that there are")
+            raise RunMissing(run_id)
         return found
 
     def lock(
@@ -317,11 +319,11 @@ class AsyncStore(AsyncContext):
                 yield run
 
     @async_items
-    async def interrupted(self) -> AsyncIterator[RunInfo]:
+    async def recoverable(self) -> AsyncIterator[RunInfo]:
         """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
-        from outlive.runs.recovery import find_interrupted
+        from outlive.runs.recovery import find_recoverable
 
-        async for _, run in find_interrupted(self._engine, self._settings.tenant):
+        async for _, run in find_recoverable(self._engine, self._settings.tenant):
             yield run
 
     async def recover(
@@ -337,13 +339,13 @@ class AsyncStore(AsyncContext):
         Says what was resumed, what is alive elsewhere and what was refused, and why. While a pair of stores has failed over, nobody
         can tell a run that is dead from one that still works with the primary: all are refused unless `after_failover`.
         """
-        from outlive.runs.recovery import Recovery, find_interrupted
+        from outlive.runs.recovery import Recovery, find_recoverable
 
         recovery = Recovery(self._engine, self._run, check_handlers(handlers), policy, code_version)
         if self._pair is not None and self._pair.is_failed_over and not after_failover:
-            recovery.refusal = "primary_unreachable"
+            recovery.refuses_all = True
         live = recovery.report.waiting
-        async for key, info in find_interrupted(self._engine, self._settings.tenant, live):
+        async for key, info in find_recoverable(self._engine, self._settings.tenant, live):
             await recovery.take(key, info)
         return recovery.report
 
@@ -355,9 +357,9 @@ class AsyncStore(AsyncContext):
         """Check every stored byte of every thread; problems are listed, not raised."""
         await self.flush()
         try:
-            problems = [str(error) for error in await self._engine.backend.audit(None)]
+            problems = [Problem.of(error) for error in await self._engine.backend.audit(None)]
         except StoreError as error:
-            return Verified(0, 0, 0, (str(error),))
+            return Verified(0, 0, 0, (Problem.of(error),))
         threads = checkpoints = chunks = 0
         listed: set[str] = set()
         async for key in self._keys(problems):
@@ -370,7 +372,7 @@ class AsyncStore(AsyncContext):
         problems += await verifying.verify_unlisted(self._engine, self._settings.tenant, listed)
         return Verified(threads, checkpoints, chunks, tuple(dict.fromkeys(problems)))
 
-    async def _keys(self, problems: list[str]) -> AsyncIterator[ThreadKey]:
+    async def _keys(self, problems: list[Problem]) -> AsyncIterator[ThreadKey]:
         """List threads as far as the listing itself is whole."""
         damaged: list[Corrupt] = []
         pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=damaged)
@@ -378,12 +380,12 @@ class AsyncStore(AsyncContext):
             try:
                 row = await pages.next_row()
             except StoreError as error:
-                problems.append(str(error))
+                problems.append(Problem.of(error))
                 break
             if row is None:
                 break
             yield self._key(row.id)
-        problems += map(str, damaged)
+        problems += map(Problem.of, damaged)
 
     async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
         """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
@@ -551,7 +553,7 @@ class AsyncStore(AsyncContext):
 
     def _replicated(self) -> Replicate:
         if self._pair is None:
-            raise BadArgument("this store has no secondary; open it with outlive.open(url, secondary=url)")
+            raise NotReplicatedStore
         return self._pair
 
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
-from outlive.errors import BadArgument
+from outlive.errors import BadArgument, Corrupt, OutliveError
 
 SOURCES = frozenset(("input", "loop", "update", "fork", "interrupt", "failure", "final"))
 
@@ -16,12 +17,16 @@ SOURCES = frozenset(("input", "loop", "update", "fork", "interrupt", "failure", 
 CONTROL = {"__error__": -1, "__scheduled__": -2, "__interrupt__": -3, "__resume__": -4}
 
 
-class _NotRead:
+class New(enum.Enum):
+    """The type of `outlive.NEW`."""
+
+    NEW = "NEW"
+
     def __repr__(self) -> str:
-        return "<not read>"
+        return "outlive.NEW"
 
 
-NOT_READ: Any = _NotRead()
+NEW: Final = New.NEW  # `thread.save(state, expect=NEW)`: the thread must not have a checkpoint yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,13 @@ class PendingWrite:
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One saved step. `seq` and `created_at` are None while a save with durability="async" is on its way."""
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckpointInfo:
+    """One saved step without its state, as `save` returns it and `history` lists it.
+
+    `state_bytes` is the size of the state, `new_bytes` what this save added to the store. `seq` and `created_at` are None
+    until a save with durability="async" is stored. Two of them are equal when thread, namespace and id are.
+    """
 
     thread: str
     id: str
@@ -58,32 +67,63 @@ class Checkpoint:
     source: str
     run: str | None
     created_at: dt.datetime | None
-    size: int
-    added: int
+    state_bytes: int
+    new_bytes: int
     metadata: Mapping[str, Any]
     next_nodes: tuple[str, ...] = ()
     completed_tasks: tuple[str, ...] = ()
     interrupts: tuple[Interrupt, ...] = ()
-    _state: Any = field(default=NOT_READ, repr=False)
-    _writes: Any = field(default=NOT_READ, repr=False)
 
     @property
-    def state(self) -> Any:
-        """The saved state. A listing reads none: use `thread.load(checkpoint.id)`."""
-        if self._state is NOT_READ:
-            raise BadArgument(f"this listing read no state; use thread.load({self.id!r})")
-        return self._state
+    def cursor(self) -> str:
+        """This checkpoint's position as text, for `thread.history(before=...)`. It stays valid after the checkpoint is deleted."""
+        if self.seq is None:
+            raise BadArgument(
+                f'checkpoint {self.id!r} has no position yet: it was saved with durability="async"; call thread.flush() '
+                "and read it again"
+            )
+        return format_cursor(self.epoch, self.seq, self.id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CheckpointInfo):
+            return NotImplemented
+        return (self.thread, self.namespace, self.id) == (other.thread, other.namespace, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.thread, self.namespace, self.id))
+
+    def __repr__(self) -> str:
+        place = f"#{self.seq}" if self.seq is not None else "on its way"
+        step = "" if self.step is None else f" step={self.step}"
+        size = f"{self.state_bytes:,} bytes"
+        return f"<{type(self).__name__} {self.id} {place} of {self.thread!r}{step} {self.source} {size}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Checkpoint(CheckpointInfo):
+    """One saved step with its state, as `thread.checkpoint()` and `thread.history(states=True)` return it."""
+
+    state: Any = None
+    _pending_writes: tuple[PendingWrite, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, info: CheckpointInfo, state: Any, pending_writes: tuple[PendingWrite, ...] | None = None
+    ) -> Checkpoint:
+        """Add its state to a checkpoint, and its pending writes if they were read."""
+        listed = {field.name: getattr(info, field.name) for field in fields(CheckpointInfo)}
+        return cls(**listed, state=state, _pending_writes=pending_writes)
 
     @property
     def pending_writes(self) -> tuple[PendingWrite, ...]:
         """The writes that tasks left on this checkpoint, by path, task and index."""
-        if self._writes is NOT_READ:
-            raise BadArgument(f"this listing read no writes; use thread.checkpoint({self.id!r})")
-        return self._writes  # type: ignore[no-any-return]
+        if self._pending_writes is None:
+            raise BadArgument(f"history() reads no pending writes; use thread.checkpoint({self.id!r})")
+        return self._pending_writes
 
     @property
     def resume_values(self) -> dict[str, Any]:
-        """Interrupt id → the value that it was resumed with."""
+        """The values that interrupts were resumed with, by interrupt id."""
         return {write.task: write.value for write in self.pending_writes if write.channel == "__resume__"}
 
     @property
@@ -91,21 +131,6 @@ class Checkpoint:
         """The interrupts that have no resume value yet."""
         resumed = self.resume_values
         return tuple(interrupt for interrupt in self.interrupts if interrupt.id not in resumed)
-
-    @property
-    def cursor(self) -> str:
-        """The place of this checkpoint as text, for `thread.history(before=...)`. It stays valid when the checkpoint is deleted."""
-        if self.seq is None:
-            raise BadArgument(
-                f'checkpoint {self.id!r} has no place yet: it was saved with durability="async"; call thread.flush() '
-                "and read it again"
-            )
-        return format_cursor(self.epoch, self.seq, self.id)
-
-    def __repr__(self) -> str:
-        place = f"#{self.seq}" if self.seq is not None else "on its way"
-        step = "" if self.step is None else f" step={self.step}"
-        return f"<Checkpoint {self.id} {place} of {self.thread!r}{step} {self.source} {self.size:,} bytes>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +144,7 @@ class ThreadInfo:
     updated_at: dt.datetime
     metadata: Mapping[str, Any]
     forked_from: tuple[str, str] | None = None  # (thread, checkpoint)
-    head: Checkpoint | None = None
+    head: CheckpointInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +176,34 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that `verify` found wrong. `thread` and `checkpoint` say where, as far as that is known."""
+
+    thread: str | None
+    checkpoint: str | None
+    message: str
+
+    @classmethod
+    def of(cls, error: OutliveError, thread: str | None = None, checkpoint: str | None = None) -> Problem:
+        """Return what an error says, at the place that it names or else at the given one."""
+        if isinstance(error, Corrupt):
+            return cls(error.thread or thread, error.checkpoint or checkpoint, error.what)
+        return cls(getattr(error, "thread", None) or thread, checkpoint, str(error))
+
+    def __str__(self) -> str:
+        named = (("thread", self.thread), ("checkpoint", self.checkpoint))
+        where = " ".join(f"{name} {value!r}" for name, value in named if value is not None)
+        return f"{where}: {self.message}" if where else self.message
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
-    """What `verify` looked at and found."""
+    """What `verify` checked, and the problems that it found."""
 
     threads: int
     checkpoints: int
     chunks: int
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     @property
     def ok(self) -> bool:

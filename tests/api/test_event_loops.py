@@ -94,7 +94,7 @@ def test_a_store_that_is_closed_from_a_second_loop_stays_open(tmp_path, is_pair)
         first(store.close())
     with outlive.open(one, **({"secondary": two} if is_pair else {})) as again:
         assert again.thread("t").load() == {"n": 1}
-        assert [found.id for found in again.interrupted()] == [
+        assert [found.id for found in again.recoverable()] == [
             run.id
         ]  # the close that was not refused gave it up
 
@@ -194,8 +194,8 @@ def test_timers_and_locks_go_along_into_the_next_loop(tmp_path):
 
 async def _until_renewed(store):
     """Wait until a lease lasts longer than it does now."""
-    first = [found.until async for found in store.runs()]
-    while [found.until async for found in store.runs()] == first:
+    first = [found.lease_expires_at async for found in store.runs()]
+    while [found.lease_expires_at async for found in store.runs()] == first:
         await asyncio.sleep(0.05)
 
 

@@ -31,9 +31,9 @@ def test_saves_loads_and_runs_are_told():
         ("save", "c2", "r", None),
         ("end", None, "r", "completed"),
     ]
-    assert told[0].size == 4
+    assert told[0].state_bytes == 4
     assert told[0].thread == "t"
-    assert all(event.seconds >= 0 for event in told)
+    assert all(event.duration_s >= 0 for event in told)
 
 
 def test_they_are_told_in_the_async_colour_too():
@@ -65,5 +65,5 @@ def test_events_become_spans():
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans][:2] == ["outlive.save", "outlive.load"]
     assert spans[0].attributes["outlive.checkpoint"] == "c1"
-    assert spans[0].attributes["outlive.size"] == 4
+    assert spans[0].attributes["outlive.state_bytes"] == 4
     assert all(span.end_time >= span.start_time for span in spans)

@@ -78,7 +78,7 @@ def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
 def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    assert plain <= {"thread", "threads", "history", "run", "runs", "interrupted", "lock", "worker"}
+    assert plain <= {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
 
 
 @pytest.mark.parametrize("asynchronous, sync", PAIRS)
@@ -109,7 +109,7 @@ CALLS = {
         "exists": lambda thread: thread.exists(),
         "history": lambda thread: every(thread.history(limit=3)),
         "lineage": lambda thread: thread.lineage(),
-        "heads": lambda thread: thread.heads(),
+        "tips": lambda thread: thread.tips(),
         "diff": lambda thread: thread.diff("one"),
         "write": lambda thread: thread.write("task", [("c", "x" * 5000)]),
         "writes": lambda thread: thread.writes(),
@@ -120,11 +120,11 @@ CALLS = {
         "export": lambda thread: thread.export(),
         "info": lambda thread: thread.info(),
         "metadata": lambda thread: thread.metadata(),
-        "update": lambda thread: thread.update({"title": "x"}),
+        "set_metadata": lambda thread: thread.set_metadata({"title": "x"}),
         "verify": lambda thread: thread.verify(),
         "size": lambda thread: thread.size(),
         "flush": lambda thread: thread.flush(),
-        "remove": lambda thread: thread.remove(["two"], erase=True),
+        "delete_checkpoints": lambda thread: thread.delete_checkpoints(["two"], erase=True),
         "prune": lambda thread: thread.prune(keep_last=1, erase=True),
         "delete": lambda thread: thread.delete(),
     },
@@ -202,7 +202,7 @@ def test_every_public_coroutine_is_tried_for_that(cls):
     runs = {
         "run",
         "runs",
-        "interrupted",
+        "recoverable",
         "recover",
         "find_run",
         "retry",
@@ -264,7 +264,7 @@ def test_a_sync_store_in_async_code_says_what_to_write():
         for manager in (outlive.open("memory:"), store.run("t"), store.lock("t")):
             with pytest.raises(outlive.errors.SyncAsyncMixed, match="`with` instead of `async with`"):
                 asyncio.run(entered(manager))
-        for items in (store.thread("t").history(), store.threads(), store.runs(), store.interrupted()):
+        for items in (store.thread("t").history(), store.threads(), store.runs(), store.recoverable()):
             with pytest.raises(outlive.errors.SyncAsyncMixed, match="`for` instead of `async for`"):
                 asyncio.run(iterated(items))
 
@@ -276,7 +276,7 @@ def test_an_async_store_in_sync_code_says_what_to_write():
                 with pytest.raises(outlive.errors.SyncAsyncMixed, match="`async with` instead of `with`"):
                     with manager:
                         pass
-            for items in (store.thread("t").history(), store.threads(), store.runs(), store.interrupted()):
+            for items in (store.thread("t").history(), store.threads(), store.runs(), store.recoverable()):
                 with pytest.raises(outlive.errors.SyncAsyncMixed, match="`async for` instead of `for`"):
                     for _ in items:
                         pass

@@ -48,17 +48,17 @@ def fill(url):
             thread.write("task0", [("a", {"x": (1, 2)})], path="p")
             thread.write("late", [("a", [1])], checkpoint="c2")
             thread.resume("q1", "yes")
-            thread.update({"title": f"about {name}", "tags": ["t"]})
+            thread.set_metadata({"title": f"about {name}", "tags": ["t"]})
             sub = store.thread(name, namespace="sub")
             for n in range(3):
                 sub.save({"sub": [text(200)] * 3, "n": n}, id=f"c{n}", metadata={"space": "sub"})
             sub.write("task1", [("a", "sub write")])
         store.thread(ALICE).fork(CAROL, at="asked")
         store.thread(CAROL).save({"image": rng.randbytes(70_000), "n": 9}, id="image")
-        store.thread(OUTBOX).update({"title": "no checkpoint yet"})
+        store.thread(OUTBOX).set_metadata({"title": "no checkpoint yet"})
         store.thread(GONE).save({"secret": text(100)}, id="c0")
         store.delete(GONE)
-        store.thread(BOB).remove(["c3"])
+        store.thread(BOB).delete_checkpoints(["c3"])
 
 
 def look(url):
@@ -92,7 +92,7 @@ def ask_thread(ask, store, name):
         ask(name, space, "load", call=thread.load)
         ask(name, space, "exists", call=thread.exists)
         ask(name, space, "history", call=lambda thread=thread: list(thread.history()))
-        ask(name, space, "heads", call=thread.heads)
+        ask(name, space, "tips", call=thread.tips)
         ask(name, space, "lineage", call=thread.lineage)
         ask(name, space, "interrupts", call=thread.interrupts)
         for id in IDS.get((name, space), ()):
@@ -692,7 +692,7 @@ def test_a_damaged_thread_can_be_deleted_and_begun_again(name, tmp_path):
         for n in range(3):
             thread.save({"n": n, "text": "x" * 3000}, id=f"c{n}", metadata={"n": n})
         thread.write("task", [("a", 1)])
-        thread.update({"title": "about"})
+        thread.set_metadata({"title": "about"})
     DAMAGE[name](path)
     with outlive.open(url) as store:
         assert store.verify().problems

@@ -16,7 +16,7 @@ def fill(store, first, last):
     """Save so many times; and leave a run with steps and responses, a thread with metadata alone, and one that was deleted."""
     for n in range(first, last):
         store.thread("t").save({"n": n, "text": [f"line {n}"] * 50}, id=f"c{n}", metadata={"n": n})
-    store.thread("t").update({"title": f"at {last}"})
+    store.thread("t").set_metadata({"title": f"at {last}"})
     store.thread("t").write("task", [("channel", last)])
     with store.run("worked", run_id=f"r{last}") as run:
         run.step("step", lambda: last)
@@ -32,7 +32,7 @@ def swept(store):
     """A sweep goes around what is damaged, and tells."""
     found = store.sweep(retain=outlive.Retain(keep_last=2), dry_run=True)
     if found.problems:
-        raise outlive.Corrupt(found.problems[0])
+        raise outlive.Corrupt(str(found.problems[0]))
     return found.checkpoints
 
 
@@ -43,7 +43,7 @@ READS = {
     "load what was deleted": lambda store: store.thread("gone").load(),
     "load what never was": lambda store: store.thread("never").load(),
     "history": lambda store: [(one.id, one.seq, one.parent, dict(one.metadata)) for one in store.thread("t").history()],
-    "heads": lambda store: [one.id for one in store.thread("t").heads()],
+    "heads": lambda store: [one.id for one in store.thread("t").tips()],
     "writes": lambda store: [(one.channel, one.value) for one in store.thread("t").writes()],
     "metadata": lambda store: store.thread("t").metadata(),
     "info": lambda store: store.thread("t").info().checkpoints,
@@ -52,7 +52,7 @@ READS = {
     "threads": lambda store: [(one.id, one.checkpoints) for one in store.threads()],
     "size of all": lambda store: store.size().checkpoints,
     "runs": lambda store: [(one.id, one.status, one.result) for one in store.runs()],
-    "interrupted": lambda store: [one.id for one in store.interrupted()],
+    "recoverable": lambda store: [one.id for one in store.recoverable()],
     "recover": lambda store: store.recover({}).resumed,
     "result": lambda store: store.run("worked", run_id=f"r{NEW}").start().result,
     "responses": lambda store: [one.text for one in store.run("worked", run_id=f"r{NEW}").start().responses.open().all()],
@@ -65,7 +65,7 @@ WRITES = {
     "fork": lambda store: store.thread("t").fork("fork").load(),
     "copy": lambda store: len(list(store.thread("t").copy("copy").history())),
     "prune": lambda store: store.thread("t").prune(keep_last=1).checkpoints,
-    "remove": lambda store: store.thread("t").remove(["c1"], erase=True).checkpoints,
+    "remove": lambda store: store.thread("t").delete_checkpoints(["c1"], erase=True).checkpoints,
     "a new run": lambda store: store.run("worked", run_id="new").start().info.status,
     "begin a thread": lambda store: store.thread("begun").save({"n": 1}).seq,
     "delete": lambda store: store.delete("t"),

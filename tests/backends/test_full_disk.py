@@ -135,7 +135,7 @@ DELETIONS = {
     "delete": lambda thread: thread.delete(),
     "delete and erase": lambda thread: thread.delete(erase=True),
     "prune": lambda thread: thread.prune(keep_last=1).checkpoints,
-    "remove": lambda thread: thread.remove([old.id for old in thread.history()][1:]).checkpoints,
+    "remove": lambda thread: thread.delete_checkpoints([old.id for old in thread.history()][1:]).checkpoints,
 }
 
 

@@ -109,7 +109,7 @@ CALLS = {
     "write": lambda store: store.thread("warm").write("task", [("c", 1)]),
     "history": lambda store: list(store.thread("warm").history()),
     "threads": lambda store: list(store.threads()),
-    "update": lambda store: store.thread("warm").update({"a": 1}),
+    "update": lambda store: store.thread("warm").set_metadata({"a": 1}),
     "delete": lambda store: store.delete("warm"),
     "prune": lambda store: store.thread("warm").prune(keep_last=1),
     "fork": lambda store: store.thread("warm").fork("other"),
@@ -202,7 +202,7 @@ def test_a_reply_that_is_lost_after_the_commit_neither_doubles_nor_refuses_it(ba
         proxy.lose_reply()
         thread.write("task", [("c", 1), ("__error__", 2)])
         proxy.lose_reply()
-        thread.update({"topic": "x"})
+        thread.set_metadata({"topic": "x"})
         proxy.lose_reply()
         thread.save({"n": "replaced"}, id=head.id, replace=True)
         assert [one.seq for one in thread.history()] == [6, 5, 4, 3, 2, 1]

@@ -80,7 +80,7 @@ def test_metadata_is_there_for_people_with_a_sql_prompt(postgres_url):
         thread.save(
             {"n": 1}, metadata={"user": "ann", "nul": "\0", "lone": "\ud800", "nan": float("nan"), "set": {1}}
         )
-        thread.update({"topic": "storage"})
+        thread.set_metadata({"topic": "storage"})
         assert store.thread("t").checkpoint().metadata["nul"] == "\0"
     found = sql(
         postgres_url,
@@ -173,7 +173,7 @@ def test_text_that_looks_like_sql_is_text(postgres_url):
             thread = store.thread(text, namespace=text)
             thread.save({"said": text}, id=text, run=text, metadata={text: text})
             thread.write(text, [(text, text)], checkpoint=text)
-            store.thread(text).update({text: text})
+            store.thread(text).set_metadata({text: text})
         for text in filter(None, EVIL):
             found = store.thread(text, namespace=text).checkpoint(text)
             assert (found.state, found.metadata, found.run) == ({"said": text}, {text: text}, text)
@@ -210,7 +210,7 @@ def test_damage_is_found_and_never_handed_out(postgres_store, damage):
     sql(postgres_store, damage)
     with outlive.open(postgres_store) as store:
         found = store.verify()
-        assert "'t'" in "".join(found.problems)
+        assert "'t'" in str(found.problems)
         for n, state in enumerate(states):
             try:
                 held = store.thread("t").checkpoint(f"c{n}")
@@ -611,7 +611,7 @@ def test_every_column_is_covered_by_a_checksum_or_a_count(postgres_store, damage
         thread = store.thread("t")
         thread.save({"n": 1})
         thread.write("task", [("c", 1)])
-        thread.update({"topic": "x"})
+        thread.set_metadata({"topic": "x"})
         assert store.verify().problems == ()
         sql(postgres_store, damage)
         assert store.verify().problems

@@ -46,13 +46,13 @@ def url(postgres_store):
         for n in range(2):
             thread.save({"n": n}, id=f"c{n}")
             sub.save({"n": n}, id=f"s{n}")
-        thread.update({"title": "old"})
-        store.run("t", run_id="r").start().interrupt()
+        thread.set_metadata({"title": "old"})
+        store.run("t", run_id="r").start().release()
         keep(postgres_store)
         thread.save({"n": 2}, id="c2")
         sub.save({"n": 2}, id="s2")
         thread.write("task", [("a", 1)])
-        thread.update({"title": "new"})
+        thread.set_metadata({"title": "new"})
         with store.run("t", run_id="r") as run:
             run.step("pay", lambda: "paid")
             run.responses.open(["m1", "m2"])
@@ -92,7 +92,7 @@ def test_what_is_lost_is_missed_by_the_call_that_needs_it_and_by_verify(url, nam
         with pytest.raises(Corrupt) as corrupt:
             call(store)
         assert corrupt.value.thread == "t"
-        assert any("'t'" in problem for problem in store.verify().problems)
+        assert any("'t'" in str(problem) for problem in store.verify().problems)
         assert store.thread("other").load() == {"n": 1}
 
 
@@ -118,7 +118,7 @@ def test_a_row_that_is_an_older_copy_of_itself_is_not_taken_for_the_truth(url, n
 def test_metadata_that_is_an_older_copy_is_noticed_although_the_newest_checkpoint_is_the_same(url):
     keep(url)
     with outlive.open(url) as store:
-        store.thread("t").update({"title": "newer"})
+        store.thread("t").set_metadata({"title": "newer"})
         put_back(url, "thread", ("key",), "n.id = 't'")
         with pytest.raises(Corrupt, match="metadata"):
             store.thread("t").metadata()
@@ -175,7 +175,7 @@ def test_a_response_whose_row_is_gone_is_damage_and_no_bare_error(url):
     with outlive.open(url) as store:
         run = store.run("t", run_id="second").start()
         run.responses.open(["m1", "m2"])
-        run.interrupt()
+        run.release()
     sql(url, "delete from outlive.entry where key = %s", "second\n0000\nm2")
     with outlive.open(url) as store, pytest.raises(Corrupt):
         store.run("t", run_id="second").start().responses.open().all()
@@ -204,7 +204,7 @@ def test_a_statement_that_the_server_ends_is_busy_and_nothing_was_stored(url):
             with pytest.raises(StoreBusy, match="nothing was stored; raise statement_timeout"):
                 thread.save({"n": 9}, id="late")
             with pytest.raises(StoreBusy, match="nothing was stored; raise statement_timeout"):
-                thread.update({"title": "late"})
+                thread.set_metadata({"title": "late"})
         finally:
             sql(url, "drop trigger slow on outlive.thread")
         assert not other.thread("t").exists("late")

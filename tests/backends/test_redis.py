@@ -191,9 +191,9 @@ def test_a_lost_reply_does_not_change_what_a_deletion_or_a_copy_says(io_mode, pr
             assert proxy.replies_lost == lost + 1
             return result
 
-        assert losing(thread.remove(["0", "1"])).checkpoints == 2
+        assert losing(thread.delete_checkpoints(["0", "1"])).checkpoints == 2
         assert losing(thread.save({"n": "other"}, id="3", replace=True)).seq == 5
-        losing(thread.update({"title": "another"}))
+        losing(thread.set_metadata({"title": "another"}))
         assert run(thread.metadata())["title"] == "another"
         for skip in range(6):
             proxy.lose_reply(skip=skip)
@@ -287,8 +287,8 @@ def test_a_deletion_and_an_update_get_their_turn_on_a_busy_thread(valkey_url):
             await asyncio.sleep(0.01)
         first = [item async for item in busy.history()][-1]
         try:
-            await busy.update({"title": "x"})
-            await busy.remove([first.id])
+            await busy.set_metadata({"title": "x"})
+            await busy.delete_checkpoints([first.id])
             await busy.prune(keep_last=20)
         finally:
             ended.set()
@@ -422,7 +422,7 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
         for call in (
             lambda: store.thread("t").save({"n": 2}),
             lambda: store.thread("new").save({"n": 2}),
-            lambda: store.thread("new").update({"title": "x"}),
+            lambda: store.thread("new").set_metadata({"title": "x"}),
         ):
             with pytest.raises(StoreUnavailable, match="begun anew"):
                 run(call())
@@ -550,7 +550,7 @@ def whole_thread(run, store, id="t"):
     thread = store.thread(id)
     run(thread.save({"n": 1, "text": "x" * 3000}))
     run(thread.write("task", [("c", "y" * 3000)]))
-    run(thread.update({"title": "T"}))
+    run(thread.set_metadata({"title": "T"}))
     key = ThreadKey.of("", id)
     entry = EntryRecord("run", "r", b"body", "running", fence=1, lease_s=60)
     run(commit_one(store._engine.backend, Commit(key, entries=(entry,))))

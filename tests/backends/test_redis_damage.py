@@ -35,21 +35,21 @@ def begin(store, id="t"):
     thread.save({"asked": True}, id="c3", interrupts=[Interrupt("q", "ask")])
     thread.resume("q", "first answer")
     thread.write("task", [("channel", "first" * 40)])
-    thread.update({"title": "first"})
+    thread.set_metadata({"title": "first"})
     with store.run(id, run_id="run-1") as run:
         run.step("one", lambda: 1)
         run.complete("done")
-    store.run(id, run_id="run-2").start().interrupt()
+    store.run(id, run_id="run-2").start().release()
 
 
 def go_on(store, id="t"):
     """Change something of everything, so that most counts are the same afterwards."""
     thread = store.thread(id)
     thread.save({"n": 4}, id="c4")
-    thread.remove(["c0"])
+    thread.delete_checkpoints(["c0"])
     thread.save({"n": 22}, id="c2", replace=True)
     thread.resume("q", "second answer", checkpoint="c3")
-    thread.update({"title": "second"})
+    thread.set_metadata({"title": "second"})
     run = store.retry("run-2").start()
     run.step("two", lambda: 2)
     run.complete("done too")
@@ -70,7 +70,7 @@ def answers(store, id="t"):
         "runs": lambda: shown(store.runs()),
         "runs by status": lambda: shown(store.runs(status="completed")),
         "runs of the thread": lambda: shown(store.runs(thread=id)),
-        "interrupted": lambda: shown(store.interrupted()),
+        "recoverable": lambda: shown(store.recoverable()),
         "stored result": lambda: store.run(id, run_id="run-1").start().result,
     }
     found = {}
@@ -369,7 +369,7 @@ def begin_beside(server, store, lost, new):
 
 
 def begin_by_metadata(server, store, lost, new):
-    store.thread(new).update({"title": "x"})
+    store.thread(new).set_metadata({"title": "x"})
     return [new]
 
 
@@ -424,13 +424,13 @@ def test_an_index_that_is_lost_with_its_count_is_not_taken_for_whole(server, url
     with outlive.open(url) as store:
         for id in ids:
             store.thread(id).save({"n": 1})
-            store.run(id, run_id=f"run of {id}").start().interrupt()
+            store.run(id, run_id=f"run of {id}").start().release()
         if go is save_deleted:
             store.delete(one)
         server.call("DEL", *(f"outlive:{{{bucket_of(one)}}}:{name}" for name in names))
         go(server, store, one)
         assert listed(store) == sorted(ids)
-        assert sorted(run.id for run in store.interrupted()) == sorted(f"run of {id}" for id in others)
+        assert sorted(run.id for run in store.recoverable()) == sorted(f"run of {id}" for id in others)
 
 
 def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
@@ -440,7 +440,7 @@ def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
         store.thread(OTHER).save({"n": 1})
         for id in (named, unnamed):
             store.thread(id).save({"n": 1})
-            store.run(id, run_id=f"run of {id}").start().interrupt()
+            store.run(id, run_id=f"run of {id}").start().release()
         server.call("DEL", f"{bucket}:threads", keys_of(unnamed)[0])
         assert listed(store) == sorted([named, OTHER])
         digest = ThreadKey.of("", unnamed).digest.hex()
@@ -469,7 +469,7 @@ def test_a_thread_that_its_ttl_took_is_no_damage_and_one_that_was_evicted_is(ser
         store.thread("lost").save({"n": 1})
     with outlive.open(url, ttl_s=0.3) as store:
         store.thread("over").save({"n": 1})
-        store.run("over", run_id="r").start().interrupt()
+        store.run("over", run_id="r").start().release()
         time.sleep(0.5)
         for key in server.call("KEYS", "*:" + ThreadKey.of("", "lost").digest.hex() + ":*"):
             server.call("DEL", key)
@@ -499,6 +499,6 @@ def test_a_thread_begun_by_a_deletion_is_listed_with_its_runs(url):
     with outlive.open(url) as store:
         store.delete("t")
         store.thread("t").save({"n": 1})
-        store.run("t", run_id="r").start().interrupt()
+        store.run("t", run_id="r").start().release()
         assert [info.id for info in store.threads()] == ["t"]
-        assert [run.id for run in store.interrupted()] == ["r"]
+        assert [run.id for run in store.recoverable()] == ["r"]

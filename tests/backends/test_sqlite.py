@@ -219,7 +219,7 @@ def test_verify_finds_damage_in_the_log_of_an_open_store(folder):
             file.seek(log.stat().st_size - 2 * FRAME)
             file.write(b"xxxx")
         report = store.verify()
-        assert any("frames" in problem and "a.db-wal" in problem for problem in report.problems)
+        assert any("frames" in str(problem) and "a.db-wal" in str(problem) for problem in report.problems)
 
 
 def test_the_mark_goes_with_the_log_and_several_processes_share_it(folder):
@@ -383,7 +383,9 @@ def test_verify_finds_a_checkpoint_that_comes_back_into_a_deleted_thread(folder)
         with pytest.raises(Corrupt):
             store.thread("t").load()
         report = store.verify()
-        assert any("1 checkpoints instead of 0" in problem for problem in report.problems), report.problems
+        assert any("1 checkpoints instead of 0" in str(problem) for problem in report.problems), (
+            report.problems
+        )
 
 
 # What errors say ------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def steps(store):
     yield thread.write("task", [("a", 1), ("b", 2)])
     yield thread.resume("q1", "yes")
     yield thread.resume("q1", "no")
-    yield thread.update({"title": "one"})
-    yield thread.update({"title": "two"})
+    yield thread.set_metadata({"title": "one"})
+    yield thread.set_metadata({"title": "two"})
     yield store.thread("gone").save({"n": 1})
     yield store.delete("gone")
     yield store.thread("gone").save({"n": 2})
@@ -65,7 +65,7 @@ def steps(store):
     yield run.step("pay", lambda: "paid", effect=True)
     yield run.step("mail", lambda: "sent")
     yield run.save({"phase": 1}, iteration=1)
-    yield run.interrupt()
+    yield run.release()
     run = store.run("job", run_id="run-1").start()
     yield run.step("book", lambda: "booked")
     yield run.complete("all done")
@@ -114,7 +114,7 @@ def questions(store):
     yield "threads", lambda: [info.id for info in store.threads()]
     yield "runs", lambda: [(run.id, run.status, run.is_readable) for run in store.runs() if readable(run)]
     yield "running", lambda: [run.id for run in store.runs(status="running") if readable(run)]
-    yield "interrupted", lambda: [run.id for run in store.runs(status="interrupted") if readable(run)]
+    yield "released", lambda: [run.id for run in store.runs(status="released") if readable(run)]
     yield "recover", lambda: [run.id for run in store.recover({None: lambda run: None}).resumed]
     yield "run again", lambda: again(store)
     yield "save to sub", lambda: (sub.save({"sub": 2}, expect="s1", id="s2").seq, sub.load())
@@ -139,7 +139,7 @@ def again(store):
     if not run.is_finished:
         for name in ("pay", "mail", "book"):
             run.step(name, lambda name=name: called.append(name))
-        run.interrupt()
+        run.release()
     return run.result, called
 
 
@@ -228,10 +228,10 @@ def test_a_step_that_was_done_is_not_called_again(folder):
         with pytest.raises(ValueError, match="not paid"):
             run.step("pay", fail)
         (row,) = [row for key, row in tables(path)["entry"].items() if key[1] == "step"]
-        run.interrupt()
+        run.release()
         run = store.run("t", run_id="r").start()
         assert run.step("pay", lambda: "paid") == "paid"
-        run.interrupt()
+        run.release()
         apply(path, "older", "entry", row)
         with pytest.raises(Corrupt):
             store.run("t", run_id="r").start()
@@ -246,7 +246,7 @@ def test_a_completed_run_does_not_run_again(folder):
     path, called = folder / "run.db", []
     with outlive.open(f"sqlite:///{path}") as store:
         run = store.run("t", run_id="r").start()
-        run.interrupt()
+        run.release()
         (row,) = [row for key, row in tables(path)["entry"].items() if key[1] == "run"]
         store.run("t", run_id="r").start().complete("done")
         apply(path, "older", "entry", row)

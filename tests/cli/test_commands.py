@@ -340,7 +340,7 @@ def test_what_is_broken_is_named_and_the_exit_code_is_1(here):
     db.close()
     found = here("verify")
     assert found.code == 1
-    assert "corrupt store: thread 'trip-42'" in found.out
+    assert "thread 'trip-42'" in found.out
     assert found.out.splitlines()[-1].startswith("What is broken")
     problems = here("verify", "--json").items[0]["problems"]
     assert problems

@@ -130,15 +130,13 @@ def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
     (joined.folder / "agents.py").write_text(f"{kind}def go_on(run):\n    return 'done'\n")
     primary, secondary = joined.env.values()
     with outlive.open(primary, secondary=secondary) as store:
-        store.run("t", run_id="r-1", agent="planner").start().interrupt()
+        store.run("t", run_id="r-1", agent="planner").start().release()
     joined("promote", "--yes")
-    assert joined("runs", "--json").items[0]["standing"] == "interrupted"
+    assert joined("runs", "--json").items[0]["standing"] == "released"
     call = ("recover", "--handlers", "agents:go_on", "--json")
     refused = joined(*call)
     assert refused.code == 1
-    assert [(item["outcome"], item["reason"]) for item in refused.items] == [
-        ("refused", "primary_unreachable")
-    ]
+    assert [(item["outcome"], item["code"]) for item in refused.items] == [("skipped", "primary_unreachable")]
     assert [item["outcome"] for item in joined(*call, "--after-failover").items] == ["resumed"]
 
 

@@ -79,7 +79,7 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
         phase="book",
         usage={"input_tokens": 1200, "output_tokens": 34, "cost_usd": 0.05},
     )
-    begin(store, "r-cut").interrupt()
+    begin(store, "r-cut").release()
     fail(store, "r-failed")
     begin(store, "r-done").complete("x")
     shown = cli("runs")
@@ -103,7 +103,7 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
     assert "TimeoutError: no answer" in rows["r-failed"]
     assert statuses(cli) == {
         "r-live": "live",
-        "r-cut": "interrupted",
+        "r-cut": "released",
         "r-failed": "failed",
         "r-done": "completed",
     }
@@ -160,7 +160,7 @@ def test_steps_stand_in_the_order_in_which_they_began(cli, store):
     run = begin(store, "r-1")
     for name in names:
         run.step(name, lambda: 1, effect=name == "step 1")
-    run.interrupt()
+    run.release()
     with store.retry("r-1") as again:
         for name in (*names, "step 0"):
             again.step(name, lambda: 2)
@@ -183,8 +183,8 @@ def _raise():
 
 
 def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
-    begin(store, "r-1").interrupt()
-    begin(store, "r-2").interrupt()
+    begin(store, "r-1").release()
+    begin(store, "r-2").release()
     assert cli("recover").code == 2
     (first, second) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
     assert (first["outcome"], first["run"], first["attempt"]) == ("resumed", "r-1", 2)
@@ -200,19 +200,19 @@ def test_what_handlers_print_does_not_stand_in_the_json(cli, store):
         fail(store, name)
         ended = cli("retry", name, "--handlers", f"loud:{name}", "--json")
         assert (ended.items[0]["status"], ended.err) == ("completed", "imported\nat work\n")
-        begin(store, f"{name}-2").interrupt()
+        begin(store, f"{name}-2").release()
         assert cli("recover", "--handlers", f"loud:{name}", "--json").items[0]["outcome"] == "resumed"
 
 
 def test_async_handlers_recover_too(cli, store):
-    begin(store, "r-1").interrupt()
+    begin(store, "r-1").release()
     assert cli("recover", "--handlers", "handlers:ASYNC", "-q").out == "resumed r-1\n"
     assert cli("run", "r-1", "--json").items[0]["result"] == "Porto"
 
 
 def test_what_recovery_could_not_do_is_a_finding(cli, store):
-    begin(store, "r-1").interrupt()
-    store.run("t", run_id="r-2", agent="other").start().interrupt()
+    begin(store, "r-1").release()
+    store.run("t", run_id="r-2", agent="other").start().release()
     refused = cli("recover", "--handlers", "handlers:SYNC")
     assert refused.code == 1
     assert "no handler for agent 'other'" in refused.out
@@ -240,9 +240,9 @@ def test_wrong_handlers_are_explained(cli, said, mend):
 def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     fail(store, "r-1")
     assert cli("retry", "r-1").out == (
-        "run r-1 was failed and is interrupted now: the next recover, or a worker, takes it\n"
+        "run r-1 was failed and is released now: the next recover, or a worker, takes it\n"
     )
-    assert statuses(cli) == {"r-1": "interrupted"}
+    assert statuses(cli) == {"r-1": "released"}
     fail(store, "r-2")
     (item,) = cli("retry", "r-2", "--handlers", "handlers:SYNC", "--json").items
     assert (item["was"], item["status"]) == ("failed", "completed")
@@ -259,7 +259,7 @@ def test_a_run_is_given_back_without_reading_its_responses(cli, store):
     run.responses.fail("m", "overloaded")
     run.fail("broken")
     assert cli("retry", "r-1").code == 0
-    assert statuses(cli) == {"r-1": "interrupted"}
+    assert statuses(cli) == {"r-1": "released"}
     with store.retry("r-1") as run:
         assert [one.status for one in run.responses.open().all()] == ["failed"]
 
@@ -287,7 +287,7 @@ def test_a_tenant_in_the_url_holds_for_every_opening(cli, url):
     with outlive.open(there) as store:
         fail(store, "r-1")
         fail(store, "r-2")
-        begin(store, "r-3").interrupt()
+        begin(store, "r-3").release()
     assert cli("retry", "r-1", "--handlers", "handlers:SYNC", OUTLIVE_STORE=there).code == 0
     assert cli("retry", "r-2", "--handlers", "handlers:ASYNC", OUTLIVE_STORE=there).code == 0
     said = json.loads(cli("recover", "--handlers", "handlers:ASYNC", "--json", OUTLIVE_STORE=there).out)
@@ -321,9 +321,9 @@ def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
 
 
 def test_a_parked_run_waits_for_a_person(cli, store):
-    begin(store, "r-1").interrupt()
+    begin(store, "r-1").release()
     assert cli("park", "r-1", "--yes", "--json").items == [
-        {"id": "r-1", "thread": "thread of r-1", "was": "interrupted", "status": "parked"}
+        {"id": "r-1", "thread": "thread of r-1", "was": "released", "status": "parked"}
     ]
     assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
     assert "parked ones wait for a person" in cli("doctor").out
@@ -365,28 +365,28 @@ def test_what_would_be_recovered_is_told_as_it_is_in_the_list_of_runs(cli, store
     assert cli("runs").out == "no runs; --all shows those that have ended too\n"
     run = begin(store, "r-1")
     run.save({"n": 1}, usage={"input_tokens": 7, "cost_usd": 0.5})
-    run.interrupt()
+    run.release()
     (item,) = cli("recover", "--dry-run", "--json").items
     assert (item["input_tokens"], item["cost_usd"]) == (7, 0.5)
     assert cli("runs", "--json").items == [item]
 
 
 def test_doctor_tells_of_dead_runs(cli, store):
-    begin(store, "r-1").interrupt()
+    begin(store, "r-1").release()
     ended = cli("doctor")
     assert ended.code == 1
-    assert "runs: 1 interrupted: dead and interrupted ones wait to be recovered" in ended.out
+    assert "runs: 1 released: dead and released ones wait to be recovered" in ended.out
     assert "  → outlive recover --handlers MODULE:NAME goes on with them" in ended.out
 
 
 def test_of_several_runs_of_one_id_none_is_taken_in_silence(cli, store):
     for thread in ("a", "b"):  # as copies from two stores bring them
-        run_now(run_now(store._store._run(RunInfo("r", thread)).start()).interrupt())
+        run_now(run_now(store._store._run(RunInfo("r", thread)).start()).release())
     for command in (["run", "r"], ["cancel", "r", "--yes"], ["park", "r", "--yes"], ["retry", "r"]):
         refused = cli(*command)
         assert refused.code != 0
         assert "threads 'a', 'b' have a run 'r' each" in refused.err
         assert "--thread THREAD" in refused.err
     assert cli("cancel", "r", "--thread", "b", "--yes").code == 0
-    assert {run.thread: run.status for run in store.runs()} == {"a": "interrupted", "b": "cancelled"}
+    assert {run.thread: run.status for run in store.runs()} == {"a": "released", "b": "cancelled"}
     assert [item["thread"] for item in cli("run", "r", "--thread", "a", "--json").items] == ["a"]

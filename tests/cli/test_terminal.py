@@ -47,7 +47,7 @@ def columns_of(line):
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_a_table_is_as_wide_as_the_terminal_at_most(here, columns):
     with outlive.open(f"sqlite:///{here.folder}/agent.db") as store:
-        store.thread(WIDE).update({"title": "a rather long title"})
+        store.thread(WIDE).set_metadata({"title": "a rather long title"})
         store.thread(WIDE).save({"n": 1}, step=1)
     text = run(here, "ls", columns=columns).text
     assert max(columns_of(line) for line in text.splitlines() if not line.startswith("outlive:")) <= columns
@@ -80,7 +80,7 @@ def test_colours_are_for_terminals_that_want_them(here):
 
 def test_text_of_a_state_does_not_steer_the_terminal(here):
     with outlive.open(f"sqlite:///{here.folder}/agent.db") as store:
-        store.thread("[red]x[/red]").update({"title": ESCAPES})
+        store.thread("[red]x[/red]").set_metadata({"title": ESCAPES})
         store.thread("t").save({"text": "a"})
         store.thread("t").save({"text": ESCAPES, ESCAPES: 1})
     for command in (
@@ -111,9 +111,9 @@ def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
                 {"text": UNSEEN, UNSEEN: n}, id=f"i{n}{UNSEEN}", metadata={UNSEEN: UNSEEN}, source="update"
             )
         thread.write(f"task{UNSEEN}", [(f"c{UNSEEN}", UNSEEN)])
-        thread.update({"title": UNSEEN})
+        thread.set_metadata({"title": UNSEEN})
         store.run("u", run_id=f"r{UNSEEN}", agent=UNSEEN, prompt=UNSEEN).start().fail(UNSEEN)
-        store.run("v", run_id=f"dead{UNSEEN}", agent=UNSEEN).start().interrupt()
+        store.run("v", run_id=f"dead{UNSEEN}", agent=UNSEEN).start().release()
     wrong = f"nobody{UNSEEN}"
     for command in (
         ["ls"], ["ls", "-q"], ["ls", "--json"], ["stats"], ["show", "t"], ["show", "t", "--json"], ["show", "t", "--path", "text"],
@@ -158,7 +158,9 @@ def test_columns_are_left_out_before_an_id_is_cut(program):
     ids = [f"{number:08}-0000-4000-8000-{number:012}" for number in range(3)]
     with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
         for id in ids:
-            store.thread(id).update({"title": "a long title of a thread", "user": "somebody with a name"})
+            store.thread(id).set_metadata(
+                {"title": "a long title of a thread", "user": "somebody with a name"}
+            )
             store.thread(id).save({"n": 1, "text": "x" * 2000}, step=1)
         runs = [store.run(id, run_id=f"run-{id}", agent="assistant").start() for id in ids]
         for run_ in runs:
@@ -219,13 +221,13 @@ def test_ctrl_c_at_a_question_does_nothing(here, key):
 @pytest.mark.parametrize("name", ["wait", "wait_async"])
 def test_ctrl_c_in_a_handler_leaves_the_run_to_be_recovered(program, name):
     with outlive.open(f"sqlite:///{program.folder}/agent.db") as store:
-        store.run("t", run_id="r-1").start().interrupt()
+        store.run("t", run_id="r-1").start().release()
     (program.folder / "slow.py").write_text(SLOW)
     with program.on_terminal("recover", "--handlers", f"slow:{name}") as terminal:
         assert terminal.wait_for("at work").press("\x03") == 130
     assert "Traceback" not in terminal.seen
     (item,) = program("runs", "--json").items
-    assert (item["standing"], item["attempt"]) == ("interrupted", 2)
+    assert (item["standing"], item["attempt"]) == ("released", 2)
 
 
 def test_progress_is_shown_on_a_terminal_only(here):

@@ -376,17 +376,17 @@ def test_no_byte_of_what_was_erased_is_left_in_any_file(make, how, tmp_path):
         thread = store.thread("t")
         thread.save({"secret": secret}, id="one", metadata={"about": secret})
         thread.write("task", [("c", secret)], checkpoint="one")
-        thread.update({"about": secret})
+        thread.set_metadata({"about": secret})
         thread.save({"plain": random.Random(6).randbytes(600)}, id="two")
         assert found()
-        thread.update({"about": None})
+        thread.set_metadata({"about": None})
         if how == "pruned":
             thread.prune(keep_last=1, erase=True)
         elif how == "removed":
-            thread.remove(["one"], erase=True)
+            thread.delete_checkpoints(["one"], erase=True)
         elif how == "replaced":
             thread.save({}, id="one", replace=True)
-            thread.remove(["one"], erase=True)
+            thread.delete_checkpoints(["one"], erase=True)
         else:
             thread.delete()
             store.close()  # without erase SQLite empties its log when the last handle goes

@@ -100,7 +100,7 @@ def test_verify_finds_damage_in_each_kind(tmp_path):
                 for thread, kind, body in rows:
                     db.execute(damage, [bytes(len(body)), thread, kind])
                     (problem,) = store.verify().problems
-                    assert f"{kind} 'k'" in problem
+                    assert f"{kind} 'k'" in str(problem)
                     db.execute(damage, [body, thread, kind])
             assert store.verify().problems == ()
 
@@ -112,4 +112,4 @@ def test_verify_reports_a_stored_entry_of_an_unknown_kind(tmp_path, monkeypatch)
             with monkeypatch.context() as patch:
                 patch.setitem(KINDS, "stray", stray)
                 put(store, stray, keys=(LISTED,))
-            assert "unknown kind 'stray'" in " ".join(store.verify().problems)
+            assert "unknown kind 'stray'" in str(store.verify().problems)

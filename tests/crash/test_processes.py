@@ -148,7 +148,7 @@ def test_compare_and_set_has_one_winner_per_head_and_loses_no_update(backend, se
         assert set(won.values()) == {1}
         assert thread.load() == {"count": processes * threads * times}
         assert len(thread.lineage()) == 1 + processes * threads * times
-        assert len(thread.heads()) == 1
+        assert len(thread.tips()) == 1
 
 
 # Deleting while others save -------------------------------------------------------------------------------

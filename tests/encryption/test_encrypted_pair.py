@@ -23,7 +23,7 @@ def fill(store):
     for n in range(6):
         thread.save({"n": n, "messages": ["secret " * 500] * n})
     thread.write("task", [("channel", "secret " * 50)])
-    thread.update({"title": "secret"})
+    thread.set_metadata({"title": "secret"})
     with store.run("t2", agent="x", prompt="secret prompt") as run:
         run.step("ask", lambda: "secret answer")
 

@@ -96,7 +96,7 @@ def fill(store, id="thread"):
         interrupts=[outlive.Interrupt("question", "node", SECRET)],
     )
     thread.write("task", [("channel", SECRET * 9), ("__error__", SECRET)])
-    thread.update({"title": SECRET})
+    thread.set_metadata({"title": SECRET})
     with store.run(id, agent=SECRET, prompt=SECRET, attributes={"who": SECRET}) as run:
         run.step("step", lambda: SECRET)
         run.save({"n": 4, "said": SECRET})
@@ -367,7 +367,7 @@ def test_a_record_that_does_not_open_stands_in_the_way_of_nothing_else(what, how
     else:
         fresh.thread("thread").save({"n": "new"})
         assert fresh.thread("thread").load() == {"n": "new"}
-    assert fresh.thread("thread").remove([last]).checkpoints == 1
+    assert fresh.thread("thread").delete_checkpoints([last]).checkpoints == 1
 
 
 def store_of(ring):
@@ -561,7 +561,7 @@ def test_verify_without_a_key_finds_a_record_in_the_clear(what):
     keyless = memory_store(KeyRing(), inner)[0]
     assert keyless.verify().ok
     edit(inner, what, lambda data: b"\x93\x01\x02\x03")
-    assert any("not sealed" in problem for problem in keyless.verify().problems)
+    assert any("not sealed" in str(problem) for problem in keyless.verify().problems)
 
 
 def test_verify_without_a_key_finds_a_chunk_that_is_gone_and_flipped_bytes(tmp_path):

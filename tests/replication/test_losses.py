@@ -66,7 +66,7 @@ def test_any_two_stores_are_a_pair(url_of, primary, secondary):
         store.promote()
         assert thread.load()["n"] == 3
         thread.save({"n": 4}, id="4")
-        thread.remove(["0"])
+        thread.delete_checkpoints(["0"])
         store.failback()
         assert [one.id for one in thread.history()] == ["4", "3", "2", "1"]
         store.promote()
@@ -486,7 +486,7 @@ def test_a_lock_whose_owner_is_cancelled_is_free_at_once(url_of):
 def test_no_name_of_a_thread_reaches_what_the_pair_keeps_for_itself(pair, id):
     pair.thread(id).save("mine", id=id)
     pair.thread(id, namespace=id).save("sub", id=id)
-    pair.thread(id).remove([id])
+    pair.thread(id).delete_checkpoints([id])
     pair.promote()
     assert pair.thread(id).load() is None
     assert pair.thread(id, namespace=id).load() == "sub"

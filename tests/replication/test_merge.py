@@ -82,7 +82,7 @@ class Apart:
             elif name == "run":
                 self.run(side, handle._thread._key, id, n)
             elif name == "remove":
-                handle.remove([id])
+                handle.delete_checkpoints([id])
             elif name == "prune":
                 handle.prune(keep_last=n)
             else:
@@ -152,8 +152,8 @@ DEEDS = {
     "save": lambda thread: thread.save({"n": 9}, id="nine"),
     "replace": lambda thread: thread.save({"n": 9}, id="2", replace=True),
     "write": lambda thread: thread.write("task", [("c", "v" * 500)], checkpoint="3"),
-    "update": lambda thread: thread.update({"title": "trip"}),
-    "remove": lambda thread: thread.remove(["2"]),
+    "update": lambda thread: thread.set_metadata({"title": "trip"}),
+    "remove": lambda thread: thread.delete_checkpoints(["2"]),
     "prune": lambda thread: thread.prune(keep_last=1),
     "erase": lambda thread: thread.prune(keep_last=1, erase=True),
     "delete": lambda thread: thread.delete(),

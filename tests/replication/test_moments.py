@@ -57,7 +57,7 @@ def prepare(store, action):
     if action == "failback":
         store.promote()
         store.thread("t").save({"n": 3}, id="3")
-        store.thread("t").remove(["0"])
+        store.thread("t").delete_checkpoints(["0"])
         store.thread("new").save("new", id="first")
         store.thread("gone").delete()
     return {("t", one.id) for one in store.thread("t").history()} | {
@@ -138,7 +138,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_noth
 DEEDS = {
     "save": lambda store: store.thread("t").save({"n": "killed"}, id="killed"),
     "replace": lambda store: store.thread("t").save({"n": "other"}, id="1", replace=True),
-    "remove": lambda store: store.thread("t").remove(["1"]),
+    "remove": lambda store: store.thread("t").delete_checkpoints(["1"]),
     "prune": lambda store: store.thread("t").prune(keep_last=1, erase=True),
     "delete": lambda store: store.delete("t"),
     "run": lambda store: store.run("r", run_id="run").start(),

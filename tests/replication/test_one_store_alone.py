@@ -13,11 +13,11 @@ ROLES = ("primary", "secondary")
 DEEDS = {
     "save": lambda store: store.thread("t").save({"n": "alone"}, id="alone"),
     "save into a new thread": lambda store: store.thread("new").save(1, id="alone"),
-    "remove": lambda store: store.thread("t").remove(["1"]),
+    "remove": lambda store: store.thread("t").delete_checkpoints(["1"]),
     "prune": lambda store: store.thread("t").prune(keep_last=1),
     "delete": lambda store: store.delete("u"),
     "fork": lambda store: store.thread("t").fork("fork"),
-    "metadata": lambda store: store.thread("t").update({"title": "alone"}),
+    "metadata": lambda store: store.thread("t").set_metadata({"title": "alone"}),
     "run": lambda store: store.run("t").start(),
     "lock": lambda store: store.lock("t").__enter__(),
 }

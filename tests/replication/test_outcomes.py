@@ -272,7 +272,7 @@ def test_what_came_back_as_a_branch_is_stored_for_whoever_asks_again(mode):
 
 DEEDS = {
     "metadata": (
-        lambda store: store.thread("t").update({"by": "orphan"}),
+        lambda store: store.thread("t").set_metadata({"by": "orphan"}),
         lambda store: store.thread("t").info().metadata,
     ),
     "replacement": (
@@ -286,7 +286,7 @@ DEEDS = {
 def test_what_else_was_not_acknowledged_is_withdrawn_too(deed):
     act, look = DEEDS[deed]
     world = World("strict", 0)
-    world.client.store.thread("t").update({"by": "first"})
+    world.client.store.thread("t").set_metadata({"by": "first"})
     before = look(world.other.store)
     world.client.links[1].mode = "refuse"
     with pytest.raises(outlive.OutcomeUnknown):

@@ -71,8 +71,8 @@ def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in
 DELETIONS = {
     "prune": lambda thread: thread.prune(keep_last=1),
     "prune and erase": lambda thread: thread.prune(keep_last=1, erase=True),
-    "remove and erase": lambda thread: thread.remove(["0", "1"], erase=True),
-    "remove a run": lambda thread: thread.remove(run="r"),
+    "remove and erase": lambda thread: thread.delete_checkpoints(["0", "1"], erase=True),
+    "remove a run": lambda thread: thread.delete_checkpoints(run="r"),
     "delete": lambda thread: thread.delete(),
 }
 
@@ -176,7 +176,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         await thread.save({"n": 1}, id="a", interrupts=[outlive.Interrupt("i", "node")], metadata={"m": 1})
         await thread.write("task", [("channel", "v" * 3000)])
         await thread.resume("i", "yes")
-        await thread.update({"title": "trip"})
+        await thread.set_metadata({"title": "trip"})
         await thread.save({"n": 2}, id="b")
         await thread.save({"n": 3}, id="b", replace=True)
         await thread.fork("fork", at="a")
@@ -397,7 +397,7 @@ def test_what_an_async_primary_had_queued_when_it_was_left_comes_back_as_a_branc
         for which in (0, 1):
             alone = await rig.alone(which)
             assert await alone.thread("t").load() == "went on from the base"
-            assert {one.id for one in await alone.thread("t").heads()} == {"went on", "left"}
+            assert {one.id for one in await alone.thread("t").tips()} == {"went on", "left"}
             assert await alone.thread("t").load("left") == "only the primary has it"
 
     run(rig, scenario)
@@ -485,10 +485,10 @@ def test_after_a_failover_dead_runs_are_left_alone_unless_that_is_allowed(rig):
         store = await rig.open()
         run = store.run("r", run_id="run", agent="planner")
         await run.start()
-        await run.interrupt()
+        await run.release()
         await store.promote()
         report = await store.recover({"planner": lambda run: "never"})
-        assert [(one.run.id, one.reason) for one in report.refused] == [("run", "primary_unreachable")]
+        assert [(one.run_id, one.code) for one in report.skipped] == [("run", "primary_unreachable")]
         report = await store.recover({"planner": lambda run: "done"}, after_failover=True)
         assert [one.id for one in report.resumed] == ["run"]
         await store.failback()

@@ -51,7 +51,7 @@ def build(url):
             )
         trip.save({**state(2), "note": "another way"}, id="branch", parent="c2", step=3, source="update")
         trip.write("task-1", [("messages", Plan("Porto", 1)), ("done", True)])
-        trip.update({"title": "Lisbon", "user": "ada"})
+        trip.set_metadata({"title": "Lisbon", "user": "ada"})
         store.thread("trip-42", namespace="sub").save({"query": "Alfama"}, id="s1")
         asked = outlive.Interrupt("ask-1", "approve", {"question": "Book it?"})
         store.thread("trip-7").save(

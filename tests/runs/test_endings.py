@@ -46,10 +46,10 @@ def states(store, thread="t"):
 
 
 def test_an_orderly_end_is_no_failed_attempt(store):
-    store.run("t", run_id="r", agent="a", max_attempts=2).start().interrupt()
+    store.run("t", run_id="r", agent="a", max_attempts=2).start().release()
 
     def interrupted_again(run):
-        run.interrupt()
+        run.release()
 
     for attempt in range(2, 8):
         report = store.recover({"a": interrupted_again})
@@ -86,9 +86,9 @@ def test_sigterm_is_no_failed_attempt_and_a_kill_is_one(workers):
         with outlive.open(url) as store:
             with store.run("t", run_id="r") as run:
                 assert (run.info.attempt, run.info.failures) == (5, 1)
-                run.interrupt()
+                run.release()
             (held,) = store.runs()
-            assert (held.status, held.failures) == ("interrupted", 1)
+            assert (held.status, held.failures) == ("released", 1)
 
 
 def test_a_run_that_failed_is_counted_until_it_is_retried(store):
@@ -113,7 +113,7 @@ def test_a_child_keeps_the_place_when_its_parent_ends(backend, url):
             with pytest.raises(ThreadBusy) as busy:
                 start()
             assert busy.value.holder == "child"
-            assert busy.value.until is not None
+            assert busy.value.lease_expires_at is not None
         child.save({"by": "child"})
         grandchild = store.run("t", run_id="grandchild", parent="child").start()
         child.complete()
@@ -289,7 +289,7 @@ def test_a_save_that_is_held_back_is_what_it_was_when_it_was_saved(store):
 
 
 def test_an_id_that_is_taken_after_a_save_was_held_back_loses_no_state(store):
-    for end in ("complete", "interrupt", "cancel", "flush"):
+    for end in ("complete", "release", "cancel", "flush"):
         with store.run(end, throttle_s=60) as run:
             run.save({"n": 0})
             assert run.save({"n": 1}, id="mine") is None
@@ -363,7 +363,7 @@ def test_an_error_whose_text_cannot_be_told_ends_the_run_all_the_same(store):
 
 
 @pytest.mark.parametrize("backend", ["memory", *ALL])
-@pytest.mark.parametrize("end", ["complete", "fail", "cancel", "interrupt", "block"])
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel", "release", "block"])
 def test_a_run_with_exit_durability_stores_its_newest_checkpoint_when_it_ends(backend, url, end):
     with outlive.open(url) as store:
         run = store.run("t", run_id="r", durability="exit").start()
@@ -479,7 +479,7 @@ def test_exit_durability_survives_sigterm_and_not_a_kill(number, stored, workers
             worker.kill()
         with outlive.open(url) as store:
             assert states(store) == stored
-            assert [one.id for one in store.interrupted()] == ["r"]
+            assert [one.id for one in store.recoverable()] == ["r"]
 
 
 def test_the_throttle_goes_by_the_clock_that_it_is_given(store):
@@ -586,18 +586,18 @@ def test_a_run_whose_steps_cannot_be_read_hides_no_other_and_is_given_back(
     with outlive.open(url) as store:
         run = store.run("t1", run_id="a", agent="a", max_attempts=2).start()
         run.step("plan", Plan, 1)
-        run.interrupt()
-        store.run("t2", run_id="b", agent="a").start().interrupt()
+        run.release()
+        store.run("t2", run_id="b", agent="a").start().release()
         forgets()
         for _ in range(3):
             report = store.recover({"a": lambda run: "done"})
-            assert [(one.run.id, "UnknownTag" in one.reason) for one in report.refused] == [("a", True)]
+            assert [(one.run.id, "UnknownTag" in one.message) for one in report.skipped] == [("a", True)]
             assert (report.failed, report.waiting) == ([], [])
         with pytest.raises(UnknownTag):
             store.retry("a").start()
         monkeypatch.undo()
         found = store.find_run("a")
-        assert (found.status, found.attempt, found.failures) == ("interrupted", 1, 0)
+        assert (found.status, found.attempt, found.failures) == ("released", 1, 0)
         assert store.find_run("b").result == "done"
         store.run("t1").start().complete()  # its place is free
         report = store.recover({"a": lambda run: run.step("plan", Plan, 1).n})
@@ -621,15 +621,15 @@ def test_a_failed_run_that_cannot_be_read_stays_failed_and_a_dead_one_is_counted
     found = store.find_run("failed")
     assert (found.status, found.attempt, found.failures, found.error) == ("failed", 1, 1, "broken")
     for _ in range(3):
-        assert [one.run.id for one in store.recover({"a": print}).refused] == ["dead"]
+        assert [one.run.id for one in store.recover({"a": print}).skipped] == ["dead"]
     found = store.find_run("dead")
-    assert (found.status, found.attempt, found.failures) == ("interrupted", 1, 1)
+    assert (found.status, found.attempt, found.failures) == ("released", 1, 1)
 
 
 def test_a_store_error_while_a_run_is_given_back_hides_nothing(store, forgets, monkeypatch):
     run = store.run("t", run_id="r").start()
     run.step("plan", Plan, 1)
-    run.interrupt()
+    run.release()
     forgets()
 
     async def let_go(self, *args):

@@ -32,7 +32,7 @@ def can(*command):
 
 
 IS_GONE = """
-import sys, outlive.owner
+import sys, outlive.runs.owner
 host, boot, pids, times, pid, started = sys.argv[1:]
 print(outlive.runs.owner.Owner(host, boot, pids, times, int(pid), int(started)).is_gone())
 """
@@ -118,9 +118,9 @@ def test_another_time_namespace_neither_kills_an_owner_nor_its_lease(tmp_path):
     url = f"sqlite:///{tmp_path}/store.db"
     look = """
 import sys, outlive
-from outlive.backends.memory import clock
+from outlive.backends.local.memory import clock
 with outlive.open(sys.argv[1]) as store:
-    print([run.id for run in store.interrupted()], [run.id for run in store.recover({"*": lambda run: 1}).waiting], clock().lease)
+    print([run.id for run in store.recoverable()], [run.id for run in store.recover({"*": lambda run: 1}).waiting], clock().lease)
 """
     with outlive.open(url) as store, store.run("t", run_id="r", lease_s=600):
         before = clock().lease

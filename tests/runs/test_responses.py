@@ -108,7 +108,7 @@ def test_the_same_with_tasks(backend, url):
             await asyncio.gather(*(ask(responses, "m", number, number + 1) for number in range(20)))
             await responses.complete("m", {"text": "whole"}, 3)
             await responses.interrupt("m", 4, partial={"text": "slow"})
-            await run.interrupt()
+            await run.release()
 
             async def go_on(run):
                 assert [len(one.text) for one in (await run.responses.all())] == [
@@ -200,7 +200,7 @@ def test_of_many_threads_on_one_model_the_newest_update_stays(backend, url):
             thread.join()
         last = dict(order)
         assert {one.model_id: one.text for one in responses.all()} == last
-        run.interrupt()
+        run.release()
         with store.run("t", run_id="r") as again:
             assert {one.model_id: one.text for one in again.responses.all()} == last
             assert {one.attempts for one in again.responses.all()} == {1}
@@ -222,7 +222,7 @@ def test_a_cancelled_update_takes_nobody_along():
             done = await asyncio.gather(*tasks, return_exceptions=True)
             assert [isinstance(one, asyncio.CancelledError) for one in done] == [False] * 3 + [True] * 2
             assert [one.text for one in (await responses.all())] == ["a2", "b1", ""]
-            await run.interrupt()
+            await run.release()
             async with store.run("t", run_id="r") as again:
                 assert [one.text for one in (await again.responses.all())] == ["a2", "b1", ""]
 
@@ -282,7 +282,7 @@ def test_tasks_cancelled_at_random_lose_nothing_that_was_acknowledged(seed, tmp_
                 await asyncio.sleep(rng.uniform(0, 0.01))
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await run.interrupt()
+            await run.release()
             async with store.run("t", run_id="r") as again:
                 for one in await again.responses.all():
                     last = acknowledged.get(one.model_id, 0)
@@ -388,7 +388,7 @@ def check_after_death(url, said):
 
     with outlive.open(url) as store:
         report = store.recover({"a": go_on})
-        assert [one.reason for one in report.failed] == []
+        assert [one.message for one in report.failed] == []
         assert [one.id for one in report.resumed] == ["r"]
         assert store.verify().problems == ()
 

@@ -106,7 +106,7 @@ def test_a_run_has_its_place_alone_and_leaves_it_when_it_ends(backend, url):
         ]
         with store.run("t") as other:
             assert other.load() == {"n": 1}
-        assert list(store.interrupted()) == []
+        assert list(store.recoverable()) == []
 
 
 def die_by(error, store):
@@ -118,7 +118,7 @@ def die_by(error, store):
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
 @pytest.mark.parametrize(
     "error, status",
-    [(ValueError("bad"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "interrupted")],
+    [(ValueError("bad"), "failed"), (KeyboardInterrupt(), "released"), (SystemExit(1), "released")],
 )
 def test_how_the_block_ends_decides_what_becomes_of_the_run(backend, url, error, status):
     with outlive.open(url) as store:
@@ -126,7 +126,7 @@ def test_how_the_block_ends_decides_what_becomes_of_the_run(backend, url, error,
             die_by(error, store)
         (held,) = store.runs()
         assert held.status == status
-        assert [one.id for one in store.interrupted()] == (["r"] if status == "interrupted" else [])
+        assert [one.id for one in store.recoverable()] == (["r"] if status == "released" else [])
         assert held.error == ("ValueError: bad" if status == "failed" else None)
 
 
@@ -137,7 +137,7 @@ def test_a_run_is_parked_and_cancelled_from_outside_by_its_id(backend, url):
         assert store.park("r").status == "parked"
         with pytest.raises(LeaseLost):
             run.save({"n": 1})
-        assert [one.id for one in store.interrupted()] == []
+        assert [one.id for one in store.recoverable()] == []
         with pytest.raises(RunEnded):
             store.park("r")
         again = store.retry("r").start()
@@ -149,7 +149,7 @@ def test_a_run_is_parked_and_cancelled_from_outside_by_its_id(backend, url):
         for end in (store.park, store.cancel):
             with pytest.raises(RunEnded):
                 end("next")
-            with pytest.raises(outlive.errors.BadArgument, match="there is no run 'nex'"):
+            with pytest.raises(outlive.errors.RunMissing, match="no run with id 'nex'"):
                 end("nex")
 
     async def both():
@@ -180,14 +180,14 @@ def test_a_cancelled_task_leaves_its_run_to_be_recovered(backend, url):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert [one.id async for one in store.interrupted()] == ["r"]
+            assert [one.id async for one in store.recoverable()] == ["r"]
 
             async def go_on(run):
                 return (await run.load())["n"] + 1
 
             report = await store.recover({"a": go_on})
             assert [(one.id, one.status, one.result) for one in report.resumed] == [("r", "completed", 2)]
-            assert [one async for one in store.interrupted()] == []
+            assert [one async for one in store.recoverable()] == []
 
     asyncio.run(main())
 
@@ -264,10 +264,10 @@ def die_in_effect(report, url):
 def test_a_run_may_have_any_id():
     with outlive.open("memory:") as store:
         for run_id in ("a\nb", "a", "\n", "r\0", "\ud800"):
-            store.run(f"t {run_id!r}", run_id=run_id, agent="a").start().interrupt()
+            store.run(f"t {run_id!r}", run_id=run_id, agent="a").start().release()
             run = store.run(f"t {run_id!r}", run_id=run_id).start()
             run.step("x", lambda: 1)
-            run.interrupt()
+            run.release()
             with store.run(f"t {run_id!r}", run_id=run_id) as run:
                 assert run.step("x", lambda: 2) == 1
 
@@ -400,7 +400,7 @@ def test_a_quiet_run_stays_alive_by_its_heartbeat(backend, url):
     with outlive.open(url) as store, store.run("t", run_id="r", lease_s=4.0) as run:
         renewed = {lease_end(store, lease.RUN, "r")}
         eventually(lambda: renewed.add(lease_end(store, lease.RUN, "r")) or len(renewed) == 3)
-        assert list(store.interrupted()) == []
+        assert list(store.recoverable()) == []
         with pytest.raises(RunBusy):
             store.run("t", run_id="r").start()
         run.save({"n": 1})
@@ -422,9 +422,9 @@ def test_a_run_that_keeps_killing_its_process_is_parked(workers):
                 worker.kill()
         with outlive.open(url) as store:
             report = store.recover({"a": lambda run: None})
-            assert [(one.run.id, one.reason) for one in report.refused] == [("r", "parked after 3 attempts")]
+            assert [(one.run.id, one.message) for one in report.skipped] == [("r", "parked after 3 attempts")]
             assert [one.status for one in store.runs()] == ["parked"]
-            assert list(store.interrupted()) == []
+            assert list(store.recoverable()) == []
 
 
 def die_at_once(report, url, how):
@@ -439,12 +439,12 @@ def test_what_cannot_be_recovered_is_said_with_its_reason():
     with outlive.open("memory:") as store:
         for agent in ("known", "unknown", "old"):
             version = "1" if agent == "old" else None
-            store.run(agent, run_id=agent, agent=agent, code_version=version).start().interrupt()
+            store.run(agent, run_id=agent, agent=agent, code_version=version).start().release()
         report = store.recover(
             {"known": lambda run: 5, "old": lambda run: 6}, policy="hold", code_version="2"
         )
         assert [(one.id, one.result) for one in report.resumed] == [("known", 5)]
-        assert [one.reason for one in report.refused] == [
+        assert [one.message for one in report.skipped] == [
             "it was started by code version '1'",
             "no handler for agent 'unknown'",
         ]
@@ -462,7 +462,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
     registry.add(Elsewhere, "elsewhere")
     with outlive.open(url_for("sqlite", tmp_path)) as store:
         for id in ("a", "strange", "z"):
-            store.run(id, run_id=id, agent="known").start().interrupt()
+            store.run(id, run_id=id, agent="known").start().release()
         engine, key = store._store._engine, store.thread("strange")._thread._key
         entry = run_now(lease.find(engine, key, lease.RUN, "strange"))
         body = Codec(registry).pack({"agent": "known", "prompt": Elsewhere(1)})
@@ -472,13 +472,13 @@ def test_a_run_that_cannot_be_read_hides_no_other(url_for, tmp_path):
             )
         )
         assert [(run.id, run.status, run.is_readable) for run in store.runs()] == [
-            ("a", "interrupted", True),
-            ("strange", "interrupted", False),
-            ("z", "interrupted", True),
+            ("a", "released", True),
+            ("strange", "released", False),
+            ("z", "released", True),
         ]
         report = store.recover({"known": lambda run: 5})
         assert [one.id for one in report.resumed] == ["a", "z"]
-        assert [(one.run.id, "elsewhere" in one.reason) for one in report.refused] == [("strange", True)]
+        assert [(one.run.id, "elsewhere" in one.message) for one in report.skipped] == [("strange", True)]
 
 
 def damage_run(backend, url, id):
@@ -508,7 +508,7 @@ def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
     damaged = {"00", "03", "04", "13"}
     with outlive.open(url) as store:
         for id in names:
-            store.run(id, run_id=id, agent="known").start().interrupt()
+            store.run(id, run_id=id, agent="known").start().release()
         for id in damaged:
             damage_run(backend, url, id)
         assert [(run.id, run.thread, run.is_readable) for run in store.runs()] == [
@@ -516,8 +516,8 @@ def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
         ]
         report = store.recover({"known": lambda run: 5})
         assert [one.id for one in report.resumed] == [id for id in names if id not in damaged]
-        assert {one.run.id for one in report.refused} == damaged
-        assert all("does not match its checksum" in one.reason for one in report.refused)
+        assert {one.run.id for one in report.skipped} == damaged
+        assert all("does not match its checksum" in one.message for one in report.skipped)
         assert [store.find_run(id) for id in ("0", "1")] == [None, None]
         store.run("other", run_id="0").start().complete()  # its neighbour is damaged
         for call in (lambda: store.run("03", run_id="03").start(), lambda: store.retry("03")):
@@ -592,7 +592,7 @@ def test_wall_clocks_that_differ_by_an_hour_change_nothing(backend, url, workers
             kill_one(workers, url, run_id=f"dead {turn}", lease_s=600)
             with workers.spawn(look_with_another_clock, url, shift_s) as worker:
                 assert worker.finish() == [([f"dead {turn}"],)]
-            assert list(store.interrupted()) == []
+            assert list(store.recoverable()) == []
             store.delete("t")
 
 
@@ -617,7 +617,7 @@ def test_what_cannot_be_known_to_be_dead_from_here_is_left_alone(change, workers
             worker.receive()
             worker.kill()
         with outlive.open(url) as store:
-            assert list(store.interrupted()) == []
+            assert list(store.recoverable()) == []
             with pytest.raises(RunBusy):
                 store.run("t", run_id="r").start()
 
@@ -643,7 +643,7 @@ def test_a_live_run_in_another_pid_namespace_of_this_machine_is_not_claimed(tmp_
     try:
         assert process.stdout.readline() == b"started\n"
         with outlive.open(url) as store:
-            assert list(store.interrupted()) == []
+            assert list(store.recoverable()) == []
             assert store.recover({"*": lambda run: None}).resumed == []
     finally:
         process.kill()
@@ -666,7 +666,7 @@ def test_a_server_that_restarts_during_recovery_strands_no_run(workers):
                 run.save({"by": run.id})
 
             def recover_all():
-                while list(store.interrupted()):
+                while list(store.recoverable()):
                     store.recover({"planner": go_on})
 
             recovering = [pool.submit(recover_all) for _ in range(2)]
@@ -801,7 +801,7 @@ def test_a_failed_run_is_retried_from_where_it_was(backend, url):
         with store.retry("r") as run:
             assert (run.load(), run.info.error) == ({"n": 1}, None)
         assert [(one.status, one.error) for one in store.runs()] == [("completed", None)]
-        with pytest.raises(outlive.errors.BadArgument, match="there is no run"):
+        with pytest.raises(outlive.errors.RunMissing, match="no run with id"):
             store.retry("nobody")
 
 
@@ -850,7 +850,7 @@ def test_a_store_that_keeps_nothing_runs_everything():
             assert [run.step("s", lambda n=n: n) for n in range(3)] == [0, 1, 2]
         with store.lock("t"), store.run("t"):
             pass
-        assert list(store.runs()) == list(store.interrupted()) == []
+        assert list(store.runs()) == list(store.recoverable()) == []
         assert store.recover({"*": lambda run: None}).resumed == []
 
 
@@ -862,7 +862,7 @@ def test_a_worker_recovers_until_it_is_stopped(backend, url):
         running = threading.Thread(target=worker.run)
         running.start()
         for n in range(3):
-            store.run(f"t{n}", run_id=f"r{n}", agent="a").start().interrupt()
+            store.run(f"t{n}", run_id=f"r{n}", agent="a").start().release()
             eventually(lambda n=n: sum(len(report.resumed) for report in reports) > n)
         worker.stop()
         running.join(PATIENCE_S)
@@ -905,7 +905,7 @@ def test_sigterm_in_a_throttle_window_loses_nothing(backend, in_thread, url, wor
             pass
         with outlive.open(url) as store:
             assert store.thread("t").load() == {"n": 4}
-            assert [one.status for one in store.runs() if one.id == "r"] == ["interrupted"]
+            assert [one.status for one in store.runs() if one.id == "r"] == ["released"]
 
 
 def quietly(worker):
@@ -924,7 +924,7 @@ def test_a_store_that_is_closed_gives_up_its_runs_though_one_was_lost(tmp_path):
         taken = replace(entry, fence=NEXT, expect=entry.rank, status=lease.CANCELLED, lease_s=None)
         run_now(other._store._engine.commit(Commit(lost._run.key, entries=(taken,))))
         mine.close()
-        assert {one.id: one.status for one in other.runs()} == {"r-1": "cancelled", "r-2": "interrupted"}
+        assert {one.id: one.status for one in other.runs()} == {"r-1": "cancelled", "r-2": "released"}
 
 
 # What is said to people --------------------------------------------------------------------------------------------
@@ -938,7 +938,7 @@ def test_a_run_that_was_not_started_says_so():
             lambda: run.step("s", int),
             run.complete,
             run.flush,
-            run.interrupt,
+            run.release,
         ):
             with pytest.raises(outlive.errors.RunNotStarted, match=r"run 'r' has not started.*start\(\)"):
                 call()
@@ -952,11 +952,11 @@ def test_a_run_that_was_not_started_says_so():
 @pytest.mark.parametrize("handlers", [print, [print], {"a": 5}, None, "planner"])
 def test_handlers_that_are_none_are_refused(handlers):
     with outlive.open("memory:") as store:
-        store.run("t", run_id="r", agent="a").start().interrupt()
+        store.run("t", run_id="r", agent="a").start().release()
         for call in (store.recover, store.worker):
             with pytest.raises(outlive.errors.BadArgument, match="handlers must be a dict"):
                 call(handlers)
-        assert [one.status for one in store.runs()] == ["interrupted"]
+        assert [one.status for one in store.runs()] == ["released"]
 
     async def main():
         async with outlive.open_async("memory:") as store:

@@ -42,7 +42,7 @@ def fill(store, *ids):
         store.thread(id, namespace="sub").save({"of": id})
         thread.write("task", [("c", id * 300), ("__error__", "x")])
         thread.write("early", [("c", 1)], checkpoint="not saved yet")
-        thread.update({"title": id})
+        thread.set_metadata({"title": id})
         with store.run(id, agent="a", prompt="p", run_id=f"run of {id}") as run:
             run.step("s", lambda: 1)
             run.complete({"result"})
@@ -128,7 +128,7 @@ def test_some_threads_are_copied_and_an_id_that_is_not_there_is_told():
 def test_without_a_key_nothing_is_copied_rather_than_what_can_be_seen(tmp_path):
     url = f"sqlite:///{tmp_path}/sealed.db"
     with outlive.open(url, key=KEY) as store:
-        store.thread("only metadata").update({"title": "x"})
+        store.thread("only metadata").set_metadata({"title": "x"})
     with outlive.open(url, key=outlive.KeyRing()) as store, outlive.open("memory:") as target:
         with pytest.raises(outlive.errors.KeyMissing):
             store.copy_to(target)
@@ -148,7 +148,7 @@ def test_what_did_not_change_since_a_moment_is_left_out():
 def test_runs_of_a_thread_that_has_nothing_else_come_along():
     with outlive.open("memory:") as one, outlive.open("memory:") as two:
         one.run("t", run_id="r", prompt="p", lease_s=1).start()
-        one.thread("t").remove([one.thread("t").checkpoint().id])
+        one.thread("t").delete_checkpoints([one.thread("t").checkpoint().id])
         assert list(one.threads()) == []
         one.copy_to(two)
         assert runs(two, "t") == [("r", "running", "p", None, 1)]
@@ -167,7 +167,7 @@ def test_a_run_that_was_copied_goes_on_in_the_target_and_a_repeated_copy_leaves_
             run.step("s", lambda: 1 / 0, effect=True)
         thread.write("task", [("__error__", "old")])
         at = thread.checkpoint().id
-        run.interrupt()
+        run.release()
         source.copy_to(target)
         target.thread("t").write("task", [("__error__", "new")], checkpoint=at)
         report = target.recover({"a": lambda run: run.step("s", lambda: 5, effect=True)})
@@ -478,7 +478,7 @@ def test_an_export_of_a_long_conversation_grows_with_what_is_new():
             messages.append({"role": "user", "content": f"message {n} " * 20})
             thread.save({"messages": messages})
         text = thread.export()
-        assert len(text) < 4 * store.thread("t").checkpoint().size
+        assert len(text) < 4 * store.thread("t").checkpoint().state_bytes
         assert '"splice"' in text
         assert store.import_thread(text, id="made").load() == {"messages": messages}
 

@@ -16,6 +16,7 @@ import outlive
 from outlive.backend.protocol import ThreadKey, WriteRecord
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
+from outlive.retention import thread_sweep
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
 from outlive.testing.trial import _Awaited
@@ -31,7 +32,7 @@ KEEP = outlive.Retain(keep_last=3, every_s=None)
 def _restless():
     """Let no test wait while a sweep rests."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(outlive.retention.thread_sweep, "_LONGEST_REST_S", 0.0)
+        patched.setattr(thread_sweep, "_LONGEST_REST_S", 0.0)
         yield
 
 
@@ -87,7 +88,7 @@ def test_the_newest_of_every_namespace_stay_and_the_rest_goes(backend, url_for, 
         for place, line in saved.items():
             assert ids(store, *place) == line[:-4:-1]
         assert store.thread("a").load()["n"] == 9
-        assert before - store.size().stored_bytes == pytest.approx(swept.bytes, abs=200)
+        assert before - store.size().stored_bytes == pytest.approx(swept.freed_bytes, abs=200)
         assert store.sweep() == outlive.Swept(threads=2)
         assert store.verify().ok
 
@@ -102,9 +103,9 @@ def test_bytes_that_go_because_a_chunk_is_written_again_are_counted():
     before = store.size().stored_bytes
     expected = thread.prune(keep_last=2, dry_run=True).freed_bytes
     planned, swept = (store.sweep(dry_run=dry, retain=outlive.Retain(keep_last=2)) for dry in (True, False))
-    assert swept.bytes == before - store.size().stored_bytes > 20_000
-    assert planned.bytes == pytest.approx(swept.bytes, rel=0.02)
-    assert expected == pytest.approx(swept.bytes, rel=0.02)
+    assert swept.freed_bytes == before - store.size().stored_bytes > 20_000
+    assert planned.freed_bytes == pytest.approx(swept.freed_bytes, rel=0.02)
+    assert expected == pytest.approx(swept.freed_bytes, rel=0.02)
 
 
 def test_what_is_older_than_an_age_goes_whatever_its_number():
@@ -124,14 +125,14 @@ def test_what_is_older_than_an_age_goes_whatever_its_number():
 def test_a_thread_that_nobody_used_for_its_time_goes_with_everything():
     store, inner = memory_store()
     fill(store, "old")
-    store.thread("old").update({"title": "x"})
+    store.thread("old").set_metadata({"title": "x"})
     with store.run("old") as run:
         run.step("s", lambda: 1)
     fill(store, "new")
     age(inner, 2 * DAY, "old")
     swept = store.sweep(retain=outlive.Retain(ttl_s=DAY))
     assert (swept.ttl.threads, swept.ttl.checkpoints) == (1, 11)
-    assert swept.ttl.bytes > 500
+    assert swept.ttl.freed_bytes > 500
     assert [info.id for info in store.threads()] == ["new"]
     assert list(store.runs()) == []
     assert len(ids(store, "new")) == 10
@@ -202,15 +203,15 @@ def test_a_thread_that_somebody_came_back_to_is_not_deleted(backend, url_for, tm
 # What stays ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", ["running", "interrupted", "parked", "completed"])
+@pytest.mark.parametrize("status", ["running", "released", "parked", "completed"])
 def test_the_newest_checkpoint_of_a_run_that_may_go_on_stays_with_its_writes_and_ledger(status):
     store, inner = memory_store()
     run = store.run("t", run_id="r").start()
     run.step("s", lambda: 5)
     saved = run.save({"of": "the run"})
     store.thread("t").write("task", [("c", 1)], checkpoint=saved.id)
-    if status == "interrupted":
-        run.interrupt()
+    if status == "released":
+        run.release()
     elif status == "completed":
         run.complete()
     else:
@@ -334,7 +335,7 @@ class Dying:
 
 
 def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(monkeypatch):
-    monkeypatch.setattr(outlive.retention.thread_sweep, "_BATCH", 2)
+    monkeypatch.setattr(thread_sweep, "_BATCH", 2)
     calls = 0
     while True:
         local = MemoryBackend()
@@ -554,7 +555,7 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
 
 
 def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch):
-    monkeypatch.setattr(outlive.retention.thread_sweep, "_BATCH", 2)
+    monkeypatch.setattr(thread_sweep, "_BATCH", 2)
     store, _ = memory_store()
     fill(store, count=20)
     before = store.size().stored_bytes
@@ -562,13 +563,13 @@ def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypat
 
     async def remove_and_stop(*args, **options):
         done = await remove(*args, **options)
-        store._store._sweeper._bell.ring()  # as `close` does
+        store._store._sweeper._bell.set()  # as `close` does
         return done
 
     monkeypatch.setattr(outlive.threads.prune, "remove_chosen", remove_and_stop)
     swept = store.sweep(retain=outlive.Retain(keep_last=1))
     assert (swept.is_complete, swept.checkpoints, len(ids(store))) == (False, 2, 18)
-    assert before - store.size().stored_bytes == swept.bytes
+    assert before - store.size().stored_bytes == swept.freed_bytes
     with pytest.raises(outlive.errors.StoreClosed):
         store.sweep(retain=outlive.Retain(keep_last=1))
 
@@ -582,7 +583,7 @@ def test_what_goes_wrong_in_the_background_is_told():
         assert [(event.name, event.status, event.error) for event in told if event.name == "sweep"] == [
             ("sweep", "done", None)
         ]
-        assert told[-1].size > 0
+        assert told[-1].state_bytes > 0
 
         async def fail(*_):
             raise outlive.errors.StoreUnavailable("the disk is gone")
@@ -692,7 +693,7 @@ def test_the_file_of_sqlite_really_shrinks(tmp_path):
         full = path.stat().st_size
         assert full > 8_000_000
         swept = store.sweep()
-        assert swept.bytes > 14_000_000
+        assert swept.freed_bytes > 14_000_000
         assert path.stat().st_size < 2_000_000
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2_000_000
 

@@ -161,7 +161,7 @@ def _run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _attempt(item: Mapping[str, Any]) -> str:
-    """Return which attempt it is of those that may fail; one that was interrupted in good order does not count."""
+    """Return which attempt it is of those that may fail; one that was released does not count."""
     is_failure = item["status"] in ("failed", "parked")
     return f"{item['failures'] + (not is_failure)}/{item['max_attempts']}"
 

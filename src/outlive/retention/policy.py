@@ -45,7 +45,7 @@ class DeletionCount:
 
     threads: int = 0
     checkpoints: int = 0
-    bytes: int = 0
+    freed_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class Swept:
         return self.ttl.checkpoints + self.max_age.checkpoints + self.keep_last.checkpoints
 
     @property
-    def bytes(self) -> int:
-        return self.ttl.bytes + self.max_age.bytes + self.keep_last.bytes + self.orphans.bytes
+    def freed_bytes(self) -> int:
+        return sum(count.freed_bytes for count in (self.ttl, self.max_age, self.keep_last, self.orphans))
 
     def keep(self, reason: str, count: int = 1) -> None:
         if count:

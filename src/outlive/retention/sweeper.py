@@ -185,7 +185,7 @@ class Sweeper:
                     if not if_due or await self._is_due(await self._now()):
                         await self._sweep(retain, swept, lock, bell)
             except ThreadBusy as busy:
-                raise SweepBusy(busy.thread, busy.until, busy.owner) from None
+                raise SweepBusy(busy.thread, busy.lease_expires_at, busy.owner) from None
         return swept
 
     async def _sweep(self, retain: Retain, swept: Swept, lock: AsyncLock, bell: Signal) -> None:
@@ -196,7 +196,7 @@ class Sweeper:
         status, error = "done" if swept.is_complete else "stopped", "; ".join(swept.problems) or None
         took = time.perf_counter() - start
         self._engine.watched.tell(
-            Event(EVENT, "", status=status, size=swept.bytes, seconds=took, error=error)
+            Event(EVENT, "", status=status, state_bytes=swept.freed_bytes, duration_s=took, error=error)
         )
 
     async def _all(self, retain: Retain, swept: Swept, pace: Pacer) -> float:

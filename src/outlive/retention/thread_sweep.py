@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
-from outlive.runs.lease import INTERRUPTED, LOCK, PARKED, RUN, RUNNING
+from outlive.runs.lease import LOCK, PARKED, RELEASED, RUN, RUNNING
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
@@ -91,7 +91,7 @@ class ThreadSweep:
         taken = self._swept.ttl
         taken.threads += 1
         taken.checkpoints += len(look.records)
-        taken.bytes += row.stored
+        taken.freed_bytes += row.stored
         return True
 
     async def _needs(self, key: ThreadKey, look: ThreadContents) -> str | None:
@@ -111,7 +111,7 @@ class ThreadSweep:
         after = None
         while True:
             page = await self._engine.backend.entries(
-                key.tenant, RUN, thread=key, statuses=[RUNNING, INTERRUPTED, PARKED], after=after, limit=_PAGE
+                key.tenant, RUN, thread=key, statuses=[RUNNING, RELEASED, PARKED], after=after, limit=_PAGE
             )
             found |= {entry.key for _, entry in page}
             if len(page) < _PAGE:
@@ -185,7 +185,7 @@ class ThreadSweep:
         ):
             taken.threads += bool(pairs)
             taken.checkpoints += len(pairs)
-            taken.bytes += size
+            taken.freed_bytes += size
 
     async def _prune(self, key: ThreadKey, look: ThreadContents, needed: Needed) -> None:
         """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
@@ -218,7 +218,7 @@ class ThreadSweep:
         if not self._swept.dry_run and await prune.sweep(self._engine, key, look=look) is None:
             return False
         self._swept.orphans.threads += 1
-        self._swept.orphans.bytes += size
+        self._swept.orphans.freed_bytes += size
         return True
 
     def _remember(self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord]) -> None:

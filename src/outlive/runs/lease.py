@@ -35,11 +35,11 @@ from outlive.runs.owner import Owner
 from outlive.threads.engine import Engine
 from outlive.values import moment
 
-RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED = (
-    "running", "interrupted", "completed", "failed", "cancelled", "parked",
+RUNNING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED = (
+    "running", "released", "completed", "failed", "cancelled", "parked",
 )  # fmt: skip
-UNFINISHED = (RUNNING, INTERRUPTED)
-STATUSES = (RUNNING, INTERRUPTED, COMPLETED, FAILED, CANCELLED, PARKED)
+UNFINISHED = (RUNNING, RELEASED)
+STATUSES = (RUNNING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED)
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class RunInfo:
     started_at: dt.datetime | None = None
     updated_at: dt.datetime | None = None  # when this record was written: at the start, by a save, at the end
     ended_at: dt.datetime | None = None
-    until: int = 0  # end of the lease, by the store's clock
+    lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: it has no lease
     is_readable: bool = True  # else only its id, thread and status are known, and `error` says why
     _entry: EntryRecord | None = field(default=None, repr=False)
 
@@ -105,7 +105,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             id=entry.key,
             thread=key.id,
             status=entry.status,
-            until=entry.until,
+            lease_expires_at=lapses_at(entry),
             owner=None if owner is None else Owner.unpack(owner),
             _entry=entry,
             **known,
@@ -120,7 +120,7 @@ def unpack_or_tell(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
         raise  # it is the key of all of them
     except OutliveError as error:
         return RunInfo(
-            entry.key, key.id, status=entry.status, until=entry.until, error=unreadable(error), is_readable=False, _entry=entry
+            entry.key, key.id, status=entry.status, lease_expires_at=lapses_at(entry), error=unreadable(error), is_readable=False, _entry=entry
         )  # fmt: skip
 
 

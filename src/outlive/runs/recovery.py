@@ -25,8 +25,8 @@ from outlive.errors import (
     ThreadBusy,
 )
 from outlive.runs.lease import (
-    INTERRUPTED,
     PARKED,
+    RELEASED,
     RUN,
     RUNNING,
     STATUSES,
@@ -42,14 +42,40 @@ from outlive.values import matches
 Handler = Callable[[AsyncRun], Any]
 Policy = Literal["resume", "hold"]
 _PAGE = 200
+_PRIMARY_UNREACHABLE = "the primary store cannot be reached, so a live run cannot be told from a dead one; pass after_failover=True to resume"
+
+
+SkipCode = Literal[
+    "no_handler", "other_code_version", "parked", "primary_unreachable", "start_failed", "unreadable"
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A run that nobody took, and why."""
+class SkippedRun:
+    """A run that `recover` did not resume. `code` says why to a program, `message` to a person."""
 
     run: RunInfo
-    reason: str
+    code: SkipCode
+    message: str
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.run.id
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A run that was resumed and whose handler raised. `code` is the name of the exception's class."""
+
+    run: RunInfo
+    code: str
+    message: str
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.run.id
 
 
 @dataclass(slots=True)
@@ -57,9 +83,9 @@ class Recovered:
     """What `recover` did."""
 
     resumed: list[RunInfo] = field(default_factory=list)
-    failed: list[Refused] = field(default_factory=list)  # taken, and its handler raised
-    waiting: list[RunInfo] = field(default_factory=list)  # alive: a process holds it
-    refused: list[Refused] = field(default_factory=list)
+    failed: list[FailedRun] = field(default_factory=list)
+    waiting: list[RunInfo] = field(default_factory=list)  # alive: another process holds it
+    skipped: list[SkippedRun] = field(default_factory=list)
 
 
 async def find_runs(
@@ -102,11 +128,11 @@ def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
     return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
 
 
-async def find_interrupted(
+async def find_recoverable(
     engine: Engine, tenant: str, live: list[RunInfo] | None = None
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
     """Iterate over runs that are really dead; those that are not are put into `live`."""
-    async for found in find_runs(engine, tenant, statuses=[INTERRUPTED]):
+    async for found in find_runs(engine, tenant, statuses=[RELEASED]):
         yield found
     async for found in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
         yield found
@@ -135,24 +161,27 @@ class Recovery:
         self._handlers = handlers
         self._policy = policy
         self._code_version = code_version
-        self.refusal: str | None = None  # why nothing at all may be taken now
+        self.refuses_all = False  # while a pair of stores has failed over
         self.report = Recovered()
 
     async def take(self, key: ThreadKey, info: RunInfo) -> None:
         """Claim one run and let its handler go on with it."""
         handler = self._handlers.get(info.agent) or self._handlers.get("*")
         if not info.is_readable:
-            self.report.refused.append(Refused(info, str(info.error)))
-        elif self.refusal is not None:
-            self.report.refused.append(Refused(info, self.refusal))
+            self._skip(info, "unreadable", str(info.error))
+        elif self.refuses_all:
+            self._skip(info, "primary_unreachable", _PRIMARY_UNREACHABLE)
         elif handler is None:
-            self.report.refused.append(Refused(info, f"no handler for agent {info.agent!r}"))
+            self._skip(info, "no_handler", f"no handler for agent {info.agent!r}")
         elif self._is_other_code(info):
-            self.report.refused.append(Refused(info, f"it was started by code version {info.code_version!r}"))
+            self._skip(info, "other_code_version", f"it was started by code version {info.code_version!r}")
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
         else:
             await self._go_on(info, handler)
+
+    def _skip(self, info: RunInfo, code: SkipCode, message: str) -> None:
+        self.report.skipped.append(SkippedRun(info, code, message))
 
     def _is_other_code(self, info: RunInfo) -> bool:
         return (
@@ -176,7 +205,7 @@ class Recovery:
         except EntryHeld:
             self.report.waiting.append(info)  # somebody else was faster
             return
-        self.report.refused.append(Refused(info, f"parked after {info.failures} attempts"))
+        self._skip(info, "parked", f"parked after {info.failures} attempts")
 
     async def _go_on(self, info: RunInfo, handler: Handler) -> None:
         run = self._resume(info)
@@ -188,9 +217,7 @@ class Recovery:
         except (KeyMissing, StoreClosed, StoreUnavailable):
             raise  # as for all of them
         except Exception as error:  # noqa: BLE001  # its own: it was given back, and hides no other
-            self.report.refused.append(
-                Refused(info, f"it cannot be started: {type(error).__name__}: {error}")
-            )
+            self._skip(info, "start_failed", f"it cannot be started: {type(error).__name__}: {error}")
             return
         if run.is_finished:
             return
@@ -198,7 +225,7 @@ class Recovery:
             async with run:
                 await _call(handler, run)
         except Exception as error:  # noqa: BLE001  # it is the run's, which has recorded it
-            self.report.failed.append(Refused(run.info, f"{type(error).__name__}: {error}"))
+            self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
         else:
             self.report.resumed.append(run.info)
 

@@ -37,7 +37,7 @@ from outlive.errors import (
 from outlive.events import CLAIM, END, LOSS, Event
 from outlive.runs import lease
 from outlive.runs.deferred_saves import Deferred, Kept
-from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
+from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import RunOptions, Start
 from outlive.runs.steps import Ledger
@@ -45,7 +45,7 @@ from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
 from outlive.threads.thread import AsyncThread
-from outlive.values import Checkpoint, moment
+from outlive.values import CheckpointInfo, moment
 
 _SAVE_OPTIONS = frozenset(inspect.signature(AsyncThread._draft).parameters) - {"self", "run"}
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
@@ -171,7 +171,7 @@ class AsyncRun(AsyncContext):
         usage: Mapping[str, Any] | None = None,
         durability: str | None = None,
         **options: Any,
-    ) -> Checkpoint | None:
+    ) -> CheckpointInfo | None:
         """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`,
         but for `run` and `fence`, which are its own.
 
@@ -230,7 +230,7 @@ class AsyncRun(AsyncContext):
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
-    ) -> Checkpoint | None:
+    ) -> CheckpointInfo | None:
         durability = chosen or self._options.durability
         if durability != "sync" and draft.expect is not None:
             raise BadArgument('expect= needs an answer from the store: use durability="sync" for this save')
@@ -251,7 +251,7 @@ class AsyncRun(AsyncContext):
         )
         return reading.record is not None
 
-    async def _save_later(self, state: Any, draft: Draft) -> Checkpoint:
+    async def _save_later(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
             draft.fence = self._token()
@@ -259,11 +259,11 @@ class AsyncRun(AsyncContext):
         self._deferred.stored()
         return queued
 
-    async def _store(self, state: Any, draft: Draft) -> Checkpoint:
+    async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
         if self._fence:
             draft.fence = self._token()
             draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
-        saved: Checkpoint = await self._kept(self.thread._save(state, draft))
+        saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
         self._deferred.stored()
         return saved
 
@@ -326,15 +326,15 @@ class AsyncRun(AsyncContext):
         """End the run because somebody said so."""
         await self._end(CANCELLED)
 
-    async def interrupt(self) -> None:
+    async def release(self) -> None:
         """Give the run up for another process to recover, at once."""
-        await self._end(INTERRUPTED, timeout_s=_ENDING_S)
+        await self._end(RELEASED, timeout_s=_ENDING_S)
 
     async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
         """Store what was held back, then the end. When that is refused or fails, the run goes on as before."""
         async with self._mutex:
             self.check_live()
-            ended_at = None if status == INTERRUPTED else moment(self._engine.runtime.now())
+            ended_at = None if status == RELEASED else moment(self._engine.runtime.now())
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
@@ -409,7 +409,7 @@ class AsyncRun(AsyncContext):
         """Its store is closed under it."""
         if self._is_live and self._is_mine():
             try:
-                await self.interrupt()
+                await self.release()
             finally:
                 self._leave()
 
@@ -434,7 +434,7 @@ class AsyncRun(AsyncContext):
         elif not is_lost:
             is_failure = isinstance(error, Exception)
             try:
-                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.interrupt()))
+                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.release()))
             except RunEnded:
                 pass  # by an earlier call that was cut off
             except DelayedSaveFailed as lost:  # the run has ended, and a cancelled task is to stay cancelled

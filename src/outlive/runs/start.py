@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from outlive.backend.protocol import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import lease
-from outlive.runs.lease import COMPLETED, INTERRUPTED, LOCK, RUN, RUNNING, RunInfo
+from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
 from outlive.threads.engine import Engine
@@ -102,7 +102,7 @@ class Start:
         self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
         if self._options.retries and info.is_finished and info.status != COMPLETED:
             info.attempt, info.failures, info.error = 0, 0, None
-            info.status = INTERRUPTED
+            info.status = RELEASED
         if info.is_finished:
             return False
         info.attempt += 1
@@ -214,15 +214,15 @@ class Start:
 
     async def _restore(self, holding: Holding, before: EntryRecord) -> None:
         if before.status == RUNNING:  # its process died, which stays counted
-            await self.interrupt(holding)
+            await self.release(holding)
         else:
             await self._let_go(holding, self._ended(holding, before.body, before.status))
 
-    async def interrupt(self, holding: Holding) -> None:
+    async def release(self, holding: Holding) -> None:
         """Leave the run to be recovered. Nobody has tried anything, so this was no attempt."""
         info = self._info
         info.attempt -= 1
-        await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), INTERRUPTED))
+        await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), RELEASED))
 
     def _ended(self, holding: Holding, body: bytes | None, status: str) -> EntryRecord:
         return EntryRecord(

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from outlive.arguments import check_handlers
 from outlive.backend.protocol import ThreadKey
@@ -19,7 +19,18 @@ from outlive.runtime.wrong_mode import SyncContext, SyncItems
 from outlive.store import AsyncStore, Progress
 from outlive.threads.engine import Engine
 from outlive.threads.thread import AsyncThread, Fencing
-from outlive.values import Change, Checkpoint, Interrupt, PendingWrite, Pruned, Sizes, ThreadInfo, Verified
+from outlive.values import (
+    Change,
+    Checkpoint,
+    CheckpointInfo,
+    Interrupt,
+    New,
+    PendingWrite,
+    Pruned,
+    Sizes,
+    ThreadInfo,
+    Verified,
+)
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.rotation import Rotated
@@ -74,7 +85,7 @@ class Thread:
         *,
         id: str | None = None,
         parent: str | None = None,
-        expect: str | None = None,
+        expect: str | New | None = None,
         step: int | None = None,
         source: str = "loop",
         metadata: Mapping[str, Any] | None = None,
@@ -87,7 +98,7 @@ class Thread:
         fence: Fencing | None = None,
         durability: str | None = None,
         timeout_s: float | None = None,
-    ) -> Checkpoint:
+    ) -> CheckpointInfo:
         return run_now(
             self._thread.save(
                 state,
@@ -122,16 +133,38 @@ class Thread:
     def exists(self, id: str | None = None) -> bool:
         return run_now(self._thread.exists(id))
 
+    @overload
     def history(
         self,
         *,
         limit: int | None = None,
-        before: str | Checkpoint | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[False] = False,
+    ) -> Iterator[CheckpointInfo]: ...
+    @overload
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[True],
+    ) -> Iterator[Checkpoint]: ...
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
         states: bool = False,
-    ) -> Iterator[Checkpoint]:
+    ) -> Iterator[CheckpointInfo] | Iterator[Checkpoint]:
         return each(
             self._thread.history(
                 limit=limit,
@@ -139,15 +172,15 @@ class Thread:
                 filter=filter,
                 run=run,
                 all_namespaces=all_namespaces,
-                states=states,
+                states=states,  # type: ignore[call-overload]
             )
         )
 
-    def lineage(self, id: str | None = None) -> list[Checkpoint]:
+    def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
         return run_now(self._thread.lineage(id))
 
-    def heads(self) -> list[Checkpoint]:
-        return run_now(self._thread.heads())
+    def tips(self) -> list[CheckpointInfo]:
+        return run_now(self._thread.tips())
 
     def diff(self, old: str, new: str | None = None) -> list[Change]:
         return run_now(self._thread.diff(old, new))
@@ -194,23 +227,25 @@ class Thread:
     def metadata(self) -> dict[str, Any]:
         return run_now(self._thread.metadata())
 
-    def update(
+    def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
     ) -> dict[str, Any]:
-        return run_now(self._thread.update(metadata, replace=replace, fence=fence))
+        return run_now(self._thread.set_metadata(metadata, replace=replace, fence=fence))
 
     def delete(self, *, erase: bool = False) -> bool:
         return run_now(self._thread.delete(erase=erase))
 
-    def remove(
+    def delete_checkpoints(
         self,
-        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        ids: str | CheckpointInfo | Iterable[str | CheckpointInfo | tuple[str, str]] = (),
         *,
         run: str | None = None,
         erase: bool = False,
         all_namespaces: bool = False,
     ) -> Pruned:
-        return run_now(self._thread.remove(ids, run=run, erase=erase, all_namespaces=all_namespaces))
+        return run_now(
+            self._thread.delete_checkpoints(ids, run=run, erase=erase, all_namespaces=all_namespaces)
+        )
 
     def prune(
         self,
@@ -296,7 +331,7 @@ class Run(SyncContext):
         usage: Mapping[str, Any] | None = None,
         durability: str | None = None,
         **options: Any,
-    ) -> Checkpoint | None:
+    ) -> CheckpointInfo | None:
         return run_now(
             self._run.save(
                 state, iteration=iteration, phase=phase, usage=usage, durability=durability, **options
@@ -329,8 +364,8 @@ class Run(SyncContext):
     def cancel(self) -> None:
         run_now(self._run.cancel())
 
-    def interrupt(self) -> None:
-        run_now(self._run.interrupt())
+    def release(self) -> None:
+        run_now(self._run.release())
 
     def __enter__(self) -> Self:
         run_now(self._run.__aenter__())
@@ -465,8 +500,8 @@ class Store(SyncContext):
     ) -> Iterator[RunInfo]:
         return each(self._store.runs(status=status, agent=agent, thread=thread, attributes=attributes))
 
-    def interrupted(self) -> Iterator[RunInfo]:
-        return each(self._store.interrupted())
+    def recoverable(self) -> Iterator[RunInfo]:
+        return each(self._store.recoverable())
 
     def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
         return run_now(self._store.find_run(run_id, thread=thread))

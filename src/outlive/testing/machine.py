@@ -202,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(call=CALLS)
     def update(self, call: Call) -> None:
         self.count += 1
-        self.run(self.handle(call).update({f"key {call.number % 3}": self.count}))
+        self.run(self.handle(call).set_metadata({f"key {call.number % 3}": self.count}))
         model = self.model[call.thread]
         model.metadata[f"key {call.number % 3}"] = self.count
         model.is_described = True
@@ -257,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
         model = self.model[call.thread]
         line = model.line(call.namespace)
         doomed = [id for index, id in enumerate(line) if (index + call.number) % 3 == 0]
-        done = self.run(self.handle(call).remove(doomed, erase=erase))
+        done = self.run(self.handle(call).delete_checkpoints(doomed, erase=erase))
         assert (done.checkpoints, done.erased) == (len(doomed), erase)
         for id in doomed:
             model.remove((call.namespace, id))

@@ -235,7 +235,7 @@ class _Awaited:
             return found
         if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(found(*args, **options))
-        if name in ("history", "threads", "runs", "interrupted"):
+        if name in ("history", "threads", "runs", "recoverable"):
             return lambda **options: _each(found(**options))
 
         async def call(*args: Any, **options: Any) -> Any:

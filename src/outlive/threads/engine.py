@@ -46,7 +46,7 @@ from outlive.format.pending_writes import NOTHING, Written, describe_writes, wri
 from outlive.format.splitter import split
 from outlive.runtime.runtime import Deadline, Runtime
 from outlive.threads.cache import Base, Cache
-from outlive.values import NOT_READ, Checkpoint, PendingWrite, moment
+from outlive.values import CheckpointInfo, PendingWrite, moment
 
 _MOST_LOOSE = 100
 _REBASES = 5  # how often a save may lose against deletions by others before it gives up
@@ -139,7 +139,7 @@ class Engine:
 
     # Saving
 
-    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> Checkpoint:
+    async def save(self, key: ThreadKey, state: Any, draft: Draft) -> CheckpointInfo:
         """Commit a state and return its checkpoint."""
         start = self.watched.start()
         saved, _ = await self.save_with_receipt(key, state, draft)
@@ -152,14 +152,16 @@ class Engine:
                     saved.namespace,
                     saved.id,
                     saved.run,
-                    size=saved.size,
-                    added=saved.added,
-                    seconds=took,
+                    state_bytes=saved.state_bytes,
+                    new_bytes=saved.new_bytes,
+                    duration_s=took,
                 )
             )
         return saved
 
-    async def save_with_receipt(self, key: ThreadKey, state: Any, draft: Draft) -> tuple[Checkpoint, Receipt]:
+    async def save_with_receipt(
+        self, key: ThreadKey, state: Any, draft: Draft
+    ) -> tuple[CheckpointInfo, Receipt]:
         """Commit a state; on a stale base read the newest and try again, at last without any."""
         deadline, reason = Deadline(draft.timeout_s), ""
         for attempt in range(_REBASES + 1):
@@ -182,7 +184,7 @@ class Engine:
 
     async def _try_to_save(
         self, key: ThreadKey, state: Any, draft: Draft, deadline: Deadline, cache: Cache | None
-    ) -> tuple[Checkpoint, Receipt] | None:
+    ) -> tuple[CheckpointInfo, Receipt] | None:
         """Commit a state once; None when its checkpoint was there and was deleted meanwhile."""
         prepared = await self.prepare(key, state, draft, cache)
         prepared.commit.timeout_s = draft.timeout_s = deadline.remaining_s()
@@ -293,7 +295,7 @@ class Engine:
             follows=draft.follows,
         )
 
-    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> Checkpoint:
+    def remember(self, key: ThreadKey, prepared: Prepared, receipt: Receipt) -> CheckpointInfo:
         """Move the base on to what was just committed."""
         prepared.plan.settle()
         record = receipt.checkpoints[0]
@@ -303,7 +305,7 @@ class Engine:
 
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
-    ) -> Checkpoint | None:
+    ) -> CheckpointInfo | None:
         """The id is there already: a retry of the same save is answered, anything else is an error.
 
         What counts is what the caller said (state, metadata, named fields), not how it is laid out.
@@ -352,7 +354,9 @@ class Engine:
         if found is not None and self.watched.is_on and (record := found[0].record) is not None:
             took = self.watched.start() - start
             self.watched.tell(
-                Event(LOAD, key.id, namespace, record.id, record.run, size=record.size, seconds=took)
+                Event(
+                    LOAD, key.id, namespace, record.id, record.run, state_bytes=record.size, duration_s=took
+                )
             )
         return found
 
@@ -409,15 +413,7 @@ class Engine:
         with Located(key, id):
             return self.codec.unpack(stream, opaque=opaque)
 
-    def checkpoint(
-        self,
-        key: ThreadKey,
-        record: CheckpointRecord,
-        *,
-        state: Any = NOT_READ,
-        writes: Any = NOT_READ,
-        opaque: bool = False,
-    ) -> Checkpoint:
+    def checkpoint(self, key: ThreadKey, record: CheckpointRecord, *, opaque: bool = False) -> CheckpointInfo:
         """Return what a record says, as the user sees it."""
         with Located(key, record.id):
             check_format(record)
@@ -426,7 +422,7 @@ class Engine:
             except (BadArgument, UnknownTag):
                 # Metadata that an adapter or another program alone can build: that must not hide the rest.
                 said = manifest.decode(self.codec, record.body, opaque=True)
-        return replace(describe(key, record, said), _state=state, _writes=writes)
+        return describe(key, record, said)
 
     # Pending writes
 
@@ -533,9 +529,9 @@ class Located:
             error.add_note(f"in checkpoint {self._checkpoint!r} of thread {self._key.id!r}")
 
 
-def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Manifest) -> Checkpoint:
+def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Manifest) -> CheckpointInfo:
     """Return a checkpoint as the user sees it."""
-    return Checkpoint(
+    return CheckpointInfo(
         thread=key.id,
         id=record.id,
         namespace=record.namespace,
@@ -546,8 +542,8 @@ def describe(key: ThreadKey, record: CheckpointRecord, said: Draft | manifest.Ma
         source=record.source,
         run=record.run,
         created_at=moment(record.created_at) if record.created_at else None,
-        size=record.size,
-        added=record.added,
+        state_bytes=record.size,
+        new_bytes=record.added,
         metadata=said.metadata,
         next_nodes=said.next_nodes,
         completed_tasks=said.completed_tasks,

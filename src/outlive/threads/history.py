@@ -8,7 +8,6 @@ the chunks of one page and one state, however long the history is.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, escape
@@ -16,14 +15,14 @@ from outlive.errors import CheckpointMissing
 from outlive.format import chunk, manifest
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine, Located
-from outlive.values import Checkpoint, matches, parse_cursor
+from outlive.values import Checkpoint, CheckpointInfo, matches, parse_cursor
 
 _PAGE = 100
 _PAGE_BYTES = 8 << 20  # of stored chunks in a page with states
 _UNPACKED_BYTES = 32 << 20
 
 
-class History(AsyncItems[Checkpoint]):
+class History(AsyncItems[CheckpointInfo]):
     """Checkpoints, newest first, one at a time."""
 
     def __init__(
@@ -35,7 +34,7 @@ class History(AsyncItems[Checkpoint]):
         settle: Callable[[ThreadKey], Awaitable[None]],
         touch: Callable[[ThreadKey], Awaitable[None]],
         limit: int | None,
-        before: str | Checkpoint | None,
+        before: str | CheckpointInfo | None,
         filter: dict[str, Any],
         run: str | None,
         all_namespaces: bool,
@@ -57,10 +56,10 @@ class History(AsyncItems[Checkpoint]):
         self._chunks = _Chunks(engine, {})
         self._started = self._ended = False
 
-    def __aiter__(self) -> AsyncIterator[Checkpoint]:
+    def __aiter__(self) -> AsyncIterator[CheckpointInfo]:
         return self
 
-    async def __anext__(self) -> Checkpoint:
+    async def __anext__(self) -> CheckpointInfo:
         while self._left is None or self._left > 0:
             if not self._page and not await self._turn():
                 break
@@ -69,7 +68,7 @@ class History(AsyncItems[Checkpoint]):
             if matches(checkpoint.metadata, self._filter):
                 self._engine.cache.places.note(self._key.digest, record)
                 self._left = None if self._left is None else self._left - 1
-                return replace(checkpoint, _state=self._state(record)) if self._with_states else checkpoint
+                return Checkpoint.of(checkpoint, self._state(record)) if self._with_states else checkpoint
         raise StopAsyncIteration
 
     async def _turn(self) -> bool:
@@ -109,10 +108,10 @@ class History(AsyncItems[Checkpoint]):
         self._started = True
         await self._settle(self._key)
         before = self._before
-        if isinstance(before, Checkpoint) and before.seq is not None:
+        if isinstance(before, CheckpointInfo) and before.seq is not None:
             self._cursor = (before.epoch, before.seq, escape(before.id))
         elif before is not None:
-            self._cursor = await self._find(before.id if isinstance(before, Checkpoint) else before)
+            self._cursor = await self._find(before.id if isinstance(before, CheckpointInfo) else before)
 
     async def _find(self, id: str) -> Cursor:
         """Return the place of a checkpoint: as it is stored, as this process saw it last, or as a cursor says."""

@@ -9,7 +9,7 @@ import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from outlive.arguments import (
     check_filter,
@@ -40,9 +40,12 @@ from outlive.threads.metadata import describe_thread, open_info, pack_info
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
     CONTROL,
+    NEW,
     Change,
     Checkpoint,
+    CheckpointInfo,
     Interrupt,
+    New,
     PendingWrite,
     Pruned,
     Sizes,
@@ -103,7 +106,7 @@ class AsyncThread:
         *,
         id: str | None = None,
         parent: str | None = None,
-        expect: str | None = None,
+        expect: str | New | None = None,
         step: int | None = None,
         source: str = "loop",
         metadata: Mapping[str, Any] | None = None,
@@ -116,11 +119,11 @@ class AsyncThread:
         fence: Fencing | None = None,
         durability: str | None = None,
         timeout_s: float | None = None,
-    ) -> Checkpoint:
+    ) -> CheckpointInfo:
         """Save a state as the new head.
 
         When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have ("": there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
+        head must still have (`outlive.NEW`: there must be none yet); `parent` names another checkpoint to go on from. `writes` are pending
         writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
         has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
         HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
@@ -150,7 +153,7 @@ class AsyncThread:
         *,
         id: str | None = None,
         parent: str | None = None,
-        expect: str | None = None,
+        expect: str | New | None = None,
         step: int | None = None,
         source: str = "loop",
         metadata: Mapping[str, Any] | None = None,
@@ -167,11 +170,11 @@ class AsyncThread:
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
             # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
-            parent=optional_id("parent", parent) or (None if replace else expect or None),
+            parent=optional_id("parent", parent) or (None if replace or expect is NEW else expect),
             follows=parent is None and (expect is None or replace),
             expect=None
             if expect is None
-            else (self.namespace, check_id("expect", expect) if expect else None),
+            else (self.namespace, None if expect is NEW else check_id("expect", expect)),
             step=step if step is None else check_step(step),
             source=check_source(source),
             run=optional_id("run", run),
@@ -192,7 +195,7 @@ class AsyncThread:
             raise BadArgument(f"fence must be a lock that store.lock(...) returned, not {fence!r:.100}")
         return fence._fence_of(self._engine, self._key)
 
-    async def _save(self, state: Any, draft: Draft) -> Checkpoint:
+    async def _save(self, state: Any, draft: Draft) -> CheckpointInfo:
         if self._home._queues:
             await self._settled()
         return await self._engine.save(self._key, state, draft)
@@ -215,7 +218,7 @@ class AsyncThread:
         record = reading.record
         state = self._engine.unpack(self._key, record.id, stream)
         writes = self._engine.pending(self._key, reading.writes, reading.chunks)
-        return self._engine.checkpoint(self._key, record, state=state, writes=writes)
+        return Checkpoint.of(self._engine.checkpoint(self._key, record), state, writes)
 
     async def exists(self, id: str | None = None) -> bool:
         """Tell whether the thread has any checkpoint in this namespace, or this one."""
@@ -242,16 +245,38 @@ class AsyncThread:
 
     # Looking back
 
+    @overload
     def history(
         self,
         *,
         limit: int | None = None,
-        before: str | Checkpoint | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[False] = False,
+    ) -> AsyncIterator[CheckpointInfo]: ...
+    @overload
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
+        filter: Mapping[str, Any] | None = None,
+        run: str | None = None,
+        all_namespaces: bool = False,
+        states: Literal[True],
+    ) -> AsyncIterator[Checkpoint]: ...
+    def history(
+        self,
+        *,
+        limit: int | None = None,
+        before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
         run: str | None = None,
         all_namespaces: bool = False,
         states: bool = False,
-    ) -> AsyncIterator[Checkpoint]:
+    ) -> AsyncIterator[CheckpointInfo] | AsyncIterator[Checkpoint]:
         """Iterate over checkpoints, newest first. With `states` each has its state, read page by page; else none is read.
 
         `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
@@ -271,8 +296,8 @@ class AsyncThread:
             states=states,
         )
 
-    def _start(self, before: str | Checkpoint | None) -> str | Checkpoint | None:
-        if not isinstance(before, Checkpoint):
+    def _start(self, before: str | CheckpointInfo | None) -> str | CheckpointInfo | None:
+        if not isinstance(before, CheckpointInfo):
             is_cursor = (
                 isinstance(before, str) and parse_cursor(before) is not None
             )  # longer than an id may be
@@ -283,18 +308,18 @@ class AsyncThread:
             )
         return before
 
-    async def lineage(self, id: str | None = None) -> list[Checkpoint]:
+    async def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
         """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
         await self._settled()
         records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
         record = next(iter(records.values()), None) if id is None else records.get(check_id("id", id))
-        found: dict[str, Checkpoint] = {}
+        found: dict[str, CheckpointInfo] = {}
         while record is not None and record.id not in found:
             found[record.id] = self._engine.checkpoint(self._key, record)
             record = records.get(record.parent) if record.parent is not None else None
         return list(found.values())
 
-    async def heads(self) -> list[Checkpoint]:
+    async def tips(self) -> list[CheckpointInfo]:
         """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
@@ -464,7 +489,7 @@ class AsyncThread:
         """Return the thread's own metadata (title, user, tags, ...)."""
         return open_info(self._engine, await self._row())[0]
 
-    async def update(
+    async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
     ) -> dict[str, Any]:
         """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result.
@@ -502,9 +527,9 @@ class AsyncThread:
         self._engine.cache.drop(self._key.digest)
         return receipt.removed > 0
 
-    async def remove(
+    async def delete_checkpoints(
         self,
-        ids: str | Checkpoint | Iterable[str | Checkpoint | tuple[str, str]] = (),
+        ids: str | CheckpointInfo | Iterable[str | CheckpointInfo | tuple[str, str]] = (),
         *,
         run: str | None = None,
         erase: bool = False,
@@ -523,12 +548,12 @@ class AsyncThread:
 
     def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[tuple[str, str]], set[str]]:
         """Return which checkpoints are meant: by (namespace, id), and by id in whichever namespace."""
-        if not isinstance(ids, str | Checkpoint | Iterable):
+        if not isinstance(ids, str | CheckpointInfo | Iterable):
             raise BadArgument(f"ids must be ids of checkpoints, not {ids!r}")
         pairs: set[tuple[str, str]] = set()
         anywhere: set[str] = set()
-        for one in [ids] if isinstance(ids, str | Checkpoint) else ids:
-            if isinstance(one, Checkpoint):
+        for one in [ids] if isinstance(ids, str | CheckpointInfo) else ids:
+            if isinstance(one, CheckpointInfo):
                 if one.thread != self.id:
                     raise BadArgument(
                         f"checkpoint {one.id!r} is of thread {one.thread!r}, not of {self.id!r}"

@@ -16,7 +16,7 @@ from outlive.layers.encryption.keyring import key_of
 from outlive.layers.encryption.layer import Encrypted
 from outlive.threads.engine import Engine, Located, all_records, check_format
 from outlive.threads.metadata import open_info
-from outlive.values import Verified
+from outlive.values import Problem, Verified
 
 _BATCH = 64
 _PAGE = 500
@@ -35,13 +35,13 @@ async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
             if found.ok or (await backend.inventory(key)).generation == generation:
                 break
         except StoreError as error:
-            return Verified(1, 0, 0, (str(error),))
+            return Verified(1, 0, 0, (Problem.of(error, key.id),))
     return found
 
 
-async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[str]:
+async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[Problem]:
     """Check what is in no list: runs that have not saved yet, and the records of the store itself."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     for owner in (tenant, RESERVED):
         keys = {key for kind in KINDS async for key in _keys_with(engine.backend, owner, kind, problems)}
         for key in sorted(keys, key=lambda key: key.id):
@@ -51,7 +51,7 @@ async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -
 
 
 async def _keys_with(
-    backend: Backend, tenant: str, kind: str, problems: list[str]
+    backend: Backend, tenant: str, kind: str, problems: list[Problem]
 ) -> AsyncIterator[ThreadKey]:
     """Iterate over threads that have entries of a kind. A damaged entry is stepped over: its thread tells of it."""
     inner = backend.inner if isinstance(backend, Encrypted) else backend
@@ -68,7 +68,7 @@ async def _keys_with(
                 continue
             places, is_last, limit = [(ThreadKey.of(tenant, error.thread or ""), error.key)], False, _PAGE
         except StoreError as error:
-            problems.append(str(error))
+            problems.append(Problem.of(error))
             return
         for key, _ in places:
             yield key
@@ -78,7 +78,7 @@ async def _keys_with(
 
 
 async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
-    problems = [str(error) for error in await engine.backend.audit(key)]
+    problems = [Problem.of(error, key.id) for error in await engine.backend.audit(key)]
     try:
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
@@ -86,7 +86,7 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
             key
         )  # last: a save in between adds chunks, and takes none away
     except StoreError as error:
-        return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, str(error)))))
+        return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, Problem.of(error, key.id)))))
     raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
     problems += damaged
     for record in records:
@@ -105,18 +105,16 @@ def _check_write(write: WriteRecord, chunks: Container[bytes]) -> None:
             raise Corrupt(f"chunk {name.hex()} of a write is missing")
 
 
-async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> list[str]:
+async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> list[Problem]:
     """Open the metadata and the entries of a thread."""
-    problems: list[str] = []
+    problems: list[Problem] = []
     for row in await backend.threads(key.tenant, only=key.id, heads=False):
         problems += _guarded(key, None, functools.partial(open_info, engine, row))
     for kind in SEALED:
         try:
             await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
-        except Corrupt as error:
-            problems.append(str(error))
         except OutliveError as error:
-            problems.append(f"thread {key.id!r} {kind}: {error}")
+            problems.append(Problem.of(error, key.id))
     return problems
 
 
@@ -124,7 +122,7 @@ async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
     """Check what can be checked without a key: every checksum, that all is sealed, and that no chunk is missing."""
     assert isinstance(engine.backend, Encrypted)
     inner = engine.backend.inner
-    problems = [str(error) for error in await inner.audit(key)]
+    problems = [Problem.of(error, key.id) for error in await inner.audit(key)]
     records = await all_records(inner, key)
     writes = await inner.writes(key, None)
     inventory = await inner.inventory(key)
@@ -153,10 +151,10 @@ def _check_sealed(row: CheckpointRecord | WriteRecord, chunks: Container[bytes])
 
 async def _check_chunks(
     engine: Engine, key: ThreadKey, names: list[bytes]
-) -> tuple[dict[bytes, int], list[str]]:
+) -> tuple[dict[bytes, int], list[Problem]]:
     """Read every chunk; return raw sizes and what is wrong."""
     sizes: dict[bytes, int] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for at in range(0, len(names), _BATCH):
         data = await _fetch(engine, key, names[at : at + _BATCH], problems)
         for name in names[at : at + _BATCH]:
@@ -165,14 +163,14 @@ async def _check_chunks(
 
 
 async def _fetch(
-    engine: Engine, key: ThreadKey, names: list[bytes], problems: list[str]
+    engine: Engine, key: ThreadKey, names: list[bytes], problems: list[Problem]
 ) -> dict[bytes, bytes]:
     """Read chunks; when one of them stands in the way of all, one by one."""
     try:
         return await engine.backend.fetch(key, names)
     except StoreError as error:
         if len(names) == 1:
-            problems.append(str(error))
+            problems.append(Problem.of(error, key.id))
             return {}
     found = {}
     for name in names:
@@ -207,13 +205,10 @@ def _check_span(record: CheckpointRecord, item: bytes | chunk.Span, sizes: dict[
     return length
 
 
-def _guarded(key: ThreadKey, checkpoint: str | None, look: Callable[[], object]) -> list[str]:
+def _guarded(key: ThreadKey, checkpoint: str | None, look: Callable[[], object]) -> list[Problem]:
     try:
         with Located(key, checkpoint):
             look()
-    except Corrupt as error:
-        return [str(error)]
-    except OutliveError as error:  # which does not say where
-        which = "" if checkpoint is None else f" checkpoint {checkpoint!r}"
-        return [f"thread {key.id!r}{which}: {error}"]
+    except OutliveError as error:
+        return [Problem.of(error, key.id, checkpoint)]
     return []

@@ -19,7 +19,7 @@ from outlive.format import planner as planning
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft, Engine, Prepared, describe
-from outlive.values import Checkpoint
+from outlive.values import CheckpointInfo
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Delayed:
             self._bases.drop(self._key.digest)
             self._reset()
 
-    async def save(self, state: Any, draft: Draft) -> Checkpoint:
+    async def save(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save; it has no seq yet."""
         self._after_fork()
         async with self._turn:  # what was split first goes first

@@ -415,7 +415,7 @@ def test_a_run_that_others_went_on_from_does_not_fork_the_thread_and_is_not_give
         while not (report := store.recover({"assistant": lambda begun: resume(graph, begun)})).failed:
             assert time.monotonic() < end
             time.sleep(0.05)
-        assert "HeadMoved" in report.failed[0].reason
+        assert report.failed[0].code == "HeadMoved"
         assert [one.config for one in graph.get_state_history(thread())] == before
 
 

@@ -29,7 +29,7 @@ def fill(store):
             messages.append({"role": "tool", "content": _text(rng, 300)})
             thread.save({"messages": messages, "n": n}, id=f"c{n}", metadata={"n": n})
         thread.write("task1", [("a", 1), ("b", _text(rng, 900))])
-        thread.update({"title": "first"})
+        thread.set_metadata({"title": "first"})
         sub = store.thread(name, namespace="sub")
         sub.save({"n": 0}, id="c0")
         sub.save({"n": 1}, id="c1")
@@ -39,8 +39,8 @@ def fill(store):
     run.step("add", lambda: 1)
     run.responses.open(["m1", "m2"], prompt="why?")
     run.responses.complete("m1", {"text": "because"})
-    run.interrupt()
-    store.run("bob", run_id="lost", agent="planner").start().interrupt()
+    run.release()
+    store.run("bob", run_id="lost", agent="planner").start().release()
 
 
 def fill_more(store):
@@ -53,14 +53,14 @@ def fill_more(store):
             {"n": 4}, id="asked", source="interrupt", interrupts=[Interrupt("q1", "ask", {"text": "sure?"})]
         )
         thread.write("task2", [("a", [1, 2])])
-        thread.update({"title": f"about {name}"})
+        thread.set_metadata({"title": f"about {name}"})
         store.thread(name, namespace="sub").save({"n": 2}, id="c2")
     run = store.run("alice", run_id="half").start()
     run.step("add", lambda: 1)
     run.step("send", lambda: "sent", effect=True)
     run.responses.open(["m1", "m2"], prompt="why?")
     run.responses.update("m2", {"text": "part"})
-    run.interrupt()
+    run.release()
 
 
 # Answers ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _reads():
     yield "threads", lambda store: [plain(info) for info in store.threads()]
     yield "threads by title", lambda store: [t.id for t in store.threads(filter={"title": "about bob"})]
     yield "runs", lambda store: [(run.id, run.status, run.attempt) for run in _readable(store.runs())]
-    yield "interrupted", lambda store: sorted(run.id for run in _readable(store.interrupted()))
+    yield "recoverable", lambda store: sorted(run.id for run in _readable(store.recoverable()))
     for name in THREADS:
         for space in ("", "sub"):
             at = lambda store, name=name, space=space: store.thread(name, namespace=space)  # noqa: E731
@@ -114,7 +114,7 @@ _THREAD_READS = {
     "exists": lambda thread: thread.exists(),
     "history": lambda thread: list(thread.history()),
     "first page": lambda thread: [one.id for one in thread.history(limit=2)],
-    "heads": lambda thread: thread.heads(),
+    "heads": lambda thread: thread.tips(),
     "lineage": lambda thread: thread.lineage(),
     **{f"load {one}": lambda thread, one=one: thread.load(one) for one in IDS},
     **{f"exists {one}": lambda thread, one=one: thread.exists(one) for one in IDS},
@@ -152,14 +152,14 @@ def _start(store, thread, run_id):
     values = [run.step(name, called.append, name, key=None) for name in ("add", "send") if run_id == "half"]
     responses = run.responses.open().all() if run_id == "half" else []
     answer = values, called, [plain(one) for one in responses], run.info.attempt
-    run.interrupt()
+    run.release()
     return answer
 
 
 def _recover(store):
     report = store.recover({None: lambda run: None, "planner": lambda run: None})
-    if report.refused:
-        raise Told(report.refused[0].reason)
+    if report.skipped:
+        raise Told(report.skipped[0].message)
     return sorted(run.id for run in report.resumed), len(report.failed)
 
 
@@ -195,7 +195,7 @@ CHANGES = {
         store.thread("alice").write("task9", [("a", 1)]),
         plain(store.thread("alice").writes()),
     ],
-    "update": lambda store: [store.thread("alice").update({"x": 1}), store.thread("alice").metadata()],
+    "update": lambda store: [store.thread("alice").set_metadata({"x": 1}), store.thread("alice").metadata()],
     "resume": lambda store: [
         store.thread("bob").resume("q1", "yes"),
         plain(store.thread("bob").interrupts()),
@@ -208,7 +208,7 @@ CHANGES = {
         _line(store.thread("alice")),
     ],
     "remove": lambda store: [
-        store.thread("bob").remove(["c2"]).checkpoints,
+        store.thread("bob").delete_checkpoints(["c2"]).checkpoints,
         [one.id for one in store.thread("bob").history()],
     ],
     "sweep": _sweep,

@@ -21,7 +21,7 @@ from outlive.errors import BadArgument
 from outlive.values import format_cursor, parse_cursor
 
 if TYPE_CHECKING:
-    from outlive.values import Checkpoint
+    from outlive.values import CheckpointInfo
 
 
 # show --------------------------------------------------------------------------------------------------------
@@ -128,11 +128,13 @@ def heads(call: Call, thread: str, namespace: str) -> None:
     with call.open() as store:
         from outlive.cli.lookup import find_thread
 
-        found = store.thread(find_thread(store, thread), namespace=namespace).heads()
+        found = store.thread(find_thread(store, thread), namespace=namespace).tips()
         _list_checkpoints(call, found, next=None, is_drawn=False)
 
 
-def _list_checkpoints(call: Call, page: list[Checkpoint], *, next: str | None, is_drawn: bool = True) -> None:
+def _list_checkpoints(
+    call: Call, page: list[CheckpointInfo], *, next: str | None, is_drawn: bool = True
+) -> None:
     from outlive.cli.output.items import checkpoint_item
     from outlive.cli.output.tree import show_tree
 

@@ -82,7 +82,7 @@ def remove_checkpoints(
     of_run = f"those of run {shown(run_id)}" if run_id else ""
     what = f"delete {counted(count, 'checkpoint')} of thread {shown(place.id)}: {' and '.join(filter(None, (names, of_run)))}"
     call.confirm(what)
-    done = place.remove(ids, run=run_id, erase=erase)
+    done = place.delete_checkpoints(ids, run=run_id, erase=erase)
     is_ok = done.erased or not erase
     sentence = f"deleted {_told(done)}" + ("" if is_ok else f"; {_LEFT}")
     call.answer([{"thread": place.id, **asdict(done)}], lambda: print(shown_lines(sentence)), is_ok=is_ok)

@@ -103,4 +103,4 @@ def _branch(url: str) -> None:
         state = thread.load(second.id)
         state["notes"]["read timetable"] = "there is a night ferry"
         thread.save(state, parent=second.id, step=3, source="update")
-        thread.update({"title": "The island", "user": "ada"})
+        thread.set_metadata({"title": "The island", "user": "ada"})

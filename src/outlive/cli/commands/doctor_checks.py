@@ -260,15 +260,15 @@ def _sizes(store: Store, url: str) -> Iterator[Finding]:
 
 def _runs(store: Store, url: str) -> Iterator[Finding]:
     clock, counts = LeaseClock.of(store), dict[str, int]()
-    for run in store.runs(status=["running", "interrupted", "parked", "failed"]):
+    for run in store.runs(status=["running", "released", "parked", "failed"]):
         standing = clock.standing(run)
         counts[standing] = counts.get(standing, 0) + 1
     said = (
         ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none that is not finished"
     )
-    if counts.get("dead") or counts.get("interrupted"):
+    if counts.get("dead") or counts.get("released"):
         mend = "outlive recover --handlers MODULE:NAME goes on with them; outlive cancel RUN ends one"
-        yield Finding("runs", "warning", f"{said}: dead and interrupted ones wait to be recovered", mend)
+        yield Finding("runs", "warning", f"{said}: dead and released ones wait to be recovered", mend)
     elif counts.get("parked"):
         mend = "outlive run RUN tells what happened; outlive retry RUN goes on with it, outlive cancel RUN ends it"
         yield Finding("runs", "warning", f"{said}: parked ones wait for a person", mend)

@@ -33,9 +33,14 @@ def verify(call: Call, thread: tuple[str, ...]) -> None:
             "threads": found.threads,
             "checkpoints": found.checkpoints,
             "chunks": found.chunks,
-            "problems": list(found.problems),
+            "problems": list(map(str, found.problems)),
         }
-        call.answer([item], lambda: _show_verified(found), brief=map(shown, found.problems), is_ok=found.ok)
+        call.answer(
+            [item],
+            lambda: _show_verified(found),
+            brief=[shown(str(problem)) for problem in found.problems],
+            is_ok=found.ok,
+        )
 
 
 def count_threads(store: Store) -> int | None:
@@ -72,7 +77,7 @@ def _show_verified(found: Verified) -> None:
         print(f"ok: {counts}")
         return
     for problem in found.problems:
-        print(shown(problem))
+        print(shown(str(problem)))
     print(f"{counted(len(found.problems), 'problem')} in {counts}")
     print(
         "What is broken cannot be mended from within: restore those threads from a copy or backup, or delete them with outlive rm."

@@ -62,7 +62,7 @@ def list_dead(call: Call, store: Store) -> None:
     from outlive.cli.run_view import Running, show_runs
 
     clock = LeaseClock.of(store)
-    items = [Running(run, clock, store).item() for run in store.interrupted()]
+    items = [Running(run, clock, store).item() for run in store.recoverable()]
     call.answer(
         items,
         lambda: show_runs(items) if items else print("no run to recover"),
@@ -97,31 +97,31 @@ async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recove
 
 
 def _tell(call: Call, report: Recovered) -> None:
-    rows: list[tuple[str, RunInfo, str]] = [
-        *(("resumed", run, run.status) for run in report.resumed),
-        *(("failed", one.run, one.reason) for one in report.failed),
-        *(("waiting", run, "a process holds it") for run in report.waiting),
-        *(("refused", one.run, one.reason) for one in report.refused),
+    rows: list[tuple[str, RunInfo, str | None, str]] = [
+        *(("resumed", run, None, run.status) for run in report.resumed),
+        *(("failed", one.run, one.code, f"{one.code}: {one.message}") for one in report.failed),
+        *(("waiting", run, None, "a process holds it") for run in report.waiting),
+        *(("skipped", one.run, one.code, one.message) for one in report.skipped),
     ]
     items = [
-        {"outcome": outcome, "run": run.id, "thread": run.thread, "agent": run.agent, "attempt": run.attempt, "reason": reason}
-        for outcome, run, reason in rows
+        {"outcome": outcome, "run": run.id, "thread": run.thread, "agent": run.agent, "attempt": run.attempt, "code": code, "reason": reason}
+        for outcome, run, code, reason in rows
     ]  # fmt: skip
     call.answer(
         items,
         lambda: _show(rows),
-        brief=[f"{outcome} {shown(run.id)}" for outcome, run, _ in rows],
-        is_ok=not (report.failed or report.refused),
+        brief=[f"{outcome} {shown(run.id)}" for outcome, run, _, _ in rows],
+        is_ok=not (report.failed or report.skipped),
     )
 
 
-def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
+def _show(rows: list[tuple[str, RunInfo, str | None, str]]) -> None:
     from outlive.cli.output.table import Column, print_table
 
     if not rows:
         print("no run to recover")
         return
-    styles = {"resumed": "green", "failed": "red", "refused": "yellow"}
+    styles = {"resumed": "green", "failed": "red", "skipped": "yellow"}
     columns = (
         Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN", is_id=True), Column("THREAD", is_id=True), Column("AGENT", drops=1),
         Column("ATTEMPT", right=True, drops=2), Column("WHY"),
@@ -130,7 +130,7 @@ def _show(rows: list[tuple[str, RunInfo, str]]) -> None:
         columns,
         [
             (outcome, run.id, run.thread, run.agent or "", str(run.attempt), reason)
-            for outcome, run, reason in rows
+            for outcome, run, _, reason in rows
         ],
     )
 
@@ -140,11 +140,11 @@ def give_back(call: Call, store: Store, said: str, thread: str | None) -> None:
     found = find_run(store, said, thread=thread)
     _check_unfinished(run_now(store._store._give_back(found.id, found.thread)))
     call.did(
-        f"run {shown(found.id)} was {found.status} and is interrupted now: the next recover, or a worker, takes it",
+        f"run {shown(found.id)} was {found.status} and is released now: the next recover, or a worker, takes it",
         id=found.id,
         thread=found.thread,
         was=found.status,
-        status="interrupted",
+        status="released",
         error=None,
     )
 

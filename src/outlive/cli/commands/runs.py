@@ -12,8 +12,8 @@ from outlive.cli.context import Call
 from outlive.cli.output.escape import as_argument, shown
 from outlive.errors import BadArgument, RunEnded
 
-_STATUSES = ("live", "dead", "running", "interrupted", "parked", "failed", "completed", "cancelled")
-_SHOWN = ("live", "dead", "interrupted", "parked", "failed")
+_STATUSES = ("live", "dead", "running", "released", "parked", "failed", "completed", "cancelled")
+_SHOWN = ("live", "dead", "released", "parked", "failed")
 
 
 def handlers_option(*, required: bool) -> click.Option:
@@ -42,7 +42,7 @@ def runs(
     limit: int,
     after: str | None,
 ) -> None:
-    """List runs that are live, dead, interrupted, parked or failed: owner, lease, attempts, tokens and cost."""
+    """List runs that are live, dead, released, parked or failed: owner, lease, attempts, tokens and cost."""
     wanted = set(status) or (set(_STATUSES) if all else set(_SHOWN))
     with call.open() as store:
         from outlive.cli.lookup import find_run, find_thread
@@ -117,9 +117,9 @@ def recover(
     "retry", "Go on with a run that has ended.", argument("RUN"), thread_option(), handlers_option(required=False),
 )  # fmt: skip
 def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> None:
-    """Go on with a run that failed, was parked, cancelled or interrupted.
+    """Go on with a run that failed, was parked, cancelled or released.
 
-    Without --handlers it is given back as interrupted: the next `recover`, or a worker, takes it.
+    Without --handlers it is given back as released: the next `recover`, or a worker, takes it.
     """
     from outlive.cli.commands.recover import give_back, retry_now
 

@@ -68,7 +68,7 @@ class Shown:
             ("source", one.source),
             ("run", one.run or ""),
             ("saved", local(one.created_at)),
-            ("size", f"{size(one.size)}; this save added {size(one.added)}"),
+            ("size", f"{size(one.state_bytes)}; this save added {size(one.new_bytes)}"),
             ("metadata", one_line(dict(one.metadata), 200) if one.metadata else ""),
             ("next nodes", ", ".join(one.next_nodes)),
             ("completed", ", ".join(one.completed_tasks)),

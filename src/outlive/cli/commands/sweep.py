@@ -73,19 +73,19 @@ def _reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
 
 
 def _is_any(swept: Swept) -> bool:
-    return any(taken.threads or taken.checkpoints or taken.bytes for _, taken in _reasons(swept))
+    return any(taken.threads or taken.checkpoints or taken.freed_bytes for _, taken in _reasons(swept))
 
 
 def _counted(swept: Swept) -> str:
     from outlive.cli.output.units import counted, size
 
     threads = swept.ttl.threads
-    said = f"{counted(swept.checkpoints, 'checkpoint')} ({size(swept.bytes)})"
+    said = f"{counted(swept.checkpoints, 'checkpoint')} ({size(swept.freed_bytes)})"
     return said + (f", and {counted(threads, 'whole thread')} with them" if threads else "")
 
 
 def _tell(call: Call, swept: Swept, word: str) -> None:
-    item = {**asdict(swept), "checkpoints": swept.checkpoints, "bytes": swept.bytes}
+    item = {**asdict(swept), "checkpoints": swept.checkpoints, "freed_bytes": swept.freed_bytes}
     is_ok = swept.is_complete and not swept.problems
     call.answer([item], lambda: _show(swept, word), brief=map(shown, swept.problems), is_ok=is_ok)
 
@@ -103,9 +103,9 @@ def _show(swept: Swept, word: str) -> None:
             Column("CHECKPOINTS", right=True, keeps=True), Column("SIZE", right=True, keeps=True),
         )  # fmt: skip
         rows = [
-            (reason, f"{one.threads:,}", f"{one.checkpoints:,}", size(one.bytes))
+            (reason, f"{one.threads:,}", f"{one.checkpoints:,}", size(one.freed_bytes))
             for reason, one in _reasons(swept)
-            if one.threads or one.checkpoints or one.bytes
+            if one.threads or one.checkpoints or one.freed_bytes
         ]
         print_table(columns, rows)
     if swept.kept:

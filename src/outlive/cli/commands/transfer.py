@@ -89,7 +89,7 @@ def _copy(
             if target_secondary is not None:
                 wait_until_whole(target)
             shown_target = target._store._settings.url
-    problems = [] if checked is None else list(checked.problems)
+    problems = [] if checked is None else list(map(str, checked.problems))
     item = {"threads": count, "target": shown_target, "verified": checked is not None, "problems": problems}
     sentence = f"copied {counted(count, 'thread')} to {shown_target}"
     call.answer(

@@ -11,7 +11,7 @@ from outlive.cli.output.values import to_json
 if TYPE_CHECKING:
     from outlive.cli.lease_clock import LeaseClock
     from outlive.runs.lease import RunInfo
-    from outlive.values import Checkpoint, PendingWrite, ThreadInfo
+    from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
 
 _TOKENS = ("input_tokens", "output_tokens", "reasoning_tokens")
 
@@ -20,7 +20,7 @@ def moment(when: dt.datetime | None) -> str | None:
     return None if when is None else when.astimezone(dt.UTC).isoformat()
 
 
-def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_item(checkpoint: CheckpointInfo) -> dict[str, Any]:
     return {
         "thread": checkpoint.thread,
         "namespace": checkpoint.namespace,
@@ -32,8 +32,8 @@ def checkpoint_item(checkpoint: Checkpoint) -> dict[str, Any]:
         "source": checkpoint.source,
         "run": checkpoint.run,
         "created_at": moment(checkpoint.created_at),
-        "size": checkpoint.size,
-        "added": checkpoint.added,
+        "size": checkpoint.state_bytes,
+        "added": checkpoint.new_bytes,
         "metadata": to_json(dict(checkpoint.metadata)),
         "next_nodes": list(checkpoint.next_nodes),
         "completed_tasks": list(checkpoint.completed_tasks),

@@ -31,7 +31,7 @@ class Column:
     styles: Callable[[str], str | None] | None = None
 
 
-_STANDINGS = {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "interrupted": "yellow"}
+_STANDINGS = {"live": "green", "dead": "red", "failed": "red", "parked": "yellow", "released": "yellow"}
 
 
 def standing_style(text: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outlive.values import Checkpoint
+    from outlive.values import CheckpointInfo
 
 _DRAWN = {"*": "●", "|": "│", "o": "○", "join": "├", "bend": "╯", "dash": "─", "pass": "┴"}
 _PLAIN = {"*": "*", "|": "|", "o": "o", "join": "|", "bend": "'", "dash": "-", "pass": "-"}
@@ -19,7 +19,7 @@ class Lanes:
         self._signs = _PLAIN if is_plain else _DRAWN
         self._lanes: list[tuple[str, str] | None] = []
 
-    def draw(self, checkpoint: Checkpoint) -> tuple[str | None, str]:
+    def draw(self, checkpoint: CheckpointInfo) -> tuple[str | None, str]:
         """Return the line that leads to a checkpoint, when branches meet there, and the line it stands on."""
         here = (checkpoint.namespace, checkpoint.id)
         leading = [at for at, lane in enumerate(self._lanes) if lane == here]
@@ -42,7 +42,7 @@ class Lanes:
         self._lanes.append(here)
         return len(self._lanes) - 1
 
-    def _line(self, at: int, checkpoint: Checkpoint) -> str:
+    def _line(self, at: int, checkpoint: CheckpointInfo) -> str:
         parent = (checkpoint.namespace, checkpoint.parent or "")
         is_cut = checkpoint.parent is not None and parent not in self._known
         own = self._signs["o" if is_cut else "*"]
@@ -70,10 +70,10 @@ class Lanes:
         return out.rstrip()
 
 
-def draw(page: list[Checkpoint], *, is_plain: bool) -> list[tuple[str, Checkpoint | None]]:
+def draw(page: list[CheckpointInfo], *, is_plain: bool) -> list[tuple[str, CheckpointInfo | None]]:
     """Return the lines of a tree, each with the checkpoint that stands on it."""
     lanes = Lanes({(one.namespace, one.id) for one in page}, is_plain=is_plain)
-    out: list[tuple[str, Checkpoint | None]] = []
+    out: list[tuple[str, CheckpointInfo | None]] = []
     for one in page:
         join, line = lanes.draw(one)
         if join is not None:
@@ -82,7 +82,7 @@ def draw(page: list[Checkpoint], *, is_plain: bool) -> list[tuple[str, Checkpoin
     return out
 
 
-def show_tree(page: list[Checkpoint], *, is_drawn: bool = True) -> None:
+def show_tree(page: list[CheckpointInfo], *, is_drawn: bool = True) -> None:
     """Print checkpoints, as a tree unless it is only some that do not belong together."""
     from outlive.cli.lookup import shortened
     from outlive.cli.output.table import Column, can_draw, print_table
@@ -102,8 +102,8 @@ def show_tree(page: list[Checkpoint], *, is_drawn: bool = True) -> None:
         columns,
         [
             (line, "", "", "", "", "", "", "", "", "") if one is None else (
-                line, f"@{one.seq}", "" if one.step is None else str(one.step), one.source, size(one.size),
-                size(one.added), runs.get(one.run or "", ""), age(one.created_at), one.namespace, ids[one.id],
+                line, f"@{one.seq}", "" if one.step is None else str(one.step), one.source, size(one.state_bytes),
+                size(one.new_bytes), runs.get(one.run or "", ""), age(one.created_at), one.namespace, ids[one.id],
             )
             for line, one in (draw(page, is_plain=not can_draw()) if is_drawn else [("", one) for one in page])
         ],

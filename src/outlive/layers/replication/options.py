@@ -79,7 +79,7 @@ class RoleChange:
 
     epoch: int
     carried: int  # queued commits that the other store got on the way
-    branched: tuple[str, ...] = ()  # threads that both stores had gone on with: see thread.heads()
+    branched: tuple[str, ...] = ()  # threads that both stores had gone on with: see thread.tips()
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:

@@ -103,7 +103,7 @@ class CopyContract(Contract):
         await sub.save({"sub": 1})
         await thread.write("task", [("c", "x" * 3000)])
         await thread.write("task", [("c", "early")], checkpoint="not saved yet")
-        await thread.update({"title": "x"})
+        await thread.set_metadata({"title": "x"})
         copy = await thread.copy("copy")
         for namespace in ("", "sub"):
             assert await _contents(store, "copy", namespace) == await _contents(store, "t", namespace)
@@ -118,7 +118,7 @@ class CopyContract(Contract):
         thread, taken = store.thread("t"), store.thread("taken")
         await thread.save(_state(1))
         await taken.save({"mine": 1})
-        await taken.update({"title": "mine"})
+        await taken.set_metadata({"title": "mine"})
         before, size = await _contents(store, "taken"), await taken.size()
         for attempt in (thread.fork, thread.copy):
             for id in ("taken", "t"):
@@ -131,8 +131,8 @@ class CopyContract(Contract):
     async def test_nothing_is_copied_over_a_thread_that_has_metadata(self, store: AsyncStore) -> None:
         thread, taken = store.thread("t"), store.thread("taken")
         await thread.save(_state(1))
-        await thread.update({"title": "theirs"})
-        await taken.update({"title": "mine"})
+        await thread.set_metadata({"title": "theirs"})
+        await taken.set_metadata({"title": "mine"})
         exported = await thread.export()
         for attempt in (
             thread.fork("taken"),
@@ -142,7 +142,7 @@ class CopyContract(Contract):
             with pytest.raises(ThreadNotEmpty, match="metadata"):
                 await attempt
         assert (await taken.metadata(), await taken.load()) == ({"title": "mine"}, None)
-        await taken.update({"title": None})
+        await taken.set_metadata({"title": None})
         assert await (await thread.copy("taken")).metadata() == {"title": "theirs"}
         assert (await store.verify()).ok
 
@@ -235,7 +235,7 @@ class CopyContract(Contract):
                 await store.thread(id).save(_state(n), step=n, metadata={"n": (n,)}, run=id)
             await store.thread(id, namespace="sub").save(_state(9))
             await store.thread(id).write("task", [("c", "x" * 3000)])
-            await store.thread(id).update({"title": id})
+            await store.thread(id).set_metadata({"title": id})
         done: list[int] = []
         assert await store.copy_to(other, progress=lambda count, total: done.append(count)) == 2
         assert done == [1, 2]
@@ -254,7 +254,7 @@ class CopyContract(Contract):
         assert await _contents(store, "t") == await _contents(other, "t")
         saved = await store.thread("t").save(_state(5))
         assert saved.seq == 5
-        assert saved.added < saved.size / 4  # the copy serves as a base
+        assert saved.new_bytes < saved.state_bytes / 4  # the copy serves as a base
         assert (await store.verify()).ok
 
     async def test_a_copy_can_be_repeated_and_brings_what_is_new(self, trial: Trial) -> None:
@@ -273,11 +273,11 @@ class CopyContract(Contract):
         store, other = await trial.store(), await trial.other_store()
         for id in ("here", "there"):
             await store.thread(id).save({"n": 1}, id="x")
-            await store.thread(id).update({"title": "old"})
+            await store.thread(id).set_metadata({"title": "old"})
         await store.copy_to(other)
         for one, id in ((store, "here"), (other, "there")):
             await one.thread(id).save({"n": 2}, id="x", replace=True)
-            await one.thread(id).update({"title": "new"})
+            await one.thread(id).set_metadata({"title": "new"})
         await store.copy_to(other)
         for id in ("here", "there"):
             assert await other.thread(id).load("x") == {"n": 2}
@@ -302,7 +302,7 @@ class CopyContract(Contract):
         there = await other.thread("t").save({"n": "there"})
         await store.copy_to(other)
         await other.copy_to(store)
-        heads = [[head.id for head in await one.thread("t").heads()] for one in (store, other)]
+        heads = [[head.id for head in await one.thread("t").tips()] for one in (store, other)]
         assert heads[0] == heads[1] == sorted([here.id, there.id], reverse=True)
         assert await store.thread("t").load() == await other.thread("t").load()
         assert here.parent == there.parent == base.id

@@ -70,7 +70,7 @@ class DelayedContract(Contract):
         thread = store.thread("t")
         saved = await thread.save({"n": 1}, durability="async", step=3)
         assert (saved.seq, saved.created_at, saved.step) == (None, None, 3)
-        assert saved.size > 0
+        assert saved.state_bytes > 0
         await thread.flush()
         found = await thread.checkpoint(saved.id)
         assert found is not None and (found.seq, found.state) == (1, {"n": 1})
@@ -209,7 +209,7 @@ class DelayedContract(Contract):
                 await store.close()
             assert await other.thread("good").load() == {"n": 29}
 
-    @pytest.mark.parametrize("end", ["fail", "cancel", "interrupt", "close"])
+    @pytest.mark.parametrize("end", ["fail", "cancel", "release", "close"])
     async def test_a_run_whose_delayed_saves_were_lost_ends_all_the_same(
         self, trial: Trial, end: str
     ) -> None:
@@ -223,13 +223,13 @@ class DelayedContract(Contract):
         ends = {
             "fail": lambda: run.fail("why"),
             "cancel": run.cancel,
-            "interrupt": run.interrupt,
+            "release": run.release,
             "close": store.close,
         }
         with pytest.raises(DelayedSaveFailed):
             await ends[end]()
         found = await other.find_run("r")
-        status = {"fail": "failed", "cancel": "cancelled"}.get(end, "interrupted")
+        status = {"fail": "failed", "cancel": "cancelled"}.get(end, "released")
         assert found is not None and found.status == status
         assert await other.thread("t").load() == {"n": 1}  # what the run held back
 

@@ -11,7 +11,7 @@ from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StoreUna
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.trial import Trial
-from outlive.values import Interrupt
+from outlive.values import NEW, Interrupt
 
 # Each says something else than what was saved.
 OTHERS: list[dict[str, Any]] = [
@@ -45,7 +45,7 @@ class HeadContract(Contract):
         first, second = await thread.save({"n": 1}), await thread.save({"n": 2})
         branch = await thread.save({"n": 3}, parent=first.id)
         assert (branch.parent, await thread.load()) == (first.id, {"n": 3})
-        assert {head.id for head in await thread.heads()} == {second.id, branch.id}
+        assert {head.id for head in await thread.tips()} == {second.id, branch.id}
         dangling = await thread.save({"n": 4}, parent="pruned long ago")
         assert dangling.parent == "pruned long ago"
 
@@ -68,6 +68,16 @@ class HeadContract(Contract):
         with pytest.raises(HeadMoved):
             await store.thread("nothing here").save(1, expect="x")
         assert not await store.thread("nothing here").exists()
+
+    async def test_a_save_that_expects_a_new_thread_is_refused_once_there_is_a_checkpoint(
+        self, trial: Trial
+    ) -> None:
+        thread, other = (await trial.store()).thread("t"), (await trial.store()).thread("t")
+        first = await thread.save(1, expect=NEW)
+        assert (first.parent, first.seq) == (None, 1)
+        with pytest.raises(HeadMoved) as moved:
+            await other.save(2, expect=NEW)
+        assert (moved.value.expected, moved.value.head) == (None, first.id)
 
     async def test_of_writers_who_expect_the_same_head_one_wins(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(3)]

@@ -45,7 +45,7 @@ async def _furnish(store: AsyncStore, id: str) -> None:
     for name in ("first", "second", "third"):
         await thread.save(CONTENTS[name][0], id=name)
         await thread.write("task", [("c", _state(50, 52))], checkpoint=name)
-    await thread.update({"title": "x"})
+    await thread.set_metadata({"title": "x"})
 
 
 async def _save_delayed(store: AsyncStore, id: str) -> None:
@@ -80,8 +80,8 @@ SAVES: dict[str, Operation] = {
     "again": lambda store, name: store.thread(name).save(CONTENTS["again"][0], id="again", parent="first"),
 }
 DELETIONS: dict[str, Operation] = {
-    "remove": lambda store, name: store.thread(name).remove(["first"]),
-    "erase": lambda store, name: store.thread(name).remove(["first", "second"], erase=True),
+    "remove": lambda store, name: store.thread(name).delete_checkpoints(["first"]),
+    "erase": lambda store, name: store.thread(name).delete_checkpoints(["first", "second"], erase=True),
     "prune": lambda store, name: store.thread(name).prune(keep_last=1),
     "prune and erase": lambda store, name: store.thread(name).prune(keep_last=1, erase=True),
     "delete": lambda store, name: store.thread(name).delete(),
@@ -90,7 +90,7 @@ OTHERS: dict[str, Operation] = {
     "write": lambda store, name: store.thread(name).write(
         "other", [("c", _state(50, 52))], checkpoint="third"
     ),
-    "update": lambda store, name: store.thread(name).update({"title": "y"}),
+    "update": lambda store, name: store.thread(name).set_metadata({"title": "y"}),
     "fork": lambda store, name: store.thread(name).fork(f"{name} fork", at="second"),
     "copy": lambda store, name: store.thread(name).copy(f"{name} copy"),
     "look": _look,

@@ -18,7 +18,7 @@ class ListingContract(Contract):
         first = await thread.save({"n": 1})
         last = await thread.save({"n": 2})
         await store.thread("t", namespace="sub").save({"n": 3})
-        await thread.update({"title": "x"})
+        await thread.set_metadata({"title": "x"})
         (info,) = [info async for info in store.threads()]
         assert info == await thread.info()
         assert (info.id, info.checkpoints, info.metadata, info.forked_from) == ("t", 3, {"title": "x"}, None)
@@ -32,7 +32,7 @@ class ListingContract(Contract):
         monkeypatch.setattr(listing_module, "_PAGE", 10)
         store = await trial.store()
         ids = [f"{n:02}" for n in range(45)]
-        await trial.together(*(lambda n=n: store.thread(ids[n]).update({"n": n}) for n in range(45)))
+        await trial.together(*(lambda n=n: store.thread(ids[n]).set_metadata({"n": n}) for n in range(45)))
         assert [info.id async for info in store.threads()] == ids
         assert [info.id async for info in store.threads(limit=15)] == ids[:15]
         assert [info.id async for info in store.threads(limit=3, after="20")] == ["21", "22", "23"]
@@ -60,14 +60,14 @@ class ListingContract(Contract):
 
     async def test_metadata_of_a_thread_is_merged_removed_and_replaced(self, store: AsyncStore) -> None:
         thread = store.thread("t")
-        assert await thread.update({"title": "a", "tags": ["x"]}) == {"title": "a", "tags": ["x"]}
-        assert await thread.update({"user": ("u", 1), "tags": None}) == {"title": "a", "user": ("u", 1)}
+        assert await thread.set_metadata({"title": "a", "tags": ["x"]}) == {"title": "a", "tags": ["x"]}
+        assert await thread.set_metadata({"user": ("u", 1), "tags": None}) == {"title": "a", "user": ("u", 1)}
         assert await thread.metadata() == {"title": "a", "user": ("u", 1)}
-        assert await thread.update({"only": 1}, replace=True) == await thread.metadata() == {"only": 1}
+        assert await thread.set_metadata({"only": 1}, replace=True) == await thread.metadata() == {"only": 1}
 
     async def test_metadata_may_come_before_and_stays_beside_the_checkpoints(self, store: AsyncStore) -> None:
         thread = store.thread("t")
-        await thread.update({"title": "a"})
+        await thread.set_metadata({"title": "a"})
         info = await thread.info()
         assert info is not None and (info.checkpoints, info.head) == (0, None)
         await thread.save(1)
@@ -76,7 +76,7 @@ class ListingContract(Contract):
 
     async def test_threads_are_found_by_their_metadata(self, store: AsyncStore) -> None:
         for n in range(6):
-            await store.thread(f"{n}").update({"user": "even" if n % 2 == 0 else "odd", "n": n})
+            await store.thread(f"{n}").set_metadata({"user": "even" if n % 2 == 0 else "odd", "n": n})
         await store.thread("plain").save(1)
         found = [info.id async for info in store.threads(filter={"user": "even"}, limit=2)]
         assert found == ["0", "2"]
@@ -89,7 +89,7 @@ class ListingContract(Contract):
         async def update(number: int) -> None:
             thread = stores[number % 3].thread("t")
             for turn in range(3):
-                await thread.update({f"{number}-{turn}": turn})
+                await thread.set_metadata({f"{number}-{turn}": turn})
 
         assert await trial.together(*(lambda n=n: update(n) for n in range(6))) == [None] * 6
         metadata = await stores[0].thread("t").metadata()
@@ -97,7 +97,7 @@ class ListingContract(Contract):
 
     async def test_a_thread_of_metadata_alone_can_be_deleted(self, store: AsyncStore) -> None:
         thread = store.thread("t")
-        await thread.update({"title": "a"})
+        await thread.set_metadata({"title": "a"})
         assert await thread.delete()
         assert [info.id async for info in store.threads()] == []
 
@@ -107,7 +107,7 @@ class ListingContract(Contract):
         plain, one, two = [await trial.store(tenant=tenant) for tenant in ("", "one", "two")]
         for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
             await store.thread("same").save(name, id="id")
-            await store.thread("same").update({"of": name})
+            await store.thread("same").set_metadata({"of": name})
             await store.thread(f"only {name}").save(1)
         for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
             assert await store.thread("same").load("id") == name

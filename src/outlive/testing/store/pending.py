@@ -171,7 +171,7 @@ class PendingContract(Contract):
         await thread.write("task", [("c", "x" * 5000)])
         await thread.save(2, id="b")
         await thread.write("task", [("c", "y" * 5000)])
-        await thread.remove(["a"])
+        await thread.delete_checkpoints(["a"])
         assert await thread.writes("a") == ()
         assert [held.value for held in await thread.writes("b")] == ["y" * 5000]
         assert (await thread.verify()).ok

@@ -78,29 +78,31 @@ class PruningContract(Contract):
     async def test_removing_from_a_thread_that_never_was_removes_nothing(self, store: AsyncStore) -> None:
         chosen: list[dict[str, Any]] = [{"ids": ["a", "b"]}, {"run": "r"}, {"ids": ["a"], "erase": True}]
         for options in chosen:
-            assert (await store.thread("never").remove(**options)).checkpoints == 0
+            assert (await store.thread("never").delete_checkpoints(**options)).checkpoints == 0
         assert [info async for info in store.threads()] == []
         await store.thread("t").save(1)
-        assert (await store.thread("t").remove(["never"])).checkpoints == 0
+        assert (await store.thread("t").delete_checkpoints(["never"])).checkpoints == 0
 
     async def test_checkpoints_of_several_namespaces_are_removed_by_one_call(self, store: AsyncStore) -> None:
         root, sub = store.thread("t"), store.thread("t", namespace="sub")
         saved = [await one.save({"n": n}, id=f"{n}") for n in range(5) for one in (root, sub)]
-        assert (await root.remove([saved[0], ("sub", "1"), "2", ("sub", "never")])).checkpoints == 3
+        assert (
+            await root.delete_checkpoints([saved[0], ("sub", "1"), "2", ("sub", "never")])
+        ).checkpoints == 3
         assert (await _ids(root), await _ids(sub)) == (["4", "3", "1"], ["4", "3", "2", "0"])
-        assert (await sub.remove(["3", "1", "2"], all_namespaces=True)).checkpoints == 4
+        assert (await sub.delete_checkpoints(["3", "1", "2"], all_namespaces=True)).checkpoints == 4
         assert (await _ids(root), await _ids(sub)) == (["4"], ["4", "0"])
         with pytest.raises(BadArgument, match="thread 't'"):
-            await store.thread("another").remove([saved[0]])
+            await store.thread("another").delete_checkpoints([saved[0]])
 
     async def test_an_unsaved_id_with_pending_writes_is_no_checkpoint(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"n": 1}, id="one")
         await thread.write("task", [("c", noise(1, 3000))], checkpoint="unsaved")
-        assert (await thread.remove(["unsaved", "one"])).checkpoints == 1
+        assert (await thread.delete_checkpoints(["unsaved", "one"])).checkpoints == 1
         assert await thread.writes("unsaved") == ()
         await thread.write("task", [("c", 1)], checkpoint="unsaved")
-        assert (await thread.remove(["unsaved"], all_namespaces=True)).checkpoints == 0
+        assert (await thread.delete_checkpoints(["unsaved"], all_namespaces=True)).checkpoints == 0
         assert await thread.writes("unsaved") == ()
         assert (await store.verify()).ok
 
@@ -171,10 +173,10 @@ class PruningContract(Contract):
     async def test_checkpoints_are_removed_by_id(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await _line(thread, 4)
-        done = await thread.remove(["1", "3", "never there"])
+        done = await thread.delete_checkpoints(["1", "3", "never there"])
         assert (done.checkpoints, await _ids(thread)) == (2, ["2", "0"])
-        assert (await thread.remove("2")).checkpoints == 1
-        assert (await thread.load(), (await thread.remove([])).checkpoints) == (
+        assert (await thread.delete_checkpoints("2")).checkpoints == 1
+        assert (await thread.load(), (await thread.delete_checkpoints([])).checkpoints) == (
             {"n": 0, "text": noise(0, 20_000)},
             0,
         )
@@ -183,7 +185,7 @@ class PruningContract(Contract):
         root, sub = store.thread("t"), store.thread("t", namespace="sub")
         await root.save("root", id="same")
         await sub.save("sub", id="same")
-        await sub.remove(["same"])
+        await sub.delete_checkpoints(["same"])
         assert (await root.load(), await sub.load()) == ("root", None)
 
     async def test_checkpoints_are_removed_by_run(self, store: AsyncStore) -> None:
@@ -192,7 +194,7 @@ class PruningContract(Contract):
         for n, run in enumerate(["one", "two", "one", None, "two"]):
             await thread.save({"text": text, "n": n}, id=f"{n}", run=run)
         await sub.save("sub", run="one")
-        assert (await thread.remove(run="one")).checkpoints == 3
+        assert (await thread.delete_checkpoints(run="one")).checkpoints == 3
         assert await _ids(thread, all_namespaces=True) == ["4", "3", "1"]
         for n in (1, 3, 4):
             assert await thread.load(f"{n}") == {"text": text, "n": n}
@@ -203,7 +205,7 @@ class PruningContract(Contract):
         thread, shared = store.thread("t"), [noise(n, 4000) for n in range(10)]
         for n in range(4):
             await thread.save({"shared": shared, "n": n}, id=f"{n}")
-        await thread.remove(["0"])  # the one that brought the chunks
+        await thread.delete_checkpoints(["0"])  # the one that brought the chunks
         for n in (1, 2, 3):
             assert await other.thread("t").load(f"{n}") == {"shared": shared, "n": n}
 
@@ -259,7 +261,7 @@ class PruningContract(Contract):
         first = await thread.save({"list": [SECRET, *(noise(n, 500) for n in range(20))]})
         await thread.save({"list": [noise(n, 500) for n in range(20)]})
         await thread.write("task", [("c", {"held": SECRET, "more": noise(5, 3000)})])
-        await thread.remove([first.id], erase=True)
+        await thread.delete_checkpoints([first.id], erase=True)
         assert SECRET.encode() in await _bytes(waist)
         assert [held.value["held"] for held in await thread.writes()] == [SECRET]
         assert (await thread.verify()).ok
@@ -270,7 +272,7 @@ class PruningContract(Contract):
         plain = [noise(n, 500) for n in range(20)]
         await thread.save({"list": [*plain, SECRET]}, id="with")
         await thread.save({"list": plain}, id="without")
-        assert (await thread.remove(["with"], erase=True)).erased
+        assert (await thread.delete_checkpoints(["with"], erase=True)).erased
         assert SECRET.encode() not in await _bytes(waist)
         assert await thread.load() == {"list": plain}
 
@@ -279,7 +281,7 @@ class PruningContract(Contract):
         thread, waist = store.thread("t"), await trial.waist("t")
         await thread.save({"text": SECRET * 50}, metadata={"about": SECRET})
         await thread.write("task", [("c", SECRET)])
-        await thread.update({"about": SECRET})
+        await thread.set_metadata({"about": SECRET})
         names = list(await waist.data())
         await thread.delete()
         assert await _bytes(waist) == b""

@@ -32,8 +32,8 @@ async def _all(items: Any) -> list[Any]:
 
 def _check_until(busy: ThreadBusy | RunBusy, lease_s: float) -> None:
     """The end of the lease is told as a time of day."""
-    assert busy.until is not None
-    left_s = (busy.until - dt.datetime.now(dt.UTC)).total_seconds()
+    assert busy.lease_expires_at is not None
+    left_s = (busy.lease_expires_at - dt.datetime.now(dt.UTC)).total_seconds()
     assert lease_s / 2 < left_s < lease_s + 60, left_s
 
 
@@ -77,7 +77,7 @@ class RunContract(Contract):
         newest = await store.thread("t").checkpoint()
         assert newest is not None
         assert (newest.run, newest.source, newest.state) == ("r", "input", {"n": 1})
-        await run.interrupt()
+        await run.release()
 
     async def test_a_step_that_was_done_is_given_back(self, store: AsyncStore) -> None:
         called: list[int] = []
@@ -89,7 +89,7 @@ class RunContract(Contract):
         run = await store.run("t", run_id="r").start()
         for n in range(3):
             assert await run.step("s", call, n) == {n}
-        await run.interrupt()
+        await run.release()
         run = await store.run("t", run_id="r").start()
         assert run.info.attempt == 2
         assert [await run.step("s", call, n) for n in range(4)] == [
@@ -109,13 +109,13 @@ class RunContract(Contract):
         seen: list[str] = []
         for n in range(5):
             run = await stores[0].run(f"t{n}", run_id=f"r{n}", agent="a").start()
-            await run.interrupt()
-        assert len(await _all(stores[0].interrupted())) == 5
+            await run.release()
+        assert len(await _all(stores[0].recoverable())) == 5
         handlers = {"a": lambda run: seen.append(run.id)}
         reports = await trial.together(*(lambda store=store: store.recover(handlers) for store in stores))
         assert [report for report in reports if isinstance(report, Exception)] == []
         assert sorted(seen) == [f"r{n}" for n in range(5)]
-        assert await _all(stores[0].interrupted()) == []
+        assert await _all(stores[0].recoverable()) == []
         assert {one.attempt for one in await _all(stores[0].runs(status="completed"))} == {2}
 
     async def test_a_lease_that_has_run_out_may_be_taken(self, trial: Trial) -> None:
@@ -123,7 +123,7 @@ class RunContract(Contract):
         run = await store.run("t", run_id="r", lease_s=0.2).start()
         store._heart._stop()  # as a process that hangs
         await trial.sleep(0.5)
-        assert [one.id for one in await _all(store.interrupted())] == ["r"]
+        assert [one.id for one in await _all(store.recoverable())] == ["r"]
         other = await (await trial.store()).run("t", run_id="r").start()
         assert other.info.attempt == 2
         for late in (lambda: run.save({"late": 1}), lambda: run.step("s", int), run.complete):
@@ -152,7 +152,7 @@ class RunContract(Contract):
         await lock.acquire()
         await thread.save({"n": 1}, id="one", fence=lock, interrupts=[Interrupt("i", "node")])
         await thread.write("task", [("c", 1)], fence=lock)
-        await thread.update({"title": "mine"}, fence=lock)
+        await thread.set_metadata({"title": "mine"}, fence=lock)
         await store.thread("t", namespace="sub").save({"n": 1}, fence=lock)  # the thread is one
         with pytest.raises(BadArgument, match="another"):
             await store.thread("another").save({"n": 1}, fence=lock)
@@ -168,7 +168,7 @@ class RunContract(Contract):
             lambda: thread.save({"n": 2}, id="one", replace=True, fence=lock),
             lambda: thread.write("late", [("c", 2)], fence=lock),
             lambda: thread.resume("i", 2, checkpoint="one", fence=lock),
-            lambda: thread.update({"title": "late"}, fence=lock),
+            lambda: thread.set_metadata({"title": "late"}, fence=lock),
         ):
             with pytest.raises(LeaseLost) as lost:
                 await late()
@@ -225,14 +225,14 @@ class RunContract(Contract):
 
     async def test_one_of_several_runs_of_an_id_is_never_taken_in_silence(self, store: AsyncStore) -> None:
         for thread in ("a", "b"):  # as copies from two stores bring them
-            await (await store._run(RunInfo("r", thread)).start()).interrupt()
+            await (await store._run(RunInfo("r", thread)).start()).release()
         for call in (store.find_run, store.cancel, store.park, store.retry):
             with pytest.raises(AmbiguousRun) as several:
                 await call("r")
             assert sorted(several.value.threads) == ["a", "b"]
         assert (await store.cancel("r", thread="b")).thread == "b"
         assert sorted([(one.thread, one.status) for one in await _all(store.runs())]) == [
-            ("a", "interrupted"),
+            ("a", "released"),
             ("b", "cancelled"),
         ]
 

@@ -48,7 +48,7 @@ class SavingContract(Contract):
             False,
         )
         assert (
-            [item async for item in thread.history()] == await thread.lineage() == await thread.heads() == []
+            [item async for item in thread.history()] == await thread.lineage() == await thread.tips() == []
         )
         assert (await thread.info(), await thread.metadata(), await thread.interrupts()) == (None, {}, ())
         assert (await thread.size()).checkpoints == 0
@@ -149,9 +149,9 @@ class SavingContract(Contract):
         for one in (saved, found, listed):
             assert {name: getattr(one, name) for name in said} == said
             assert (one.thread, one.id, one.namespace, one.parent, one.seq) == ("t", "own", "", parent.id, 2)
-            assert (one.epoch, one.size, one.created_at) == (0, saved.size, saved.created_at)
+            assert (one.epoch, one.state_bytes, one.created_at) == (0, saved.state_bytes, saved.created_at)
         assert (found.state, found.pending_writes) == ({"a": 1}, ())
-        assert saved.size > 0
+        assert saved.state_bytes > 0
 
     async def test_a_checkpoint_cannot_be_changed(self, store: AsyncStore) -> None:
         saved: Any = await store.thread("t").save({})
@@ -219,7 +219,7 @@ class SavingContract(Contract):
         thread, sub = store.thread("t"), store.thread("t", namespace="sub")
         await thread.save(1)
         await sub.save(2)
-        await thread.update({"title": "x"})
+        await thread.set_metadata({"title": "x"})
         await other.thread("t").load()
         assert await thread.delete()
         for one in (store, other):
@@ -240,7 +240,7 @@ class SavingContract(Contract):
     async def test_what_was_saved_survives_the_store(self, trial: Trial) -> None:
         store = await trial.store()
         await store.thread("t").save({"n": 1})
-        await store.thread("t").update({"title": "x"})
+        await store.thread("t").set_metadata({"title": "x"})
         store = await trial.reopened(store)
         assert await store.thread("t").load() == {"n": 1}
         assert await store.thread("t").metadata() == {"title": "x"}
