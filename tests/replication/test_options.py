@@ -91,7 +91,8 @@ def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_
         with outlive.open(url) as store:
             store.thread(f"of {url[-4]}").save({"text": "x" * 3000, "url": url})
     with pytest.raises(
-        outlive.errors.BadURL, match="copy them into the primary first: outlive copy SECONDARY PRIMARY"
+        outlive.errors.BadURL,
+        match="copy them into the primary first: outlive copy PRIMARY --store SECONDARY",
     ):
         outlive.open(a, secondary=b)
     done = subprocess.run([sys.executable, "-m", "outlive", "copy", b, a], capture_output=True, text=True)

@@ -1,7 +1,4 @@
-"""Which store a command is about: `--store URL`, OUTLIVE_STORE, or the one SQLite file of outlive's in this folder.
-
-Looking must not create: a URL with a mistake in it would otherwise leave an empty store behind, and say that all is well.
-"""
+"""Finds and opens the store of a command: `--store URL`, OUTLIVE_STORE, or the SQLite store in this folder."""
 
 from __future__ import annotations
 
@@ -12,47 +9,43 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlive.errors import BadArgument, KeyMissing, NotEncrypted, StoreUnavailable
+from outlive.cli.presence import check_path, check_served, factory
+from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 
 if TYPE_CHECKING:
-    from outlive.backends.server.urls import BackendFactory
     from outlive.layers.encryption.keyring import KeyRing
     from outlive.store import AsyncStore
     from outlive.sync.facades import Store
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
-_MANY = 8
+_LISTED = 8
 _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 
 class NoStore(BadArgument):
-    """There is no way to tell which store is meant."""
-
-
-class Absent(StoreUnavailable):
-    """There is no store where one was looked for."""
+    """No store was named, and this folder has none or several."""
 
 
 def find_store() -> str:
-    """Return the URL of the one store in this folder."""
-    names = sorted(path.name for path in Path().iterdir() if path.suffix in _SUFFIXES and _is_ours(path))
+    """Return the URL of the only store in this folder."""
+    names = sorted(path.name for path in Path().iterdir() if path.suffix in _SUFFIXES and _is_store(path))
     if len(names) == 1:
-        return f"sqlite:///{quoted(names[0])}"
+        return f"sqlite:///{quote_path(names[0])}"
     if names:
-        example = _EXAMPLE.replace("agent.db", quoted(names[0]))
-        some = ", ".join([*names[:_MANY], *(["…"] if len(names) > _MANY else [])])
-        raise NoStore(f"there are several stores here ({some}); name one: {example}")
+        example = _EXAMPLE.replace("agent.db", quote_path(names[0]))
+        listed = ", ".join([*names[:_LISTED], *(["…"] if len(names) > _LISTED else [])])
+        raise NoStore(f"several stores in this folder ({listed}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
-def quoted(name: str) -> str:
-    """Return a path as it stands in a URL."""
-    return name.replace("%", "%25").replace("?", "%3F")
+def quote_path(path: str) -> str:
+    """Return a path as part of a URL."""
+    return path.replace("%", "%25").replace("?", "%3F")
 
 
-def _is_ours(path: Path) -> bool:
-    """Tell whether a file is a store, by its header; one that was just made may have that in its log only."""
+def _is_store(path: Path) -> bool:
+    """Tell whether a file is a store by its header; that of a new one may be in its log only."""
     from outlive.backends.sqlite.connection import APPLICATION_ID
 
     try:
@@ -64,10 +57,10 @@ def _is_ours(path: Path) -> bool:
         return False
     if header[68:72] == APPLICATION_ID.to_bytes(4, "big"):
         return True
-    return path.with_name(f"{path.name}-wal").exists() and _asked(path) == APPLICATION_ID
+    return path.with_name(f"{path.name}-wal").exists() and _application_id(path) == APPLICATION_ID
 
 
-def _asked(path: Path) -> int | None:
+def _application_id(path: Path) -> int | None:
     import apsw
 
     with contextlib.suppress(apsw.Error):
@@ -78,71 +71,64 @@ def _asked(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_store(
     url: str,
     options: dict[str, Any],
     *,
-    creates: bool = False,
+    create: bool = False,
     knows_types: bool = False,
     needs_key: bool = True,
     takes_over: bool = False,
 ) -> Iterator[Store]:
-    """Open a store to work on it. Values of types that are not known here come as they are stored.
+    """Open a store. Values of registered types stay as they are stored, unless `knows_types`.
 
-    With `knows_types` values are built, as a program would: its types must be registered. Without `needs_key` a store whose keys
-    are not given is opened for what can be done without them.
+    Without `needs_key` an encrypted store is opened without keys, for what needs none.
     """
     from outlive.cli.output.opaque import OpaqueCodec
     from outlive.sync.facades import Store
 
     check_scheme(url)
-    if not creates:
-        options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
-    target = opening()._parse(url, options)
-    if not creates and target.secondary is None:
+    if not create:
+        options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
+    target = factory()._parse(url, options)
+    if not create and target.secondary is None:
         check_path(url, target.served)
-    with Store(_built(target, creates, needs_key)) as store:
+    with Store(_build(target, create, needs_key)) as store:
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
 
 
 def check_scheme(url: str) -> None:
-    if ":" not in url:  # a person means the file
-        meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
-        raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")
+    """Refuse a path, and name its URL."""
+    if ":" not in url:
+        hint = f"file:{quote_path(url)}" if os.path.isdir(url) else f"sqlite:///{quote_path(url)}"
+        raise BadArgument(f"{url!r} is not a URL; for the file or folder of that name write {hint}")
 
 
-def checked(
+def pair_options(
     url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
 ) -> dict[str, Any]:
-    """Return options with which a pair can be opened without changing it."""
+    """Return the options with which a pair is opened without changing it."""
     if "secondary" not in options:
         return options
-    from outlive.cli.pair_state import look, options_of_pair
+    from outlive.cli.pair_state import inspect_pair, options_of_pair
 
-    return options_of_pair(look(url, options), options, takes_over=takes_over, needs_key=needs_key)
-
-
-def opening() -> Any:
-    """Return the module that opens stores: it takes its time to import."""
-    from outlive import factory as opening
-
-    return opening
+    return options_of_pair(inspect_pair(url, options), options, takes_over=takes_over, needs_key=needs_key)
 
 
-def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
+def _build(target: Any, create: bool, needs_key: bool) -> AsyncStore:
     from outlive.runtime.runtime import SyncRuntime, run_now
 
     timeout_s = target.settings.timeout_s
     backend = target.served.sync(timeout_s)
     secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
-    if not creates and secondary is None:
+    if not create and secondary is None:
         check_served(backend, target.served)
-        _check_sealed(backend, target.ring)
-    opener: Any = None  # of further stores: this program opens them itself
+        _check_encrypted(backend, target.ring)
+    opener: Any = None  # this program opens further stores itself
     try:
-        built = opening()._build(
+        built = factory()._build(
             backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_alone
         )
         store: AsyncStore = run_now(built)
@@ -152,11 +138,11 @@ def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
             raise
     from outlive.layers.encryption.keyring import KeyRing
 
-    return _built(replace(target, ring=KeyRing()), creates, needs_key)
+    return _build(replace(target, ring=KeyRing()), create, needs_key)
 
 
-def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
-    """Refuse a ring without keys for a store that is not encrypted: all of it would be taken for broken."""
+def _check_encrypted(backend: Any, ring: KeyRing | None) -> None:
+    """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
     from outlive.layers.encryption.keyring import is_sealed
@@ -165,61 +151,3 @@ def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
     if not is_sealed(run_now(backend.identity(b""))):
         run_now(backend.close())
         raise NotEncrypted
-
-
-def check_path(url: str, served: BackendFactory) -> None:
-    """Refuse a store of this machine that is not there, which opening would make."""
-    path = local_path(url)
-    if path is None:
-        return
-    is_there = _is_begun(path) if url.startswith("sqlite") else os.path.exists(os.path.join(path, "store"))
-    if not is_there:
-        raise Absent(
-            f"there is no store at {served.shown} ({path}); check the path, or save something there first"
-        )
-
-
-def _is_begun(path: str) -> bool:
-    """Tell whether a SQLite file is more than empty: SQLite would make a database of an empty one. A new one may be in its log only."""
-    return any(
-        os.path.exists(name) and (os.path.isdir(name) or os.path.getsize(name))
-        for name in (path, f"{path}-wal")
-    )
-
-
-def check_served(backend: Any, served: BackendFactory) -> None:
-    """Ask a server for the identity of the store, which opening would otherwise give it."""
-    from outlive.runtime.runtime import run_now
-
-    if backend.name not in ("postgresql", "redis"):
-        return
-    try:
-        if not run_now(_has_identity(backend)):
-            raise Absent(
-                f"{served.shown} answers, but there is no store in it; check database, schema or prefix, "
-                "or save something there first"
-            )
-    except BaseException:
-        run_now(backend.close())
-        raise
-
-
-async def _has_identity(backend: Any) -> bool:
-    if backend.name == "redis":
-        return b"key" in await backend._identity._load()
-    from outlive.errors import MissingSchema
-
-    try:
-        return bool(await backend._ask(backend._sql.identity))
-    except MissingSchema:
-        return False
-
-
-def local_path(url: str) -> str | None:
-    """Return where a store of this machine is kept; None for servers and memory."""
-    scheme = url.partition(":")[0]
-    if scheme not in ("sqlite", "file"):
-        return None
-    _, rest, _ = opening()._parts(url, {}, ("fsync", *opening()._COMMON))
-    path = opening()._path(scheme, rest, "")
-    return None if path == ":memory:" else os.path.abspath(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.context import Call
-from outlive.cli.output.escape import shown
+from outlive.cli.output.escape import escape_terminal
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 @command(
     "import-langgraph",
-    "Move a database of LangGraph's into a store.",
     argument("SOURCE_URL"),
     argument("TARGET_URL", required=False),
     option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of your own that states hold."),
@@ -50,7 +49,7 @@ def import_langgraph(
     from outlive.adapters.langgraph.importer.source import open_source
     from outlive.backends.server.urls import hide_secrets
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_scheme, checked
+    from outlive.cli.stores import check_scheme, pair_options
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
@@ -58,17 +57,17 @@ def import_langgraph(
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
     check_scheme(call.store_url)
-    options = checked(call.store_url, call.options())
+    options = pair_options(call.store_url, call.store_options())
     moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
     where = call.store_url
     if dry_run and moving.is_absent(where):
         where, options = "memory:", {}
     with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
-        settings = store._store._settings
-        call.shown_store = settings.url if where == call.store_url else hide_secrets(call.store_url)
-        call.shown_tenant = settings.tenant
-        call.check_alone(store)
+        call.use(store)
+        if where != call.store_url:
+            call.store_name = hide_secrets(call.store_url)
+        call.check_unpaired(store)
         with _hinting():
             moved = moving.import_langgraph(
                 source_url,
@@ -81,7 +80,7 @@ def import_langgraph(
                 verify=not no_verify,
                 dry_run=dry_run,
             )
-    call.answer([_item(moved)], lambda: _show(moved, dry_run=dry_run), brief=[shown(str(one)) for one in moved.problems], is_ok=moved.ok)  # fmt: skip
+    call.answer([_item(moved)], lambda: _show(moved, dry_run=dry_run), brief=[escape_terminal(str(one)) for one in moved.problems], is_ok=moved.ok)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -120,7 +119,7 @@ def _item(moved: Moved) -> dict[str, object]:
 
 def _show(moved: Moved, *, dry_run: bool) -> None:
     for problem in moved.problems:
-        print(shown(str(problem)))
+        print(escape_terminal(str(problem)))
     print(f"{'would move' if dry_run else 'moved'} {moved}")
     if moved.unknown:
-        print("name the classes: " + " ".join(f"--type {shown(name)}" for name in moved.unknown))
+        print("name the classes: " + " ".join(f"--type {escape_terminal(name)}" for name in moved.unknown))

@@ -234,5 +234,5 @@ def other_key() -> BadURL:
     return BadURL(
         "the secondary is a store of its own already: its chunks are named by another naming key than the primary's. Give an empty "
         "place instead (a new file, folder, schema or prefix), which becomes a copy of the primary by itself; and if the old one holds "
-        "threads that you want, copy them into the primary first: outlive copy SECONDARY PRIMARY"
+        "threads that you want, copy them into the primary first: outlive copy PRIMARY --store SECONDARY"
     )
