@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import outlive
+from outlive.backend import EntryQuery
 from outlive.runtime.runtime import run_now
 from outlive.sync.facades import Run
 from workloads import State
@@ -53,4 +54,8 @@ def expect(place: Place, state: State, thread_id: str = "talk") -> None:
 def stored_steps(store: outlive.Store, run: Run) -> int:
     """Return how many steps of a run the store holds."""
     key = run._run.key
-    return len(run_now(store._store._engine.backend.entries(key.tenant, "step", thread=key, limit=1_000_000)))
+    return len(
+        run_now(
+            store._store._engine.backend.entries(EntryQuery(key.tenant, "step", thread=key, limit=1_000_000))
+        )
+    )

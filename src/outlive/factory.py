@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, unquote
 
-from outlive.backend.protocol import RESERVED, Backend, escape
+from outlive.backend import RESERVED, Backend, escape
 from outlive.backends.local.inline import Local, SharedSyncLocal, SyncLocal
 from outlive.backends.local.memory import MemoryBackend, NullBackend
 from outlive.backends.server.urls import BackendFactory, hide_secrets, take_options

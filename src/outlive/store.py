@@ -18,8 +18,8 @@ from outlive.arguments import (
     check_text,
     optional_id,
 )
+from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
 from outlive.backend.entries import COPIED
-from outlive.backend.protocol import EntryRecord, ThreadKey
 from outlive.errors import (
     AmbiguousRun,
     BadArgument,
@@ -471,7 +471,9 @@ class AsyncStore(AsyncContext):
         damaged: list[Corrupt] = []
         ids = await self._chosen(threads, None if since is None else micros(since), damaged)
         for done, id in enumerate(ids, 1):
-            rows = await self._engine.backend.threads(self._settings.tenant, only=id, heads=False)
+            rows = await self._engine.backend.threads(
+                ThreadQuery(self._settings.tenant, only=id, heads=False)
+            )
             for row in rows:  # else it was deleted meanwhile
                 try:
                     await copying.into_store(self._engine, target._engine, self._key(id), row)

@@ -103,7 +103,7 @@ def test_a_run_that_is_used_from_a_second_loop_stays_alive_in_the_first(tmp_path
     with running_loop() as first:
         store = first(opened(f"sqlite:///{tmp_path}/a.db"))
         run = first(store.run("t", lease_s=6.0).start())
-        for call in (run.complete, run.interrupt, lambda: run.save({"n": 1}), run.flush):
+        for call in (run.complete, run.release, lambda: run.save({"n": 1}), run.flush):
             assert refused(call) < SOON_S
         first(asyncio.wait_for(_until_renewed(store), SOON_S))
         first(run.complete())

@@ -24,14 +24,17 @@ import ormsgpack
 import pytest
 
 import outlive
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Receipt,
     Removal,
     ThreadKey,
+    ThreadQuery,
     WriteRecord,
 )
 from outlive.backends.file import backend as file_module
@@ -112,7 +115,7 @@ def save(backend: MemoryBackend, *names: str, thread: ThreadKey = T, size: int =
 
 
 def ids(backend: MemoryBackend, thread: ThreadKey = T) -> list[str]:
-    return [found.id for found in backend.history(thread, None, limit=10_000)[1]]
+    return [found.id for found in backend.history(HistoryQuery(thread, None, limit=10_000))[1]]
 
 
 def read_all(backend: MemoryBackend, thread: ThreadKey = T) -> object:
@@ -121,12 +124,12 @@ def read_all(backend: MemoryBackend, thread: ThreadKey = T) -> object:
     head = backend.read(thread, "")
     return (
         head,
-        backend.history(thread, None, limit=10_000),
+        backend.history(HistoryQuery(thread, None, limit=10_000)),
         backend.writes(thread, None),
-        backend.entries(thread.tenant, "run", thread=thread),
+        backend.entries(EntryQuery(thread.tenant, "run", thread=thread)),
         inventory,
         backend.fetch(thread, list(inventory.chunks)),
-        [row for row in backend.threads("") if row.id == thread.id],
+        [row for row in backend.threads(ThreadQuery("")) if row.id == thread.id],
     )
 
 
@@ -165,7 +168,7 @@ def test_everything_that_was_committed_is_there_for_a_new_process(folder: Path) 
     first.close()
     second = opened(folder)
     assert read_all(second, thread) == seen
-    assert [row.id for row in second.threads("tenant\0")] == [thread.id]
+    assert [row.id for row in second.threads(ThreadQuery("tenant\0"))] == [thread.id]
     assert second.writes(thread, None) == [write]
 
 
@@ -223,7 +226,7 @@ def outcome(result: Receipt | Exception) -> object:
 
 def any_commit(chance: random.Random, backend: MemoryBackend) -> Commit:
     thread, name = chance.choice((T, U)), f"c{chance.randrange(12)}"
-    there = [(one.namespace, one.id) for one in backend.history(thread, None)[1]]
+    there = [(one.namespace, one.id) for one in backend.history(HistoryQuery(thread, None))[1]]
     names = list(backend.inventory(thread).chunks)
     kind = chance.randrange(12)
     if kind == 0 and there:
@@ -309,7 +312,7 @@ threads = [ThreadKey.of("", f"t{i}") for i in range(300)]
 for name in ("c1", "c2"):
     results = backend.commit_all([saving(name, thread) for thread in threads])
     assert all(isinstance(result, Receipt) for result in results), results
-assert len(backend.threads("", limit=1000)) == 300
+assert len(backend.threads(ThreadQuery("", limit=1000))) == 300
 backend.close()
 """
     run_script(script, folder)
@@ -329,9 +332,9 @@ def test_listings_go_by_tenant_prefix_and_page(folder: Path) -> None:
         save(backend, "c1", thread=ThreadKey.of("x", name))
     save(backend, "c1", thread=ThreadKey.of("y", "a/9"))
     done(backend, Commit(ThreadKey.of("x", "gone"), removal=Removal(everything=True)))
-    assert [row.id for row in backend.threads("x")] == ["\\", "a/1", "a/2", "a/3", "b", "é"]
-    assert [row.id for row in backend.threads("x", prefix="a/", after="a/1", limit=1)] == ["a/2"]
-    assert [row.id for row in opened(folder).threads("y")] == ["a/9"]
+    assert [row.id for row in backend.threads(ThreadQuery("x"))] == ["\\", "a/1", "a/2", "a/3", "b", "é"]
+    assert [row.id for row in backend.threads(ThreadQuery("x", prefix="a/", after="a/1", limit=1))] == ["a/2"]
+    assert [row.id for row in opened(folder).threads(ThreadQuery("y"))] == ["a/9"]
 
 
 def test_entries_of_all_threads_are_found_without_keeping_all_threads(
@@ -343,7 +346,7 @@ def test_entries_of_all_threads_are_found_without_keeping_all_threads(
         run = EntryRecord("run", name, status="running" if name != "c" else "done")
         done(backend, saving("c1", ThreadKey.of("", name), entries=(run,)))
     found = opened(folder).entries(
-        "", "run", statuses=["running"], after=("a", ThreadKey.of("", "a").digest), limit=2
+        EntryQuery("", "run", statuses=["running"], after=("a", ThreadKey.of("", "a").digest), limit=2)
     )
     assert [(key.id, entry.key) for key, entry in found] == [("b", "b"), ("d", "d")]
     assert len(backend._cache) == 2
@@ -498,7 +501,7 @@ def test_a_damaged_chunk_names_the_checkpoint_and_spares_the_others(folder: Path
         backend.read(T, "", "c1")
     assert (caught.value.thread, caught.value.checkpoint) == (T.id, "c1")
     assert [problem.checkpoint for problem in backend.audit(T)] == ["c1"]
-    assert backend.read(T, "").record == backend.history(T, "")[1][0]
+    assert backend.read(T, "").record == backend.history(HistoryQuery(T, ""))[1][0]
 
 
 def test_damage_stays_noticed_when_the_log_is_written_anew(folder: Path) -> None:
@@ -531,10 +534,10 @@ def test_a_deleted_log_is_missed_on_every_access(folder: Path) -> None:
     log_of(folder).unlink()
     acts: list[Callable[[FileBackend], object]] = [
         lambda b: b.read(T, ""),
-        lambda b: b.history(T, ""),
+        lambda b: b.history(HistoryQuery(T, "")),
         lambda b: b.inventory(T),
-        lambda b: b.threads(""),
-        lambda b: b.entries("", "run"),
+        lambda b: b.threads(ThreadQuery("")),
+        lambda b: b.entries(EntryQuery("", "run")),
         lambda b: save(b, "c2"),
     ]
     for backend in (warm, opened(folder)):
@@ -552,9 +555,12 @@ def test_a_damaged_thread_is_listed_for_whoever_looks_for_damage(folder: Path) -
     save(backend, "c1", thread=U)
     log_of(folder).write_bytes(b"")
     with pytest.raises(Corrupt):
-        backend.threads("")
-    assert [(row.id, row.checkpoints) for row in backend.threads("", heads=False)] == [(U.id, 1), (T.id, 0)]
-    assert [row.id for row in backend.threads("", only=T.id, heads=False)] == [T.id]
+        backend.threads(ThreadQuery(""))
+    assert [(row.id, row.checkpoints) for row in backend.threads(ThreadQuery("", heads=False))] == [
+        (U.id, 1),
+        (T.id, 0),
+    ]
+    assert [row.id for row in backend.threads(ThreadQuery("", only=T.id, heads=False))] == [T.id]
 
 
 def test_swapped_logs_are_noticed(folder: Path) -> None:
@@ -596,14 +602,14 @@ def test_an_index_that_is_gone_or_damaged_is_noticed(folder: Path) -> None:
     for at in range(len(whole)):
         (folder / "index").write_bytes(flipped(whole, at, at % 8))
         if 64 <= at < START:
-            assert [row.id for row in opened(folder).threads("")] == [T.id]
+            assert [row.id for row in opened(folder).threads(ThreadQuery(""))] == [T.id]
             continue
         with pytest.raises(Corrupt):
-            opened(folder).threads("")
+            opened(folder).threads(ThreadQuery(""))
         assert opened(folder).audit(None), f"byte {at}"
     (folder / "index").unlink()
     with pytest.raises(Corrupt):
-        opened(folder).threads("")
+        opened(folder).threads(ThreadQuery(""))
     with pytest.raises(Corrupt):
         save(opened(folder), "c1", thread=U)
 
@@ -717,7 +723,7 @@ def test_ids_reach_nothing_outside(folder: Path) -> None:
     ]
     for name in strange:
         save(backend, "c1", thread=ThreadKey.of("", name))
-    assert {row.id for row in opened(folder).threads("")} == set(strange)
+    assert {row.id for row in opened(folder).threads(ThreadQuery(""))} == set(strange)
     assert sorted(os.listdir(folder.parent)) == ["store"]
     assert len(os.listdir(folder / "threads")) == len(strange)
 
@@ -736,7 +742,7 @@ def test_a_deleted_thread_leaves_its_seq_and_no_bytes(folder: Path) -> None:
     done(backend, Commit(T, removal=Removal(everything=True)))
     assert b"body of" not in all_bytes(folder)
     assert chunk("'trip-42' c1 ")[1] not in all_bytes(folder)
-    assert backend.threads("") == []
+    assert backend.threads(ThreadQuery("")) == []
     backend = opened(folder)
     assert backend.inventory(T).generation != generation
     assert done(backend, saving("c1")).checkpoints[0].seq == 4
@@ -868,7 +874,7 @@ def test_a_log_does_not_grow_with_what_is_overwritten(folder: Path) -> None:
     for revision in range(2000):
         done(backend, Commit(T, entries=(EntryRecord("run", "r", bytes(200), revision=revision),)))
     assert log_of(folder).stat().st_size < 200_000
-    assert opened(folder).entries("", "run", thread=T)[0][1].revision == 1999
+    assert opened(folder).entries(EntryQuery("", "run", thread=T))[0][1].revision == 1999
     assert ids(backend) == ["c1"]
 
 
@@ -876,14 +882,14 @@ def test_stamps_and_times_survive_a_rewrite(folder: Path) -> None:
     backend = opened(folder)
     save(backend, "c1", "c2", "c3")
     done(backend, Commit(T, info=b"title", writes=(WriteRecord("", "c1", "t", 0, "c", "p", b"w"),)))
-    before = backend.inventory(T), backend.threads("")[0]
+    before = backend.inventory(T), backend.threads(ThreadQuery(""))[0]
     done(backend, Commit(T, removal=Removal(checkpoints=(("", "c2"),), erase=True)))
     fresh = opened(folder)
-    after = fresh.inventory(T), fresh.threads("")[0]
+    after = fresh.inventory(T), fresh.threads(ThreadQuery(""))[0]
     assert after[0].chunks == before[0].chunks
     assert after[0].revision == before[0].revision + 1
     assert (after[1].created_at, after[1].info, after[1].seq) == (before[1].created_at, b"title", 3)
-    assert after == (backend.inventory(T), backend.threads("")[0])
+    assert after == (backend.inventory(T), backend.threads(ThreadQuery(""))[0])
     assert len(fresh.writes(T, None)) == 1
 
 
@@ -929,7 +935,7 @@ def test_processes_that_write_one_thread_get_dense_seqs(folder: Path, method: st
     for worker in workers:
         worker.join(PATIENCE_S)
         assert worker.exitcode == 0
-    history = opened(folder).history(T, "", limit=1000)[1]
+    history = opened(folder).history(HistoryQuery(T, "", limit=1000))[1]
     assert [found.seq for found in history] == list(range(75, 0, -1))
     assert [found.parent for found in history] == [*[found.id for found in history[1:]], None]
     assert opened(folder).audit(T) == []
@@ -1119,7 +1125,7 @@ class Promises:
     def check(self, backend: FileBackend) -> None:
         for thread in (T, U):
             assert self.kept[thread] <= set(ids(backend, thread))
-            for found in backend.history(thread, "")[1]:
+            for found in backend.history(HistoryQuery(thread, ""))[1]:
                 backend.read(thread, "", found.id)
 
 

@@ -23,13 +23,16 @@ from pathlib import Path
 
 import pytest
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Receipt,
     Removal,
     ThreadKey,
+    ThreadQuery,
     WriteRecord,
 )
 from outlive.backends.file.backend import FileBackend
@@ -241,12 +244,12 @@ def _steps() -> list[list[Commit]]:
 def _seen(backend: MemoryBackend, thread: ThreadKey) -> object:
     """All that a thread says, but for tokens and times."""
     inventory = backend.inventory(thread)
-    rows = [row for row in backend.threads("") if row.id == thread.id]
+    rows = [row for row in backend.threads(ThreadQuery("")) if row.id == thread.id]
     return (
         [(row.seq, row.info) for row in rows],
-        [replace(record, created_at=0) for record in backend.history(thread, None)[1]],
+        [replace(record, created_at=0) for record in backend.history(HistoryQuery(thread, None))[1]],
         backend.writes(thread, None),
-        [entry for _, entry in backend.entries("", "run", thread=thread)],
+        [entry for _, entry in backend.entries(EntryQuery("", "run", thread=thread))],
         inventory.revision,
         sorted(inventory.chunks.items()),
         sorted(backend.fetch(thread, list(inventory.chunks)).items()),
@@ -315,7 +318,7 @@ def _judge(root: Path, expected: Expected, acks: int) -> None:
     for thread in (A, B, C):
         seen = _seen(backend, thread)
         _check(seen in expected.allowed(thread, acked), f"thread {thread.id!r} says {seen}")
-    listed = {row.id for row in backend.threads("")}
+    listed = {row.id for row in backend.threads(ThreadQuery(""))}
     for thread in (A, B, C):
         before = expected.seq(thread, acked)
         receipt = _done(backend, _save(thread, "new"))

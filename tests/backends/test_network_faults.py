@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import outlive
-from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, Receipt, Removal, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.runtime.runtime import run_now

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 import outlive
-from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, Removal, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryRecord, Removal, ThreadKey
 from outlive.errors import BadURL, Corrupt, NewerFormat, StoreBusy, StoreError, StoreUnavailable
 from outlive.runtime.runtime import Deadline, run_now
 from outlive.testing.patience import PATIENCE_S, eventually

@@ -23,8 +23,17 @@ import redis.asyncio
 import redis.sentinel
 
 import outlive
-from outlive.backend.protocol import NEXT, Commit, EntryRecord, Removal, ThreadKey
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import (
+    NEXT,
+    Commit,
+    EntryQuery,
+    EntryRecord,
+    HistoryQuery,
+    Removal,
+    ThreadKey,
+    ThreadQuery,
+)
+from outlive.backend import commit as commit_one
 from outlive.backends.postgres import urls as postgres_url
 from outlive.backends.redis import urls as redis_url
 from outlive.backends.redis.connection import DeadlineSocket, Limits
@@ -98,7 +107,7 @@ def test_looking_for_the_right_server_ends_with_the_deadline_too(where, io_mode,
             for call in (
                 lambda: store.thread("t").save({"n": 2}, id="second", timeout_s=0.6),
                 lambda: store.thread("t").load(timeout_s=0.6),
-                lambda: store._engine.backend.threads("", timeout_s=0.6),
+                lambda: store._engine.backend.threads(ThreadQuery(""), timeout_s=0.6),
             ):
                 began = time.monotonic()
                 with pytest.raises((OutcomeUnknown, StoreUnavailable)):
@@ -426,7 +435,7 @@ def test_a_store_that_was_emptied_and_begun_anew_takes_no_new_thread_of_who_knew
         ):
             with pytest.raises(StoreUnavailable, match="begun anew"):
                 run(call())
-        assert [row.id for row in run_now(other.threads(""))] == ["theirs"]
+        assert [row.id for row in run_now(other.threads(ThreadQuery("")))] == ["theirs"]
         run_now(other.close())
 
 
@@ -603,7 +612,7 @@ def test_a_thread_ends_with_its_ttl_as_a_whole(valkey_server, io_mode):
         eventually(lambda: run(thread.load()) is None)
         assert run(listed(thread)) == []
         assert run(thread_ids(store)) == []
-        assert run(store._engine.backend.entries("", "run")) == []
+        assert run(store._engine.backend.entries(EntryQuery("", "run"))) == []
         left = [key for key in valkey_server.call("KEYS", "*") if not key.endswith(b"identity")]
         assert left == [b"outlive:{310}:roster"]  # the lines of the indexes were cleared by the listings
         assert sorted(valkey_server.call("HGETALL", left[0])) == [b"0", b"0", b"entries", b"threads"]
@@ -627,7 +636,7 @@ def test_a_thread_that_ended_and_began_again_shows_nothing_of_its_former_life(
             return run(commit_one(backend, Commit(key, entries=(entry,), info=info))).entries[0].fence
 
         def bodies(**asked):
-            return [entry.body for _, entry in run(backend.entries("", "run", **asked))]
+            return [entry.body for _, entry in run(backend.entries(EntryQuery("", "run", **asked)))]
 
         old = put(body=b"old", status="running", lease_s=0.1)
         for other in ("other", "third"):
@@ -1082,7 +1091,7 @@ def test_a_checkpoint_with_a_flipped_bit_can_be_removed_and_its_thread_goes_on(p
         assert [item.id for item in run(listed(thread))] == ["d", "c", "a"]
         run(thread.save({"id": "e"}, id="e"))
         assert run(store.verify()).problems == ()
-        assert run(backend.threads(""))[0].stored >= 0
+        assert run(backend.threads(ThreadQuery("")))[0].stored >= 0
         assert run(thread.delete())
 
 
@@ -1111,7 +1120,7 @@ def test_a_damaged_thread_can_be_deleted_and_begun_again(damage, valkey_server, 
         receipt = run(commit_one(backend, Commit(key, removal=Removal(everything=True))))
         assert (receipt.removed, receipt.revision > revision) == (2, True)
         assert run(thread_ids(store)) == []
-        assert run(backend.entries("", "run")) == []
+        assert run(backend.entries(EntryQuery("", "run"))) == []
         assert run(thread.save({"n": 3})).seq == last.seq + 1
         assert run(store.verify()).problems == ()
 
@@ -1127,13 +1136,13 @@ def test_a_row_that_no_script_takes_is_damage_to_every_reader(valkey_server):
         valkey_server.call("HSET", key_of("t"), "row", text + b" " + _sum(key.digest.hex().encode() + text))
         for call in (
             lambda: backend.read(key, ""),
-            lambda: backend.history(key, None),
+            lambda: backend.history(HistoryQuery(key, None)),
             lambda: backend.writes(key, None),
             lambda: backend.writes(key, [("", "a")]),
             lambda: backend.inventory(key),
-            lambda: backend.entries("", "run", thread=key),
-            lambda: backend.threads("", only="t"),
-            lambda: backend.threads(""),
+            lambda: backend.entries(EntryQuery("", "run", thread=key)),
+            lambda: backend.threads(ThreadQuery("", only="t")),
+            lambda: backend.threads(ThreadQuery("")),
             lambda: commit_one(backend, Commit(key, writes=())),
             lambda: commit_one(backend, Commit(key, info=b"x")),
         ):
@@ -1344,7 +1353,7 @@ def test_a_number_that_no_script_can_count_with_is_refused(valkey_url):
         ):
             with pytest.raises(BadArgument, match="2\\*\\*53"):
                 run(commit_one(backend, commit))
-            assert run(backend.threads("")) == [], number
+            assert run(backend.threads(ThreadQuery(""))) == [], number
         run(commit_one(backend, Commit(key, (draft("a", seq=most - 1, epoch=most - 1, step=most - 1),))))
         assert run(backend.read(key, "")).record.order[:2] == (most - 1, most - 1)
 
@@ -1419,11 +1428,11 @@ def test_many_threads_are_listed_in_order_and_page_by_page(where, request, io_mo
         )
         assert not [result for result in results if isinstance(result, Exception)]
         seen, after = [], None
-        while page := run(backend.threads("", after=after, limit=90)):
+        while page := run(backend.threads(ThreadQuery("", after=after, limit=90))):
             seen += [row.id for row in page]
             after = seen[-1]
         assert seen == sorted(ids)
-        found = run(backend.threads("", prefix="thread 1", limit=1000))
+        found = run(backend.threads(ThreadQuery("", prefix="thread 1", limit=1000)))
         assert [row.id for row in found] == sorted(id for id in ids if id.startswith("thread 1"))
 
 
@@ -1441,7 +1450,9 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
         run(nap(0.01))
 
         def keys(**options):
-            return [entry.key for _, entry in run(backend.entries("", "run", limit=1000, **options))]
+            return [
+                entry.key for _, entry in run(backend.entries(EntryQuery("", "run", limit=1000, **options)))
+            ]
 
         assert keys(statuses=["running"], lapsed=True) == ["run 000", "run 040", "run 080"]
         assert keys(statuses=["running"], lapsed=False) == ["run 020", "run 060", "run 100"]
@@ -1457,7 +1468,11 @@ def test_lapsed_runs_are_found_among_many_that_ended(where, request, io_mode):
         ended = EntryRecord("run", "run 000", None, "completed", fence=1, revision=1)
         run(commit_one(backend, Commit(ThreadKey.of("", "0"), entries=(ended,))))
         assert keys(statuses=["running"], lapsed=True) == ["run 040", "run 080"]
-        page = run(backend.entries("", "run", statuses=["running", "completed"], limit=7))
+        page = run(backend.entries(EntryQuery("", "run", statuses=["running", "completed"], limit=7)))
         cursor = (page[-1][1].key, page[-1][0].digest)
-        rest = run(backend.entries("", "run", statuses=["completed", "running"], after=cursor, limit=1000))
+        rest = run(
+            backend.entries(
+                EntryQuery("", "run", statuses=["completed", "running"], after=cursor, limit=1000)
+            )
+        )
         assert [entry.key for _, entry in page + rest] == keys()

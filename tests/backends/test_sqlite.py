@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import struct
+import time
 import zlib
 
 import apsw
@@ -190,6 +191,27 @@ def test_a_log_that_is_cut_in_or_behind_its_header_is_damage(size, killed, folde
     assert last_state(url) == "next"
 
 
+def save_into_an_emptied_log(report, folder):
+    store = outlive.open(f"sqlite:///{folder}/a.db")
+    for n in range(SAVES):
+        store.thread("t").save({"n": n})
+        if n == SAVES // 2:
+            os.truncate(f"{folder}/a.db-wal", 0)
+    report("done")
+    signal.pause()  # until it is killed
+
+
+def test_a_log_that_was_emptied_under_an_open_store_is_damage(server, folder):
+    """What is saved then is behind a hole, where SQLite finds no header."""
+    with server.spawn(save_into_an_emptied_log, str(folder)) as worker:
+        assert worker.receive() == ("done",)
+        worker.kill()
+    before = contents(folder)
+    with pytest.raises(Corrupt, match=r"header is damaged.*were acknowledged"):
+        outlive.open(f"sqlite:///{folder}/a.db")
+    assert contents(folder) == before
+
+
 def test_a_power_cut_is_no_damage(killed, folder):
     """Any part of the last commit may be missing; with fsync=normal, any part of all commits since the log was begun."""
     first, *_, acknowledged, last = commits(killed / "a.db-wal")
@@ -266,14 +288,30 @@ def replace_the_log_by_a_copy(folder):
     shutil.copy2(folder / "moved-wal", folder / "a.db-wal")
 
 
+def delete_the_index_of_the_log(folder):
+    (folder / "a.db-shm").unlink()
+
+
 @pytest.mark.parametrize(
-    "remove", [delete_all, replace_by_another, delete_the_log, move_the_log, replace_the_log_by_a_copy]
+    "remove",
+    [
+        delete_all,
+        replace_by_another,
+        delete_the_log,
+        move_the_log,
+        replace_the_log_by_a_copy,
+        delete_the_index_of_the_log,
+    ],
 )
-def test_a_file_that_is_deleted_or_replaced_takes_no_saves(remove, folder):
+@pytest.mark.parametrize("age_s", [0, 3600], ids=["a new folder", "a folder that has not changed for long"])
+def test_a_file_that_is_deleted_or_replaced_takes_no_saves(age_s, remove, folder):
     url = f"sqlite:///{folder}/a.db"
     with outlive.open(url) as store:
         thread = store.thread("t")
         thread.save({"n": 1})
+        if age_s:
+            os.utime(folder, (time.time() - age_s,) * 2)
+            thread.save({"n": 1})
         remove(folder)
         calls = [
             lambda: thread.save({"n": 2}),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.postgres import urls as postgres_url
@@ -212,9 +212,10 @@ class SendsByIdAlone(MemoryBackend):
 
 
 class ListsEverybody(MemoryBackend):
-    def threads(self, tenant, **options):
-        return [row for key in {table.key.tenant for table in self._all_tables()} | {tenant}
-                for row in super(ListsEverybody, self).threads(key, **options)]  # fmt: skip
+    def threads(self, query, **options):
+        tenants = {table.key.tenant for table in self._all_tables()} | {query.tenant}
+        return [row for tenant in tenants
+                for row in super(ListsEverybody, self).threads(replace(query, tenant=tenant))]  # fmt: skip
 
 
 class FoldsCase(MemoryBackend):
@@ -223,16 +224,16 @@ class FoldsCase(MemoryBackend):
 
 
 class LosesItsPlace(MemoryBackend):
-    def history(self, thread, namespace, *, before=None, **options):
-        _, whole = super().history(thread, namespace, limit=1000)
-        if before is not None and before not in [record.order for record in whole]:
-            before = None
-        return super().history(thread, namespace, before=before, **options)
+    def history(self, query, **options):
+        _, whole = super().history(replace(query, before=None, limit=1000))
+        if query.before not in [record.order for record in whole]:
+            query = replace(query, before=None)
+        return super().history(query)
 
 
 class OrdersByClock(MemoryBackend):
-    def history(self, thread, namespace, **options):
-        generation, page = super().history(thread, namespace, **options)
+    def history(self, query, **options):
+        generation, page = super().history(query)
         return generation, sorted(page, key=lambda record: record.created_at, reverse=True)
 
 

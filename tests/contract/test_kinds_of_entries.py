@@ -7,8 +7,8 @@ import random
 import apsw
 
 import outlive
+from outlive.backend import RESERVED, Commit, EntryQuery, EntryRecord, ThreadKey, commit
 from outlive.backend.entries import KINDS, SEALED, EntryKind
-from outlive.backend.protocol import RESERVED, Commit, EntryRecord, ThreadKey, commit
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
@@ -36,7 +36,7 @@ def put(store, *kinds, keys=(LISTED, UNLISTED)):
 
 
 def get(backend, kind, key):
-    return [entry for _, entry in run_now(backend.entries(key.tenant, kind.name, thread=key))]
+    return [entry for _, entry in run_now(backend.entries(EntryQuery(key.tenant, kind.name, thread=key)))]
 
 
 def test_a_rotation_seals_each_kind_under_the_new_key(tmp_path):

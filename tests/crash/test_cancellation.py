@@ -249,7 +249,7 @@ def test_what_is_delayed_is_stored_by_close_although_the_loop_is_told_to_end(bac
         for thread, expected in {"t": 30, "r": 31}.items():
             assert store.thread(thread).load() == {"n": 29}
             assert len(list(store.thread(thread).history())) == expected
-        assert store.find_run("r").status == "interrupted"
+        assert store.find_run("r").status == "released"
         assert store.verify().ok
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend.protocol import Commit, Removal, ThreadKey
+from outlive.backend import Commit, Removal, ThreadKey
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.threaded import AsyncLocal
@@ -715,9 +715,7 @@ def test_what_is_sealed_is_never_exchanged_for_what_is_not():
     layer = memory_store()[0]._store._engine.backend
     with pytest.raises(outlive.errors.BadArgument):
         run_now(
-            layer.commit_all(
-                [Commit(ThreadKey.of("", "t"), reencrypted=outlive.backend.protocol.ReencryptedBodies())]
-            )
+            layer.commit_all([Commit(ThreadKey.of("", "t"), reencrypted=outlive.backend.ReencryptedBodies())])
         )
     name = b"n" * 16
     run_now(layer.commit_all([Commit(ThreadKey.of("", "t"), chunks=((name, b"data"),))]))

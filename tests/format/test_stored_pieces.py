@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outlive.backend.protocol import Commit, ThreadKey
+from outlive.backend import Commit, ThreadKey
 from outlive.factory import open as open_store
 from outlive.format import chunk, manifest
 from outlive.format import planner as planning

@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.threaded import AsyncLocal

@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 import outlive
-from outlive.backend.protocol import OUTBOX, Commit
+from outlive.backend import OUTBOX, Commit, EntryQuery
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
@@ -357,7 +357,7 @@ def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, mo
     with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
         thread, pair = store.thread("t"), store._store._pair
         thread.save("old", id="same")
-        notes = run_now(pair.entries("", OUTBOX))
+        notes = run_now(pair.entries(EntryQuery("", OUTBOX)))
         thread.save("new", id="same", replace=True)
         thread.save("newest", id="newest")
         for _ in range(3):
@@ -377,7 +377,7 @@ def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch)
         store.thread("t").save(1)
         store.thread("t").save(2)
         primary = store._store._pair.stores.both[0]
-        for key, note in run_now(primary.entries("", OUTBOX)):
+        for key, note in run_now(primary.entries(EntryQuery("", OUTBOX))):
             other = replace(note, body=b"of another version")
             run_now(primary.commit_all([Commit(key, entries=(other,))]))
         assert store.replication_status().queued == 2

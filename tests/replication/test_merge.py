@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend.protocol import OUTBOX, Commit, EntryRecord, ThreadKey
+from outlive.backend import OUTBOX, Commit, EntryQuery, EntryRecord, HistoryQuery, ThreadKey
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.format.chunk import Namer
@@ -89,7 +89,7 @@ class Apart:
                 handle.delete()
 
     def run(self, side, key, id, n):
-        stored = run_now(self.pairs[side].entries(key.tenant, "run", thread=key))
+        stored = run_now(self.pairs[side].entries(EntryQuery(key.tenant, "run", thread=key)))
         rank = next((entry.rank for _, entry in stored if entry.key == id), (0, 0, 0))
         entry = EntryRecord("run", id, b"%d" % n, "running", epoch=rank[0], fence=-1, expect=rank)
         run_now(self.pairs[side].commit_all([Commit(key, entries=(entry,))]))
@@ -101,9 +101,9 @@ class Apart:
         backend, found = self.backends[which], {}
         for id in THREADS:
             key = ThreadKey.of("", id)
-            entries = run_now(backend.entries("", "run", thread=key))
+            entries = run_now(backend.entries(EntryQuery("", "run", thread=key)))
             found[id] = (
-                run_now(backend.history(key, None, limit=1000))[1],
+                run_now(backend.history(HistoryQuery(key, None, limit=1000)))[1],
                 run_now(backend.writes(key, None)),
                 [(entry.key, entry.rank, entry.body, entry.status) for _, entry in entries],
             )
@@ -112,7 +112,7 @@ class Apart:
     def check(self):
         assert self.dump(0) == self.dump(1)
         for backend in self.backends:
-            assert run_now(backend.entries("", OUTBOX)) == []
+            assert run_now(backend.entries(EntryQuery("", OUTBOX))) == []
         for store in self.stores:
             assert store.verify().problems == ()
 

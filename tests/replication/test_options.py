@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import outlive
-from outlive.backend.protocol import RESERVED, Commit, Removal, ThreadKey
+from outlive.backend import RESERVED, Commit, EntryQuery, Removal, ThreadKey
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import eventually
 from rig.proxy import FaultProxy
@@ -203,7 +203,10 @@ def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
         with outlive.open(url) as alone:
             backend = alone._store._engine.backend
             assert [one.seq for one in alone.thread("t").history()] == [2]
-            assert [backend.local.entries(tenant, "queue") for tenant in ("", RESERVED)] == [[], []]
+            assert [backend.local.entries(EntryQuery(tenant, "queue")) for tenant in ("", RESERVED)] == [
+                [],
+                [],
+            ]
 
 
 # Switched off, and what was lost ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 import outlive
-from outlive.backend.protocol import OUTBOX, ThreadKey
+from outlive.backend import OUTBOX, EntryQuery, HistoryQuery, ThreadKey
 from outlive.runtime.runtime import run_now
 from rig.replicas import Client, memories
 
@@ -123,9 +123,9 @@ class World:
         both = []
         for backend in self.backends:
             key = ThreadKey.of("", "t")
-            records = run_now(backend.history(key, None, limit=100))[1]
+            records = run_now(backend.history(HistoryQuery(key, None, limit=100)))[1]
             both.append([(one.epoch, one.seq, one.id, one.parent) for one in records])
-            assert run_now(backend.entries("", OUTBOX)) == []
+            assert run_now(backend.entries(EntryQuery("", OUTBOX))) == []
         assert both[0] == both[1]
         found = [id for _, _, id, _ in both[0]]
         assert len(found) == len(set(found))
@@ -208,7 +208,7 @@ class Claims(World):
         (run,) = self.runs.values()
         run.save({"by": "owner"})  # it was not outranked by what nobody has
         self.settle()
-        held = [run_now(backend.entries("", "run")) for backend in self.backends]
+        held = [run_now(backend.entries(EntryQuery("", "run"))) for backend in self.backends]
         found = [{(entry.key, entry.status) for _, entry in runs} for runs in held]
         assert found[0] == found[1]
         assert not self.refused & {id for id, _ in found[0]}
@@ -265,9 +265,36 @@ def test_what_came_back_as_a_branch_is_stored_for_whoever_asks_again(mode):
     world.other.links[0].mode = "refuse"
     over(world)
     world.acknowledged.add("b")
+    world.client.links[0].mode, world.client.links[1].mode = "refuse", "pass"
+    world.client.store.replication_status()  # from which it learns of the promotion
+    with pytest.raises(outlive.OutcomeUnknown):  # a refusal would say that it is stored nowhere
+        world.client.store.thread("t").save(2, id="b", expect="a")
     world.settle()
     assert world.client.store.thread("t").save(2, id="b", expect="a").id == "b"
     world.check(mode, is_line=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_save_that_is_nowhere_is_refused_when_the_store_that_may_have_it_is_asked_again(mode):
+    """The primary never got it. In the queueing modes only the primary itself can tell."""
+    world = World(mode, 0)
+    world.settle()
+
+    async def lose(*_):
+        raise outlive.OutcomeUnknown("t", "b", None, "no answer")
+
+    world.client.links[0].inner.before("commit_all", lose)
+    with pytest.raises(outlive.OutcomeUnknown):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    over(world)
+    world.client.store.replication_status()
+    with pytest.raises(outlive.HeadMoved if mode == "strict" else outlive.OutcomeUnknown):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    world.settle()
+    world.client.store.replication_status()
+    with pytest.raises(outlive.HeadMoved):
+        world.client.store.thread("t").save(2, id="b", expect="a")
+    assert "b" not in [checkpoint.id for checkpoint in world.client.store.thread("t").history()]
 
 
 DEEDS = {
@@ -312,5 +339,5 @@ def test_what_is_acknowledged_has_everything_before_it_in_both_stores(how):
     else:
         queue = world.other.pair._queue
         run_now(world.other.pair.stores.drain(0, queue, mine=queue.mine))
-    found = run_now(world.backends[1].history(ThreadKey.of("", "t"), None))[1]
+    found = run_now(world.backends[1].history(HistoryQuery(ThreadKey.of("", "t"), None)))[1]
     assert [one.id for one in found] == ["c", "b", "a"]

@@ -3,7 +3,7 @@
 import pytest
 
 import outlive
-from outlive.backend.protocol import OUTBOX, Commit, Removal
+from outlive.backend import OUTBOX, Commit, EntryQuery, Removal
 from outlive.layers.replication.note import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
@@ -124,7 +124,7 @@ def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(
             assert (status.queued, status.unreachable, status.is_exact) == (3, 3, False)
             assert status.lag_s > 0
         other = await rig.alone(0)  # who has queued nothing itself
-        assert len(await other._engine.backend.entries("", OUTBOX)) == 3
+        assert len(await other._engine.backend.entries(EntryQuery("", OUTBOX))) == 3
         rig.heal()
         store._pair.stores.patience_s = 10
         await drained(rig, store)

@@ -7,7 +7,7 @@ import threading
 import time
 
 import outlive
-from outlive.backend.protocol import outcome_unknown
+from outlive.backend import outcome_unknown
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.format.chunk import Namer
@@ -101,9 +101,7 @@ class Link:
                 return [error for _ in args[0]]
             results = await method(*args, **options)
             return [
-                outcome_unknown(one, "no answer")
-                if isinstance(result, outlive.backend.protocol.Receipt)
-                else error
+                outcome_unknown(one, "no answer") if isinstance(result, outlive.backend.Receipt) else error
                 for one, result in zip(*args, results, strict=True)
             ]
 

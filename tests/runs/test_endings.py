@@ -421,7 +421,7 @@ def test_delayed_saves_of_a_run_that_was_lost_are_refused(tmp_path):
         assert other.thread("t").load() == {"n": 1}
 
 
-@pytest.mark.parametrize("error, status", [(ValueError, "failed"), (KeyboardInterrupt, "interrupted")])
+@pytest.mark.parametrize("error, status", [(ValueError, "failed"), (KeyboardInterrupt, "released")])
 def test_a_block_is_left_by_its_own_error_although_delayed_saves_were_lost(store, error, status):
     store.thread("t").save({"n": 0}, id="one")
 
@@ -453,7 +453,7 @@ def test_a_cancelled_task_stays_cancelled_although_delayed_saves_were_lost():
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert (await store.find_run("r")).status == "interrupted"
+            assert (await store.find_run("r")).status == "released"
 
     asyncio.run(main())
 

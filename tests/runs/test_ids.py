@@ -7,7 +7,7 @@ import apsw.ext
 import pytest
 
 import outlive
-from outlive.backend.protocol import ThreadKey, escape
+from outlive.backend import EntryQuery, ThreadKey, escape
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.local.run_index import RunIndex
 from outlive.errors import Corrupt, RunElsewhere
@@ -53,7 +53,7 @@ def test_a_run_is_found_by_one_call(url, tmp_path, monkeypatch):
         backend.entries = entries
         assert store.find_run("r3").thread == "t3"
         assert len(calls) == 1
-        assert run_now(real("", "run", prefix="r3"))
+        assert run_now(real(EntryQuery("", "run", prefix="r3")))
 
 
 def test_the_file_backend_opens_only_the_thread_of_the_run(tmp_path, monkeypatch):

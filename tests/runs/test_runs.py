@@ -20,7 +20,7 @@ import pytest
 import redis
 
 import outlive
-from outlive.backend.protocol import NEXT, Commit, ThreadKey
+from outlive.backend import NEXT, Commit, ThreadKey
 from outlive.errors import (
     AmbiguousStep,
     LeaseLost,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import outlive
 from format.test_codec import CODEC, VALUES
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.errors import NewerFormat

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlive
-from outlive.backend.protocol import ThreadKey, WriteRecord
+from outlive.backend import ThreadKey, WriteRecord
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
-from outlive.retention import thread_sweep
+from outlive.retention import sweeper, thread_sweep
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
 from outlive.testing.trial import _Awaited
-from outlive.threads.prune import open_interrupts
+from outlive.threads import prune
 from rig.crash import rounds
 
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
@@ -171,7 +171,7 @@ def test_ages_are_by_the_clock_of_the_server(backend, url_for, tmp_path, monkeyp
         fill(store, "t", 3)
         ours = time.time
         for ahead in (30 * DAY, -30 * DAY):
-            monkeypatch.setattr(outlive.retention.sweeper.time, "time", lambda ahead=ahead: ours() + ahead)
+            monkeypatch.setattr(sweeper.time, "time", lambda ahead=ahead: ours() + ahead)
             for dry_run in (True, False):
                 swept = store.sweep(dry_run=dry_run, retain=outlive.Retain(ttl_s=DAY, max_age_s=DAY))
                 assert (swept.checkpoints, swept.ttl.threads) == (0, 0)
@@ -188,10 +188,10 @@ def test_a_thread_that_somebody_came_back_to_is_not_deleted(backend, url_for, tm
         engine = store._store._engine
         entries = engine.backend.entries
 
-        async def save_then_list(*args, **options):
-            if options.get("thread") == ThreadKey.of("", "t"):
+        async def save_then_list(query, **options):
+            if query.thread == ThreadKey.of("", "t"):
                 store.thread("t", namespace="elsewhere").save({"back": True})
-            return await entries(*args, **options)
+            return await entries(query, **options)
 
         engine.backend.entries = save_then_list  # between the look at the thread and its deletion
         swept = store.sweep(retain=outlive.Retain(ttl_s=0.05))
@@ -269,11 +269,11 @@ def test_a_framework_s_question_by_a_write_is_told_from_others():
     line = fill(store, count=3)
     engine, key = store._store._engine, ThreadKey.of("", "t")
     records = run_now(engine.records(key))
-    assert run_now(open_interrupts(engine, key, records)) == set()
+    assert run_now(prune.open_interrupts(engine, key, records)) == set()
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[0])
-    assert run_now(open_interrupts(engine, key, records)) == set()  # somebody went on from there
+    assert run_now(prune.open_interrupts(engine, key, records)) == set()  # somebody went on from there
     store.thread("t").write("task", [("__interrupt__", 1)], checkpoint=line[2])
-    assert run_now(open_interrupts(engine, key, records)) == {("", line[2])}
+    assert run_now(prune.open_interrupts(engine, key, records)) == {("", line[2])}
     assert WriteRecord("", "c", "t", -3, "__interrupt__", "", b"").index < 0
 
 
@@ -490,7 +490,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
         for id in "abc":
             fill(one, id)
         met = []
-        visit = outlive.retention.thread_sweep.ThreadSweep.thread
+        visit = thread_sweep.ThreadSweep.thread
 
         async def meet(self, key, row):
             if not met:
@@ -502,25 +502,25 @@ def test_one_process_sweeps_at_a_time(tmp_path):
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free
             return await visit(self, key, row)
 
-        outlive.retention.thread_sweep.ThreadSweep.thread = meet
+        thread_sweep.ThreadSweep.thread = meet
         try:
             assert one.sweep().checkpoints == 21
         finally:
-            outlive.retention.thread_sweep.ThreadSweep.thread = visit
+            thread_sweep.ThreadSweep.thread = visit
         assert met
         assert two.sweep().checkpoints == 0
 
 
 def _sweep_and_die(url, pipe):
     store = outlive.open(url, retain=KEEP)
-    visit = outlive.retention.thread_sweep.ThreadSweep.thread
+    visit = thread_sweep.ThreadSweep.thread
 
     async def die(self, key, row):
         await visit(self, key, row)
         pipe.send("dying")
         os.kill(os.getpid(), 9)
 
-    outlive.retention.thread_sweep.ThreadSweep.thread = die
+    thread_sweep.ThreadSweep.thread = die
     store.sweep()
 
 
@@ -559,14 +559,14 @@ def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypat
     store, _ = memory_store()
     fill(store, count=20)
     before = store.size().stored_bytes
-    remove = outlive.threads.prune.remove_chosen
+    remove = prune.remove_chosen
 
     async def remove_and_stop(*args, **options):
         done = await remove(*args, **options)
         store._store._sweeper._bell.set()  # as `close` does
         return done
 
-    monkeypatch.setattr(outlive.threads.prune, "remove_chosen", remove_and_stop)
+    monkeypatch.setattr(prune, "remove_chosen", remove_and_stop)
     swept = store.sweep(retain=outlive.Retain(keep_last=1))
     assert (swept.is_complete, swept.checkpoints, len(ids(store))) == (False, 2, 18)
     assert before - store.size().stored_bytes == swept.freed_bytes
@@ -601,10 +601,10 @@ def test_a_clock_that_went_back_does_not_keep_a_store_from_being_swept(monkeypat
     store, _ = memory_store(retain=outlive.Retain(keep_last=2, every_s=1000))
     fill(store)
     now = time.time()
-    monkeypatch.setattr(outlive.retention.sweeper.time, "time", lambda: now + 365 * DAY)
+    monkeypatch.setattr(sweeper.time, "time", lambda: now + 365 * DAY)
     store.sweep()
     fill(store)
-    monkeypatch.setattr(outlive.retention.sweeper.time, "time", lambda: now)
+    monkeypatch.setattr(sweeper.time, "time", lambda: now)
     run_now(store._store._sweeper._tick())
     assert len(ids(store)) == 2
 

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from outlive.backend import EntryQuery, ThreadQuery
 from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
 from outlive.errors import AmbiguousRun, BadArgument, Corrupt, KeyMissing
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend.protocol import CheckpointRecord, ThreadKey, ThreadRow
+    from outlive.backend import CheckpointRecord, ThreadKey, ThreadRow
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store, Thread
@@ -67,11 +68,13 @@ def find_thread(store: Store, text: str, *, is_exact: bool = False) -> str:
     backend, tenant = engine_of(store).backend, store._store._settings.tenant
 
     def match(id: str) -> list[str]:
-        if run_now(backend.threads(tenant, only=id, heads=False)):
+        if run_now(backend.threads(ThreadQuery(tenant, only=id, heads=False))):
             return [id]
         if is_exact:
             return []
-        rows: list[ThreadRow] = run_now(backend.threads(tenant, prefix=id, limit=_MATCHES, heads=False))
+        rows: list[ThreadRow] = run_now(
+            backend.threads(ThreadQuery(tenant, prefix=id, limit=_MATCHES, heads=False))
+        )
         return [row.id for row in rows]
 
     return _only_match("thread", text, match, "outlive ls lists all threads", is_exact)
@@ -143,7 +146,9 @@ def find_run(store: Store, text: str, *, thread: str | None = None, is_exact: bo
     key = None if thread is None else key_of(store, find_thread(store, thread))
 
     def match(id: str) -> list[str]:
-        entries = run_now(engine.backend.entries(tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
+        entries = run_now(
+            engine.backend.entries(EntryQuery(tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
+        )
         ids = list(dict.fromkeys(entry.key for _, entry in entries))
         return [id] if id in ids else [] if is_exact else ids
 

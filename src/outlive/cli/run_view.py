@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlive.backend.protocol import escape
+from outlive.backend import EntryQuery, escape
+from outlive.backend.paging import all_entries
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import engine_of, key_of
 from outlive.cli.output.ids import shorten_ids
@@ -20,11 +21,10 @@ from outlive.runs.steps import Step
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend.protocol import EntryRecord
+    from outlive.backend import EntryRecord
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store
 
-_PAGE = 500
 _UNLIMITED = 1_000_000  # characters
 
 
@@ -91,19 +91,9 @@ class RunView:
         return [records[place] for place in order if place in records] or list(records.values())
 
     def _entries(self, kind: str) -> list[EntryRecord]:
-        engine, key = engine_of(self.store), key_of(self.store, self.info.thread)
-        entries: list[EntryRecord] = []
-        after = None
-        while True:
-            page = run_now(
-                engine.backend.entries(
-                    key.tenant, kind, thread=key, prefix=f"{self.info.id}\n", after=after, limit=_PAGE
-                )
-            )
-            entries += [entry for _, entry in page]
-            if len(page) < _PAGE:
-                return entries
-            after = (page[-1][1].key, page[-1][0].digest)
+        key = key_of(self.store, self.info.thread)
+        query = EntryQuery(key.tenant, kind, thread=key, prefix=f"{self.info.id}\n")
+        return [entry for _, entry in run_now(all_entries(engine_of(self.store).backend, query))]
 
 
 def _is_number(value: object) -> bool:

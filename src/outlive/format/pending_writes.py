@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import ormsgpack
 
-from outlive.backend.protocol import WriteRecord
+from outlive.backend import WriteRecord
 from outlive.format import manifest
 from outlive.format import planner as planning
 from outlive.format.chunk import Namer

@@ -23,7 +23,7 @@ from typing import Any
 
 import ormsgpack
 
-from outlive.backend.protocol import escape, unescape
+from outlive.backend import escape, unescape
 from outlive.errors import BadArgument, Corrupt
 from outlive.format.extensions import (
     ADAPTERS,

@@ -17,8 +17,8 @@ import os
 import time
 import warnings
 
+from outlive.backend import NEXT, Commit, EntryRecord, ThreadKey, reserved
 from outlive.backend.entries import SWEEP
-from outlive.backend.protocol import NEXT, Commit, EntryRecord, ThreadKey, reserved
 from outlive.errors import (
     BadArgument,
     Corrupt,

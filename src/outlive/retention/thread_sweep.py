@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow
+from outlive.backend import (
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    Removal,
+    ThreadKey,
+    ThreadRow,
+    all_entries,
+)
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
 from outlive.runs.lease import LOCK, PARKED, RELEASED, RUN, RUNNING
@@ -15,7 +24,6 @@ from outlive.threads import prune
 from outlive.threads.engine import Engine
 from outlive.threads.prune import ThreadContents
 
-CheckpointKey = tuple[str, str]  # (namespace, id)
 Needed = Mapping[str, set[CheckpointKey]]  # by reason
 MAX_SEEN = 200_000  # threads that are remembered
 _PAGE = 200
@@ -99,7 +107,9 @@ class ThreadSweep:
         if await self._unfinished(key):
             return "unfinished run"
         backend = self._engine.backend
-        if await backend.entries(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1):
+        if await backend.entries(
+            EntryQuery(key.tenant, LOCK, thread=key, statuses=[RUNNING], lapsed=False, limit=1)
+        ):
             return "lock"
         if await prune.open_interrupts(self._engine, key, look.records):
             return "open interrupt"
@@ -107,16 +117,9 @@ class ThreadSweep:
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that may still go on."""
-        found: set[str] = set()
-        after = None
-        while True:
-            page = await self._engine.backend.entries(
-                key.tenant, RUN, thread=key, statuses=[RUNNING, RELEASED, PARKED], after=after, limit=_PAGE
-            )
-            found |= {entry.key for _, entry in page}
-            if len(page) < _PAGE:
-                return found
-            after = (page[-1][1].key, page[-1][0].digest)
+        statuses = [RUNNING, RELEASED, PARKED]
+        runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
+        return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
 
     # Single checkpoints
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outlive.backend import ABSENT, NEXT, EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
-from outlive.backend.protocol import ABSENT, NEXT, EntryCursor, EntryRecord, ThreadKey
 from outlive.errors import (
     Corrupt,
     DamagedEntry,
@@ -145,7 +145,7 @@ def take_run(engine: Engine, run: RunInfo, stored: EntryRecord | None) -> EntryR
 
 async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> EntryRecord | None:
     """Return the entry of a thread that has this very name."""
-    found = await engine.backend.entries(key.tenant, kind, thread=key, prefix=name, limit=1)
+    found = await engine.backend.entries(EntryQuery(key.tenant, kind, thread=key, prefix=name, limit=1))
     return next((entry for _, entry in found if entry.key == name), None)
 
 
@@ -156,7 +156,7 @@ async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey
     limit = _FEW
     while True:
         try:
-            page = await engine.backend.entries(tenant, RUN, prefix=id, after=after, limit=limit)
+            page = await engine.backend.entries(EntryQuery(tenant, RUN, prefix=id, after=after, limit=limit))
         except DamagedEntry as error:
             if error.key == id:
                 raise

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from outlive.backend.protocol import Commit, EntryRecord, ThreadKey
+from outlive.backend import Commit, EntryRecord, ThreadKey
 from outlive.errors import BadArgument, EntryHeld, LeaseLost, ThreadBusy
 from outlive.runs import lease
 from outlive.runs.lease import LOCK, RUNNING

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outlive.backend.protocol import NEXT, Commit, EntryCursor, EntryRecord, ThreadKey
+from outlive.backend import NEXT, Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -102,7 +102,9 @@ async def find_runs(
     while True:
         try:
             page = await engine.backend.entries(
-                tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
+                EntryQuery(
+                    tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
+                )
             )
             found = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
             is_over = len(page) < limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from outlive.backend.protocol import Commit
+from outlive.backend import Commit
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, raise_all
 from outlive.runs.sigterm import terminator
 from outlive.runtime.runtime import Ticker

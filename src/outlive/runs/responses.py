@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import RESPONSE
-from outlive.backend.protocol import EntryRecord, Receipt, ThreadKey
 from outlive.errors import BadArgument, Corrupt, well_formed
 from outlive.runs.response_values import (
     FAILED,
@@ -157,7 +157,9 @@ class AsyncResponses:
         run, after, is_more = self._run, None, not is_new
         while is_more:
             page = await run.engine.backend.entries(
-                run.key.tenant, RESPONSE, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                EntryQuery(
+                    run.key.tenant, RESPONSE, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                )
             )
             for _, entry in page:
                 self._adopt(entry)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from outlive.arguments import check_iteration, check_phase, check_usage
-from outlive.backend.protocol import Commit, EntryRecord, Receipt, ThreadKey
+from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
     CallerError,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outlive.backend.protocol import EntryRecord, Receipt, ThreadKey
+from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
 from outlive.runs.lease import STEP
 from outlive.threads.engine import Engine
@@ -70,12 +70,9 @@ class Ledger:
         run, after = self._run, None
         while True:
             page = await run.engine.backend.entries(
-                run.key.tenant,
-                STEP,
-                thread=run.key,
-                prefix=f"{run.id}\n",
-                after=after,
-                limit=_PAGE,
+                EntryQuery(
+                    run.key.tenant, STEP, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                )
             )
             for _, entry in page:
                 step = self._unpack(entry)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import ABSENT, NEXT, Commit, EntryRecord, ThreadKey
+from outlive.backend import ABSENT, NEXT, Commit, EntryQuery, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, StaleBase, ThreadBusy
 from outlive.runs.lease import (
     LOCK,
@@ -105,9 +105,7 @@ class Place:
         found: list[RunInfo] = []
         after = None
         while True:
-            page = await self._engine.backend.entries(
-                self._key.tenant, RUN, thread=self._key, statuses=[RUNNING], lapsed=False, after=after, limit=_PAGE
-            )  # fmt: skip
+            page = await self._engine.backend.entries(EntryQuery(self._key.tenant, RUN, thread=self._key, statuses=[RUNNING], lapsed=False, after=after, limit=_PAGE))  # fmt: skip
             found += [unpack_or_tell(self._engine.codec, key, entry) for key, entry in page]
             if len(page) < _PAGE:
                 break
@@ -151,7 +149,9 @@ class Place:
         if held.status != RUNNING or lock.owner.is_gone():
             return False
         live = await self._engine.backend.entries(
-            self._key.tenant, LOCK, thread=self._key, prefix=self._namespace, lapsed=False, limit=1
+            EntryQuery(
+                self._key.tenant, LOCK, thread=self._key, prefix=self._namespace, lapsed=False, limit=1
+            )
         )
         return any(entry.key == self._namespace and entry.fence == held.fence for _, entry in live)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from outlive.arguments import check_handlers
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.lock import AsyncLock

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 
 Hook = Callable[..., Awaitable[Any]]
 

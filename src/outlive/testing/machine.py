@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from outlive.backend.protocol import Removal, ThreadKey
+from outlive.backend import Removal, ThreadKey
 from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StaleBase, ThreadNotEmpty
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract

@@ -8,17 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     Backend,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
 )
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import commit as commit_one
 from outlive.errors import OutliveError
 
 KINDS = ("run", "lock", "step")
@@ -98,7 +101,7 @@ class Waist:
         return receipt.checkpoints[0]
 
     async def records(self, namespace: str | None = None) -> list[CheckpointRecord]:
-        return (await self.backend.history(self.thread, namespace, limit=1000))[1]
+        return (await self.backend.history(HistoryQuery(self.thread, namespace, limit=1000)))[1]
 
     async def ids(self, namespace: str | None = None) -> list[str]:
         return [record.id for record in await self.records(namespace)]
@@ -108,11 +111,13 @@ class Waist:
         return None if record is None else record.id
 
     async def row(self) -> ThreadRow | None:
-        rows = await self.backend.threads(self.thread.tenant, only=self.thread.id)
+        rows = await self.backend.threads(ThreadQuery(self.thread.tenant, only=self.thread.id))
         return rows[0] if rows else None
 
     async def entries(self, kind: str) -> list[EntryRecord]:
-        found = await self.backend.entries(self.thread.tenant, kind, thread=self.thread, limit=1000)
+        found = await self.backend.entries(
+            EntryQuery(self.thread.tenant, kind, thread=self.thread, limit=1000)
+        )
         return [entry for _, entry in found]
 
     async def generation(self) -> int:

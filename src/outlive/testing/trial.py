@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, cast
 
 import pytest
 
-from outlive.backend.protocol import Backend, ThreadKey
+from outlive.backend import Backend, ThreadKey
 from outlive.backends.local.inline import Local, SyncLocal
 from outlive.backends.local.memory import MemoryBackend
 from outlive.backends.local.threaded import AsyncLocal

@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 
-from outlive.backend.protocol import CachedHead, CheckpointRecord, Cursor
+from outlive.backend import CachedHead, CheckpointRecord, Cursor
 from outlive.format import planner as planning
 from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of

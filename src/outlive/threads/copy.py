@@ -11,17 +11,20 @@ from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlive.backend.entries import COPIED
-from outlive.backend.protocol import (
+from outlive.backend import (
     TOMBSTONE,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
     tombstone_key,
 )
+from outlive.backend.entries import COPIED
 from outlive.errors import Corrupt, MetadataMoved, StaleBase, refuse_unopened
 from outlive.threads.engine import Engine, Located
 from outlive.threads.metadata import check_vacant, drop_stray_writes
@@ -79,7 +82,7 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
         except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
-        rows = await source.backend.threads(key.tenant, only=key.id)
+        rows = await source.backend.threads(ThreadQuery(key.tenant, only=key.id))
         if not rows:
             return 0  # deleted meanwhile
         row = rows[0]
@@ -92,7 +95,7 @@ async def entries_into_store(
     """Copy the entries of threads that have nothing else, and are in no list: runs that died before they saved."""
     after = None
     while True:
-        page = await source.backend.entries(tenant, kind, after=after, limit=_PAGE)
+        page = await source.backend.entries(EntryQuery(tenant, kind, after=after, limit=_PAGE))
         for key, entry in page:
             if key.id not in skip and _outranks(entry, await _same_entry(target, key, entry)):
                 await target.commit(Commit(key, entries=(entry,), merge=True))
@@ -191,7 +194,9 @@ class _Merge:
         if row.info is None:
             return
         refuse_unopened(row.info)
-        rows = await self._target.backend.threads(self._key.tenant, only=self._key.id, heads=False)
+        rows = await self._target.backend.threads(
+            ThreadQuery(self._key.tenant, only=self._key.id, heads=False)
+        )
         if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
             return
         await self._commit(info=row.info, info_projection=row.info_projection, info_version=row.info_version)
@@ -293,7 +298,9 @@ class _Merge:
             return {}
         backend = self._target.backend
         epoch, seq, _ = max(record.order for record in records)
-        _, page = await backend.history(self._key, None, before=(epoch, seq + 1, ""), limit=len(records) + 50)
+        _, page = await backend.history(
+            HistoryQuery(self._key, None, before=(epoch, seq + 1, ""), limit=len(records) + 50)
+        )
         found = {(record.namespace, record.id): record for record in page}
         for record in records:
             if (record.namespace, record.id) not in found:
@@ -307,7 +314,9 @@ async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[lis
     """Iterate over the entries of a thread, page by page."""
     after = None
     while True:
-        page = await engine.backend.entries(key.tenant, kind, thread=key, after=after, limit=_PAGE)
+        page = await engine.backend.entries(
+            EntryQuery(key.tenant, kind, thread=key, after=after, limit=_PAGE)
+        )
         yield [entry for _, entry in page]
         if len(page) < _PAGE:
             return
@@ -315,7 +324,9 @@ async def _pages(engine: Engine, key: ThreadKey, kind: str) -> AsyncIterator[lis
 
 
 async def _same_entry(engine: Engine, key: ThreadKey, entry: EntryRecord) -> EntryRecord | None:
-    found = await engine.backend.entries(key.tenant, entry.kind, thread=key, prefix=entry.key, limit=1)
+    found = await engine.backend.entries(
+        EntryQuery(key.tenant, entry.kind, thread=key, prefix=entry.key, limit=1)
+    )
     return next((held for _, held in found if held.key == entry.key), None)
 
 

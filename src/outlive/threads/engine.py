@@ -11,18 +11,20 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     FORMAT,
     Backend,
     CheckpointRecord,
     Commit,
     EntryRecord,
+    HistoryQuery,
     ReadResult,
     Receipt,
     ThreadKey,
     WriteRecord,
+    all_records,
 )
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import commit as commit_one
 from outlive.errors import (
     BadArgument,
     CheckpointExists,
@@ -483,23 +485,7 @@ class Engine:
         self, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
     ) -> list[CheckpointRecord]:
         """Return all records of a thread, newest first, of one generation."""
-        return await all_records(self.backend, key, namespace, run, page)
-
-
-async def all_records(
-    backend: Backend, key: ThreadKey, namespace: str | None = None, run: str | None = None, page: int = 1000
-) -> list[CheckpointRecord]:
-    """Return all records of a thread, newest first, of one generation. A shorter page takes more calls, and is less in the way."""
-    while True:
-        first, found = await backend.history(key, namespace, limit=page, run=run)
-        generation, more = first, found
-        while len(more) == page and generation == first:
-            generation, more = await backend.history(
-                key, namespace, before=more[-1].order, limit=page, run=run
-            )
-            found = found + more
-        if generation == first:
-            return found
+        return await all_records(self.backend, HistoryQuery(key, namespace, limit=page, run=run))
 
 
 def _said(codec: Codec, said: manifest.Manifest) -> bytes:

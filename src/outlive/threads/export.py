@@ -16,7 +16,16 @@ from dataclasses import replace
 from typing import Any
 
 from outlive.arguments import check_id, check_namespace, check_source, check_step, check_text, optional_id
-from outlive.backend.protocol import CheckpointRecord, Commit, ThreadKey, ThreadRow, WriteRecord
+from outlive.backend import (
+    CheckpointRecord,
+    Commit,
+    Receipt,
+    ThreadKey,
+    ThreadQuery,
+    ThreadRow,
+    WriteRecord,
+    retry_stale,
+)
 from outlive.errors import BadArgument, CallerError, Corrupt, MetadataMoved, NewerFormat, StaleBase
 from outlive.format import manifest
 from outlive.format import planner as planning
@@ -28,7 +37,6 @@ from outlive.values import micros, moment
 
 FORMAT = 1
 _LARGEST = (1 << 53) - 1  # of a counter: what every engine can hold
-_TRIES = 8
 _BATCH_BYTES = 8 << 20
 _SAID = {
     "metadata": "metadata", "next": "next_nodes", "done": "completed_tasks", "interrupts": "interrupts", "leans": "leans",
@@ -41,16 +49,18 @@ _SAID = {
 
 async def export_thread(engine: Engine, key: ThreadKey) -> str:
     """Return a thread as it was at one moment."""
-    for _ in range(_TRIES):
+
+    async def attempt() -> str | None:
         generation = (await engine.backend.inventory(key)).generation
         try:
             document = await _Exporting(engine, key).document()
         except Corrupt:
             if not await engine.has_moved(key, generation):
                 raise
-            continue  # gone with somebody else's deletion
+            return None  # deleted by another process while it was read
         return json.dumps(document, indent=1, ensure_ascii=False)
-    raise StaleBase(key.id)
+
+    return await retry_stale(key.id, attempt)
 
 
 class _Exporting:
@@ -63,7 +73,7 @@ class _Exporting:
         backend, key = self._engine.backend, self._key
         records = list(reversed(await self._engine.records(key)))
         writes = await backend.writes(key, None)
-        rows = await backend.threads(key.tenant, only=key.id)
+        rows = await backend.threads(ThreadQuery(key.tenant, only=key.id))
         ids = {(record.namespace, record.id) for record in records}
         document = {"outlive": FORMAT, "thread": readable_text(key.id), **self._info(rows)}
         document["checkpoints"] = [await self._checkpoint(record, writes) for record in records]
@@ -191,15 +201,14 @@ async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, A
     )
     await check_vacant(engine, key)  # before anything is stored
     await importing.flush()
-    for attempt in range(_TRIES):
+
+    async def attempt() -> Receipt:
         version = await check_vacant(engine, key)
         await drop_stray_writes(engine, key, _pairs(records, importing.writes))
-        try:
-            await engine.commit(replace(commit, info_version=version, token=os.urandom(8)))
-            return
-        except (StaleBase, MetadataMoved):  # somebody wrote to it in between
-            if attempt + 1 == _TRIES:
-                raise
+        return await engine.commit(replace(commit, info_version=version, token=os.urandom(8)))
+
+    # Another process may write to the thread between the check and the commit.
+    await retry_stale(key.id, attempt, errors=(StaleBase, MetadataMoved))
 
 
 def _pairs(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[tuple[str, str]]:

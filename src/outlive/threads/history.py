@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, escape
+from outlive.backend import CheckpointRecord, Cursor, HistoryQuery, ThreadKey, escape
 from outlive.errors import CheckpointMissing
 from outlive.format import chunk, manifest
 from outlive.runtime.wrong_mode import AsyncItems
@@ -81,7 +81,8 @@ class History(AsyncItems[CheckpointInfo]):
         namespace = None if self._all else self._namespace
         if self._with_states:
             page = await self._engine.backend.states(
-                self._key, namespace, before=self._cursor, limit=limit, run=self._run, max_bytes=_PAGE_BYTES
+                HistoryQuery(self._key, namespace, before=self._cursor, limit=limit, run=self._run),
+                max_bytes=_PAGE_BYTES,
             )
             self._page, self._chunks = page.records, _Chunks(self._engine, page.chunks)
             self._ended = len(self._page) < limit and not page.is_cut
@@ -89,7 +90,7 @@ class History(AsyncItems[CheckpointInfo]):
                 await self._touch(self._key)
         else:
             _, self._page = await self._engine.backend.history(
-                self._key, namespace, before=self._cursor, limit=limit, run=self._run
+                HistoryQuery(self._key, namespace, before=self._cursor, limit=limit, run=self._run)
             )
             self._ended = len(self._page) < limit
         self._cursor = self._page[-1].order if self._page else None

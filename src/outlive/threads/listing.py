@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from outlive.backend.protocol import ThreadKey, ThreadRow, escape
+from outlive.backend import ThreadKey, ThreadQuery, ThreadRow, escape
 from outlive.errors import Corrupt
 from outlive.runtime.wrong_mode import AsyncItems
 from outlive.threads.engine import Engine
@@ -70,7 +70,9 @@ class Threads(AsyncItems[ThreadInfo]):
         """Read the next page, or find out who is in its way."""
         try:
             self._page = await self._engine.backend.threads(
-                self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
+                ThreadQuery(
+                    self._tenant, prefix=self._prefix, after=self._after, limit=limit, heads=self._heads
+                )
             )
             self._ended = len(self._page) < limit
         except Corrupt as error:

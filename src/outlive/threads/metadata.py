@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from outlive.backend.protocol import Commit, Removal, ThreadKey, ThreadRow
+from outlive.backend import Commit, Removal, ThreadKey, ThreadQuery, ThreadRow
 from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located
@@ -52,7 +52,7 @@ def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInf
 
 async def check_vacant(engine: Engine, key: ThreadKey) -> int:
     """Return the version of the metadata of a thread that a copy may go into; raise ThreadNotEmpty for any other."""
-    rows = await engine.backend.threads(key.tenant, only=key.id, heads=False)
+    rows = await engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         return 0
     if rows[0].checkpoints:

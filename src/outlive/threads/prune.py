@@ -16,7 +16,15 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import CheckpointRecord, Commit, Inventory, Removal, ThreadKey, WriteRecord
+from outlive.backend import (
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    Inventory,
+    Removal,
+    ThreadKey,
+    WriteRecord,
+)
 from outlive.errors import UNOPENED, OutliveError, StaleBase
 from outlive.format import chunk, manifest
 from outlive.threads.engine import Engine, Located
@@ -24,7 +32,6 @@ from outlive.values import Pruned
 
 _TRIES = 8
 _PAGE = 100  # records read at once: savers of the same file wait no longer than that takes
-CheckpointKey = tuple[str, str]  # (namespace, id)
 Choose = Callable[[list[CheckpointRecord]], Awaitable[set[CheckpointKey]]]
 
 

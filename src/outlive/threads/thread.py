@@ -26,7 +26,17 @@ from outlive.arguments import (
     check_writes,
     optional_id,
 )
-from outlive.backend.protocol import CheckpointRecord, Commit, Removal, ThreadKey, ThreadRow, WriteRecord
+from outlive.backend import (
+    CheckpointRecord,
+    Commit,
+    Removal,
+    ThreadKey,
+    ThreadQuery,
+    ThreadRow,
+    WriteRecord,
+    lineage,
+    retry_stale,
+)
 from outlive.errors import BadArgument, CheckpointMissing, Corrupt, MetadataMoved, StaleBase
 from outlive.format.diff import diff
 from outlive.format.registry import accepts
@@ -311,13 +321,9 @@ class AsyncThread:
     async def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
         """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
         await self._settled()
-        records = {record.id: record for record in await self._engine.records(self._key, self.namespace)}
-        record = next(iter(records.values()), None) if id is None else records.get(check_id("id", id))
-        found: dict[str, CheckpointInfo] = {}
-        while record is not None and record.id not in found:
-            found[record.id] = self._engine.checkpoint(self._key, record)
-            record = records.get(record.parent) if record.parent is not None else None
-        return list(found.values())
+        records = await self._engine.records(self._key, self.namespace)
+        line = lineage(records, optional_id("id", id))
+        return [self._engine.checkpoint(self._key, record) for record in line]
 
     async def tips(self) -> list[CheckpointInfo]:
         """Return the tips: checkpoints from which nobody went on, newest first. More than one means branches."""
@@ -427,31 +433,32 @@ class AsyncThread:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
         target = self._home.thread(id, namespace=self.namespace, type=self._type)
-        for _ in range(_TRIES):
-            reading = await self._engine.backend.read(
-                self._key, self.namespace, optional_id("at", at), chunks=False
-            )
+        id_at = optional_id("at", at)
+
+        async def attempt() -> AsyncThread | None:
+            reading = await self._engine.backend.read(self._key, self.namespace, id_at, chunks=False)
             if reading.record is None:
                 raise CheckpointMissing(self.id, at)
             record = replace(reading.record, source="fork")
             origin = (self.id, record.id)
-            if await self._copy(target, [record], reading.writes, reading.generation, origin):
-                return target
-        raise StaleBase(self.id)
+            return await self._copy(target, [record], reading.writes, reading.generation, origin)
+
+        return await retry_stale(self.id, attempt)
 
     async def copy(self, id: str) -> AsyncThread:
         """Make a new thread with the whole history of this one, all namespaces."""
         await self._settled()
         target = self._home.thread(id, namespace=self.namespace, type=self._type)
-        for _ in range(_TRIES):
+
+        async def attempt() -> AsyncThread | None:
             generation = (await self._engine.backend.inventory(self._key)).generation
             records = await self._engine.records(self._key)
             if not records:
                 raise CheckpointMissing(self.id, None)
             writes = await self._engine.backend.writes(self._key, None)
-            if await self._copy(target, records, writes, generation, None):
-                return target
-        raise StaleBase(self.id)
+            return await self._copy(target, records, writes, generation, None)
+
+        return await retry_stale(self.id, attempt)
 
     async def _copy(
         self,
@@ -460,8 +467,8 @@ class AsyncThread:
         writes: Sequence[WriteRecord],
         generation: int,
         origin: tuple[str, str] | None,
-    ) -> bool:
-        """Copy into an empty thread; False when a deletion came in between and the records must be read again."""
+    ) -> AsyncThread | None:
+        """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
         metadata, forked_from = open_info(self._engine, await self._row())
         info = pack_info(self._engine, metadata, origin or forked_from)
         try:
@@ -469,8 +476,8 @@ class AsyncThread:
         except (Corrupt, StaleBase):
             if not await self._engine.has_moved(self._key, generation):
                 raise
-            return False
-        return True
+            return None
+        return target
 
     async def export(self) -> str:
         """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
@@ -497,24 +504,24 @@ class AsyncThread:
         `fence` is a lock on this thread that must still be held.
         """
         new, token = check_metadata(metadata), self._fence(fence)
-        for _ in range(100):
+
+        async def attempt() -> dict[str, Any]:
             row = await self._row()
             old, forked_from = open_info(self._engine, row)
             merged = {**({} if replace else old), **new}
             merged = {key: value for key, value in merged.items() if value is not None}
             body, text = pack_info(self._engine, merged, forked_from)
             version = row.info_version if row else 0
-            try:
-                await self._engine.commit(
-                    Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
-                )
-            except MetadataMoved:  # somebody else changed it: merge into theirs
-                continue
+            await self._engine.commit(
+                Commit(self._key, info=body, info_projection=text, info_version=version, fence=token)
+            )
             return merged
-        raise MetadataMoved(self.id)
+
+        # When another process changed the metadata meanwhile, merge into theirs.
+        return await retry_stale(self.id, attempt, errors=(MetadataMoved,), attempts=100)
 
     async def _row(self) -> ThreadRow | None:
-        rows = await self._engine.backend.threads(self._key.tenant, only=self.id)
+        rows = await self._engine.backend.threads(ThreadQuery(self._key.tenant, only=self.id))
         return rows[0] if rows else None
 
     # Deleting

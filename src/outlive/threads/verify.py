@@ -8,13 +8,25 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Container
 
+from outlive.backend import (
+    RESERVED,
+    Backend,
+    CheckpointRecord,
+    EntryCursor,
+    EntryQuery,
+    HistoryQuery,
+    ThreadKey,
+    ThreadQuery,
+    WriteRecord,
+    all_entries,
+    all_records,
+)
 from outlive.backend.entries import KINDS, SEALED
-from outlive.backend.protocol import RESERVED, Backend, CheckpointRecord, EntryCursor, ThreadKey, WriteRecord
 from outlive.errors import Corrupt, DamagedEntry, OutliveError, StoreError
 from outlive.format import chunk, manifest
 from outlive.layers.encryption.keyring import key_of
 from outlive.layers.encryption.layer import Encrypted
-from outlive.threads.engine import Engine, Located, all_records, check_format
+from outlive.threads.engine import Engine, Located, check_format
 from outlive.threads.metadata import open_info
 from outlive.values import Problem, Verified
 
@@ -59,7 +71,7 @@ async def _keys_with(
     limit = _PAGE
     while True:
         try:
-            page = await inner.entries(tenant, kind, after=after, limit=limit)
+            page = await inner.entries(EntryQuery(tenant, kind, after=after, limit=limit))
             places = [(key, entry.key) for key, entry in page]
             is_last = len(page) < limit
         except DamagedEntry as error:
@@ -108,11 +120,11 @@ def _check_write(write: WriteRecord, chunks: Container[bytes]) -> None:
 async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> list[Problem]:
     """Open the metadata and the entries of a thread."""
     problems: list[Problem] = []
-    for row in await backend.threads(key.tenant, only=key.id, heads=False):
+    for row in await backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
         problems += _guarded(key, None, functools.partial(open_info, engine, row))
     for kind in SEALED:
         try:
-            await backend.entries(key.tenant, kind, thread=key, limit=1_000_000)
+            await all_entries(backend, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE))
         except OutliveError as error:
             problems.append(Problem.of(error, key.id))
     return problems
@@ -123,7 +135,7 @@ async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
     assert isinstance(engine.backend, Encrypted)
     inner = engine.backend.inner
     problems = [Problem.of(error, key.id) for error in await inner.audit(key)]
-    records = await all_records(inner, key)
+    records = await all_records(inner, HistoryQuery(key, None, limit=_PAGE))
     writes = await inner.writes(key, None)
     inventory = await inner.inventory(key)
     for record in records:
@@ -134,10 +146,10 @@ async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
     for at in range(0, len(names), _BATCH):
         for data in (await inner.fetch(key, names[at : at + _BATCH])).values():
             problems += _guarded(key, None, functools.partial(key_of, data))
-    for row in await inner.threads(key.tenant, only=key.id, heads=False):
+    for row in await inner.threads(ThreadQuery(key.tenant, only=key.id, heads=False)):
         problems += _guarded(key, None, functools.partial(key_of, row.info)) if row.info is not None else []
     for kind in SEALED:
-        for _, entry in await inner.entries(key.tenant, kind, thread=key, limit=1_000_000):
+        for _, entry in await all_entries(inner, EntryQuery(key.tenant, kind, thread=key, limit=_PAGE)):
             problems += _guarded(key, None, functools.partial(key_of, entry.body or b""))
     return Verified(1, len(records), len(names), tuple(dict.fromkeys(problems)))
 

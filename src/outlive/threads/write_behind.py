@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outlive.backend.protocol import Commit, Receipt, ThreadKey
+from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
 from outlive.format import planner as planning
 from outlive.runtime.runtime import Task

@@ -13,6 +13,7 @@ import outlive
 from adapters.langgraph.graphs import Driver, Log, asks, delta_graph, fan, line, says, thread
 from adapters.langgraph.making import at, ids, put
 from outlive.adapters.langgraph import OutliveSaver
+from outlive.backend import ThreadQuery
 from outlive.runtime.runtime import run_now
 from rig.replicas import Disk
 
@@ -28,7 +29,7 @@ def sizes(saver, name="t"):
     """Return (checkpoints, bytes) that a thread has in its store."""
     keeper = saver._keeper(saver._shared.sync)
     key = keeper.key(name)
-    rows = run_now(keeper.engine.backend.threads(key.tenant, only=name, heads=False))
+    rows = run_now(keeper.engine.backend.threads(ThreadQuery(key.tenant, only=name, heads=False)))
     return (rows[0].checkpoints, rows[0].stored) if rows else (0, 0)
 
 

@@ -31,6 +31,7 @@ from conftest import SEED
 from outlive.adapters.langgraph import OutliveSaver, StrictSerializer
 from outlive.adapters.langgraph.values.codec import FIRST
 from outlive.adapters.langgraph.values.messages import Messages
+from outlive.backend import ThreadQuery
 from outlive.format.extensions import Raw
 from outlive.runtime.runtime import run_now
 
@@ -462,7 +463,7 @@ def test_sealed_channels_are_shared_as_long_as_their_version_stays(url, serde, f
 def added(url, name):
     with outlive.open(url) as store:
         engine, key = store._store._engine, store._store._key(name)
-        (row,) = run_now(engine.backend.threads(key.tenant, only=key.id, heads=False))
+        (row,) = run_now(engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False)))
         return row.stored
 
 

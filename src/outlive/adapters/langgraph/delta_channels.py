@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.state import Delta, Snapshot, unpack_state
-from outlive.backend.protocol import CheckpointRecord, ThreadKey
+from outlive.backend import CheckpointRecord, ThreadKey
 from outlive.values import PendingWrite
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import PAGE, Loaded, Pages
 from outlive.adapters.langgraph.state import is_snapshot
 from outlive.arguments import check_filter, check_limit, check_namespace
-from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, escape
+from outlive.backend import CheckpointRecord, Cursor, ThreadKey, escape
 from outlive.values import ThreadInfo
 
 

@@ -35,7 +35,7 @@ from outlive.adapters.langgraph.state import (
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.messages import Messages, opened
 from outlive.arguments import check_id, check_text
-from outlive.backend.protocol import CheckpointRecord, Commit, ThreadKey, WriteRecord
+from outlive.backend import CheckpointRecord, Commit, ThreadKey, WriteRecord
 from outlive.errors import BadArgument, CheckpointExists, CheckpointMissing, OutliveError
 from outlive.format import manifest
 from outlive.store import AsyncStore

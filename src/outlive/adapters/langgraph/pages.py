@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from outlive.backend.protocol import CheckpointRecord, Cursor, ThreadKey, WriteRecord
+from outlive.backend import CheckpointRecord, Cursor, HistoryQuery, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
 from outlive.format import chunk, manifest
 from outlive.threads.engine import Engine, Located, check_format
@@ -36,7 +36,7 @@ class Pages:
             return None
         for _ in range(_TRIES):
             generation, page = await self._engine.backend.history(
-                self._key, self._namespace, before=self._cursor, limit=limit
+                HistoryQuery(self._key, self._namespace, before=self._cursor, limit=limit)
             )
             try:
                 loaded = await load(

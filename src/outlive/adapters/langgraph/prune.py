@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from outlive.adapters.langgraph import delta_channels as deltas
 from outlive.adapters.langgraph.config import Place
 from outlive.adapters.langgraph.state import Delta, Snapshot, pack_deltas, unpack_state
-from outlive.backend.protocol import CheckpointRecord, ThreadKey, WriteRecord
+from outlive.backend import CheckpointRecord, ThreadKey, ThreadQuery, WriteRecord
 from outlive.errors import BadArgument, StaleBase
 from outlive.format import manifest
 from outlive.runtime.runtime import Deadline
@@ -92,7 +92,7 @@ async def prune(keeper: CheckpointOperations, key: ThreadKey, rule: Rule | None,
 
 
 async def _delete_all(keeper: CheckpointOperations, key: ThreadKey, dry_run: bool) -> Pruned:
-    rows = await keeper.engine.backend.threads(key.tenant, only=key.id, heads=False)
+    rows = await keeper.engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         if not dry_run:
             await keeper.engine.confirm(key)  # it may be a repetition of what was refused

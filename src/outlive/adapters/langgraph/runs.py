@@ -25,6 +25,7 @@ from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
 from outlive.arguments import check_id
+from outlive.backend import HistoryQuery
 from outlive.errors import BadArgument, HeadMoved, RunEnded
 from outlive.runs.lease import RUN, RunInfo
 from outlive.runs.run import AsyncRun, check_run
@@ -155,12 +156,12 @@ class _Going:
     async def _standing(self) -> _Standing | None:
         """Find out how far the run has come; None when its input is in no checkpoint yet."""
         backend, key, id = self._run.engine.backend, self._run.key, self._run.id
-        _, own = await backend.history(key, "", limit=1, run=id)
+        _, own = await backend.history(HistoryQuery(key, "", limit=1, run=id))
         if not own:
             return None
         head, before = own[0], None
         while True:
-            _, page = await backend.history(key, "", before=before, limit=_PAGE)
+            _, page = await backend.history(HistoryQuery(key, "", before=before, limit=_PAGE))
             newer = [record for record in page if record.order > own[0].order]
             for record in newer:
                 if record.run != id and record.source in ("input", "loop"):

@@ -15,7 +15,7 @@ from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
 
 from outlive.adapters.langgraph.values.codec import ValueCodec, sealed_version
 from outlive.adapters.langgraph.values.messages import opened
-from outlive.backend.protocol import CheckpointRecord
+from outlive.backend import CheckpointRecord
 from outlive.errors import BadArgument
 from outlive.format.extensions import Raw
 from outlive.threads.engine import Draft

@@ -44,14 +44,15 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     Commit,
-    Cursor,
+    HistoryQuery,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     escape,
 )
@@ -229,52 +230,34 @@ class FileBackend(MemoryBackend):
 
         return self._look(thread, look, timeout_s)
 
-    def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
+    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         def look(table: LoggedTable, fd: int) -> Page:
-            page = table.page(namespace, before, limit, run)
+            page = table.page(query)
             records, names = fitting(page, table, max_bytes)
             generation = table.row.generation if table.row else 0
             return Page(generation, records, table.data(fd, names), len(records) < len(page))
 
-        return self._look(thread, look, timeout_s)
+        return self._look(query.thread, look, timeout_s)
 
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
         return self._look(thread, lambda table, fd: table.data(fd, names), timeout_s)
 
-    def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
         """Read no more logs than the page needs."""
-        if only is not None:
-            return self._visible(ThreadKey.of(tenant, only), heads)
-        start = None if after is None else escape(after)
+        if query.only is not None:
+            return self._visible(ThreadKey.of(query.tenant, query.only), query.heads)
+        start = None if query.after is None else escape(query.after)
         rows: list[ThreadRow] = []
-        keys = [key for key in self._threads() if key.tenant == tenant and key.id.startswith(prefix)]
+        keys = [
+            key for key in self._threads() if key.tenant == query.tenant and key.id.startswith(query.prefix)
+        ]
         for text, key in sorted(((escape(key.id), key) for key in keys), key=itemgetter(0)):
-            if len(rows) >= limit:
+            if len(rows) >= query.limit:
                 break
             if start is None or text > start:
-                rows += self._visible(key, heads)
+                rows += self._visible(key, query.heads)
         return rows
 
     def _visible(self, thread: ThreadKey, heads: bool) -> list[ThreadRow]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from outlive.backend import Commit, Receipt
 from outlive.backend.entries import RUN
-from outlive.backend.protocol import Commit, Receipt
 from outlive.backends.file.disk import Disk
 from outlive.backends.file.log import Log
 from outlive.backends.file.table import LoggedTable, plain, removes

@@ -9,8 +9,8 @@ from typing import Any
 
 import ormsgpack
 
+from outlive.backend import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord, escape, unescape
 from outlive.backend.entries import check_stored_kind
-from outlive.backend.protocol import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord, escape, unescape
 from outlive.backends.file.log import FORMAT
 from outlive.backends.rules.view import Effect, Row
 from outlive.errors import BadArgument, NewerFormat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.file.disk import THREADS, Disk, WriteLock
 from outlive.backends.file.effects import pack, unpack
 from outlive.backends.file.log import Log

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.file.disk import THREADS, Disk
 from outlive.backends.file.effects import Chunk, pack_effect, unpack_effect
 from outlive.backends.file.log import START, Frame, Log

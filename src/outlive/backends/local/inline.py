@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outlive.backend.protocol import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 
 READS = frozenset(

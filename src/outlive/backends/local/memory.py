@@ -11,25 +11,28 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
-from outlive.backend.entries import RUN, check_kinds
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
     escape,
     unescape,
 )
+from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
@@ -182,15 +185,13 @@ class Table:
                 return record
         return None
 
-    def page(
-        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
-    ) -> list[CheckpointRecord]:
+    def page(self, query: HistoryQuery) -> list[CheckpointRecord]:
         page: list[CheckpointRecord] = []
-        for cursor, name in self._descending(namespace, before):
-            if len(page) >= limit:
+        for cursor, name in self._descending(query.namespace, query.before):
+            if len(page) >= query.limit:
                 break
             record = self.records[name, unescape(cursor[2])]
-            if run is None or record.run == run:
+            if query.run is None or record.run == query.run:
                 page.append(record)
         return page
 
@@ -312,34 +313,17 @@ class MemoryBackend:
         return ReadResult(generation, record, self.fetch(thread, wanted) if chunks else {}, tuple(writes))
 
     def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        table = self._table(thread)
-        return (table.row.generation if table.row else 0), table.page(namespace, before, limit, run)
+        table = self._table(query.thread)
+        return (table.row.generation if table.row else 0), table.page(query)
 
-    def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
-        table = self._table(thread)
-        page = table.page(namespace, before, limit, run)
+    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        table = self._table(query.thread)
+        page = table.page(query)
         records, names = fitting(page, table, max_bytes)
         generation = table.row.generation if table.row else 0
-        return Page(generation, records, self.fetch(thread, names), len(records) < len(page))
+        return Page(generation, records, self.fetch(query.thread, names), len(records) < len(page))
 
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -347,85 +331,51 @@ class MemoryBackend:
         return self._table(thread).writes_of(checkpoints)
 
     def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         now = clock()
-        if kind == RUN and thread is None and prefix:
-            return self._runs_by_id(tenant, prefix, after, limit, statuses, lapsed, now)
-        tables = [self._table(thread)] if thread is not None else self._all_tables()
-        found = [
+        if query.kind == RUN and query.thread is None and query.prefix:
+            return self._runs_by_id(query, now)
+        tables = [self._table(query.thread)] if query.thread is not None else self._all_tables()
+        matches = [
             ((escape(entry.key), table.key.digest), table.key, entry)
             for table in tables
             for entry in table.notes.values()
-            if table.key.tenant == tenant
-            and entry.kind == kind
-            and entry.key.startswith(prefix)
-            and (statuses is None or entry.status in statuses)
-            and (lapsed is None or lapsed == has_lapsed(entry, now))
+            if table.key.tenant == query.tenant
+            and entry.kind == query.kind
+            and entry.key.startswith(query.prefix)
+            and _is_asked_for(entry, query, now)
         ]
-        start = None if after is None else (escape(after[0]), after[1])
-        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
-        return [(key, entry) for _, key, entry in rows[:limit]]
+        start = None if query.after is None else (escape(query.after[0]), query.after[1])
+        rows = sorted((row for row in matches if start is None or row[0] > start), key=itemgetter(0))
+        return [(key, entry) for _, key, entry in rows[: query.limit]]
 
-    def _runs_by_id(
-        self,
-        tenant: str,
-        prefix: str,
-        after: EntryCursor | None,
-        limit: int,
-        statuses: Sequence[str] | None,
-        lapsed: bool | None,
-        now: Clock,
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
-        """Return a page of runs whose ids begin like this; only the threads that have one are looked at."""
-        found: list[tuple[ThreadKey, EntryRecord]] = []
-        for key, run in self._run_index().matches(tenant, prefix, after):
-            if len(found) >= limit:
+    def _runs_by_id(self, query: EntryQuery, now: Clock) -> list[tuple[ThreadKey, EntryRecord]]:
+        """Return a page of runs whose ids have a prefix; read only the threads that have such a run."""
+        page: list[tuple[ThreadKey, EntryRecord]] = []
+        for key, run in self._run_index().matches(query.tenant, query.prefix, query.after):
+            if len(page) >= query.limit:
                 break
             entry = self._table(key).entry(RUN, run)
-            if (
-                entry is not None
-                and (statuses is None or entry.status in statuses)
-                and (lapsed is None or lapsed == has_lapsed(entry, now))
-            ):
-                found.append((key, entry))
-        return found
+            if entry is not None and _is_asked_for(entry, query, now):
+                page.append((key, entry))
+        return page
 
     def _run_index(self) -> RunIndex:
         return self._runs
 
-    def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        if only is not None:
-            table = self._table(ThreadKey.of(tenant, only))
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        if query.only is not None:
+            table = self._table(ThreadKey.of(query.tenant, query.only))
             return [table.summary()] if table.is_listed else []
-        found = [
+        listed = [
             (escape(table.key.id), table)
             for table in self._all_tables()
-            if table.key.tenant == tenant and table.key.id.startswith(prefix) and table.is_listed
+            if table.key.tenant == query.tenant and table.key.id.startswith(query.prefix) and table.is_listed
         ]
-        start = None if after is None else escape(after)
-        rows = sorted((row for row in found if start is None or row[0] > start), key=lambda row: row[0])
-        return [table.summary() for _, table in rows[:limit]]
+        start = None if query.after is None else escape(query.after)
+        rows = sorted((row for row in listed if start is None or row[0] > start), key=itemgetter(0))
+        return [table.summary() for _, table in rows[: query.limit]]
 
     def _all_tables(self) -> Iterable[Table]:
         return self._tables.values()
@@ -469,6 +419,12 @@ class NullBackend(MemoryBackend):
 
     def _apply(self, table: Table, effect: Effect) -> None:
         """Keep nothing."""
+
+
+def _is_asked_for(entry: EntryRecord, query: EntryQuery, now: Clock) -> bool:
+    """Tell whether a query asks for entries with this status and lease."""
+    has_status = query.statuses is None or entry.status in query.statuses
+    return has_status and (query.lapsed is None or query.lapsed == has_lapsed(entry, now))
 
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:

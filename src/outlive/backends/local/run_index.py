@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from outlive.backend.protocol import EntryCursor, ThreadKey, escape
+from outlive.backend import EntryCursor, ThreadKey, escape
 
 _Row = tuple[str, str, bytes]  # (tenant, escaped id of the run, digest of the thread): the order of listings
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from outlive.backend.protocol import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.inline import READS, Local, busy, keep_for_fork, shortest, tell
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from outlive.backend.protocol import Backend, Cursor, ThreadKey
+from outlive.backend import Backend, HistoryQuery, ThreadKey, all_records
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import digest, entry_name, space, to_entry, to_number, to_text
 from outlive.backends.postgres.statements import PROBLEMS, UNSEALED, Statements
@@ -61,9 +61,7 @@ async def audit_thread(backend: Backend, sql: Statements, ask: Ask, thread: Thre
 
 
 async def _audit_checkpoints(backend: Backend, thread: ThreadKey) -> None:
-    before: Cursor | None = None
-    while page := (await backend.history(thread, None, before=before, limit=500))[1]:
-        before = page[-1].order
+    await all_records(backend, HistoryQuery(thread, None, limit=500))
 
 
 async def _audit_writes(backend: Backend, thread: ThreadKey) -> None:

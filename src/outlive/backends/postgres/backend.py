@@ -17,18 +17,20 @@ from typing import TypeVar
 
 from psycopg import pq
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
     Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
     outcome_unknown,
@@ -296,11 +298,7 @@ class PostgresBackend:
     async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:
         """Return the entry that is there."""
         found = await self.entries(
-            thread.tenant,
-            wanted.kind,
-            thread=thread,
-            prefix=wanted.key,
-            limit=1,
+            EntryQuery(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1),
             timeout_s=deadline.remaining_s(),
         )
         return next((entry for _, entry in found if entry.key == wanted.key), None)
@@ -355,72 +353,32 @@ class PostgresBackend:
         return reading
 
     async def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        epoch, seq, id = before or _FIRST
-        parameters = [thread.digest, number(epoch), number(seq), id.encode(), text(run), number(limit)]
+        parameters = _page_parameters(query)
         statement = self._sql.history_of_all
-        if namespace is not None:
+        if query.namespace is not None:
             statement = self._sql.history
-            parameters.append(space(namespace))
-        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
-        records = self._records(thread, namespace, [cells[2:] for cells in found if cells[2] is not None])
-        _check(found, thread.id)  # last: a row that says what is wrong with it is the better answer
-        return to_number(found[0][1]), records[:limit]
+            parameters.append(space(query.namespace))
+        rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        records = _records(query, [cells[2:] for cells in rows if cells[2] is not None])
+        _check(rows, query.thread.id)  # last: a row that says what is wrong with it is the better answer
+        return to_number(rows[0][1]), records[: query.limit]
 
-    async def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
-        epoch, seq, id = before or _FIRST
-        parameters = [
-            thread.digest,
-            number(epoch),
-            number(seq),
-            id.encode(),
-            text(run),
-            number(limit),
-            number(max_bytes),
-        ]
+    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        parameters = [*_page_parameters(query), number(max_bytes)]
         statement = self._sql.states_of_all
-        if namespace is not None:
+        if query.namespace is not None:
             statement = self._sql.states
-            parameters.append(space(namespace))
-        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
-        heads, bodies = (
-            [cells for cells in found if cells[3] is None],
-            [cells for cells in found if cells[3] is not None],
-        )
-        records = self._records(thread, namespace, [cells[5:] for cells in heads if cells[5] is not None])
-        _check(heads, thread.id)
+            parameters.append(space(query.namespace))
+        rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        heads = [cells for cells in rows if cells[3] is None]
+        bodies = [cells for cells in rows if cells[3] is not None]
+        records = _records(query, [cells[5:] for cells in heads if cells[5] is not None])
+        _check(heads, query.thread.id)
         chunks = {name or b"": data or b"" for _, _, _, name, data, *_ in bodies}
         _, generation, count, *_ = heads[0]
         return Page(to_number(generation), records, chunks, len(records) < to_number(count))
-
-    def _records(
-        self, thread: ThreadKey, namespace: str | None, rows: list[list[bytes | None]]
-    ) -> list[CheckpointRecord]:
-        """Return the records of a page, newest first."""
-        records = [to_checkpoint(cells, thread) for cells in rows]
-        for record in records:
-            if namespace is not None and record.namespace != namespace:
-                raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
-        records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
-        return records
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -435,38 +393,29 @@ class PostgresBackend:
         return writes
 
     async def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        last, behind = after if after is not None else (None, None)
+        tenant, thread = query.tenant, query.thread
+        last, last_thread = query.after if query.after is not None else (None, None)
         parameters: list[Parameter] = [
             digest(tenant),
             text(tenant),
-            text(kind),
-            *span(prefix, last),
-            text(prefix),
+            text(query.kind),
+            *span(query.prefix, last),
+            text(query.prefix),
             text(last),
-            behind,
-            None if statuses is None else texts(statuses),
-            None if lapsed is None else flag(lapsed),
-            number(limit),
+            last_thread,
+            None if query.statuses is None else texts(query.statuses),
+            None if query.lapsed is None else flag(query.lapsed),
+            number(query.limit),
         ]
         statement = self._sql.entries
         if thread is not None:
             statement = self._sql.entries_of_thread
             parameters.append(thread.digest)
-        found = await self._ask(statement, *parameters, timeout_s=timeout_s)
+        rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
         entries = []
-        for problem, id, place, *cells in found:
+        for problem, id, place, *cells in rows:
             if cells[0] is None:
                 continue
             key = ThreadKey(tenant, to_text(id), place or b"")
@@ -475,40 +424,22 @@ class PostgresBackend:
             if key.digest != ThreadKey.of(tenant, key.id).digest:
                 what = "its thread's row says that it is another thread"
             if thread is None and what:
-                raise DamagedEntry(key.id, kind, entry.key, entry.status, what)
+                raise DamagedEntry(key.id, query.kind, entry.key, entry.status, what)
             entries.append((key, entry))
         if thread is not None:
-            _check(found, thread.id)
+            _check(rows, thread.id)
         return entries
 
-    async def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        if only is not None:
-            found = await self._ask(
-                self._sql.thread, flag(heads), ThreadKey.of(tenant, only).digest, timeout_s=timeout_s
-            )
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        tenant, prefix, after = query.tenant, query.prefix, query.after
+        if query.only is not None:
+            statement = self._sql.thread
+            parameters: list[Parameter] = [ThreadKey.of(tenant, query.only).digest]
         else:
-            found = await self._ask(
-                self._sql.threads,
-                flag(heads),
-                digest(tenant),
-                text(tenant),
-                *span(prefix, after),
-                text(prefix),
-                text(after),
-                number(limit),
-                timeout_s=timeout_s,
-            )
-        return [_thread_row(cells, tenant, only) for cells in found]
+            statement, place = self._sql.threads, (digest(tenant), text(tenant))
+            parameters = [*place, *span(prefix, after), text(prefix), text(after), number(query.limit)]
+        rows = await self._ask(statement, flag(query.heads), *parameters, timeout_s=timeout_s)
+        return [_thread_row(cells, tenant, query.only) for cells in rows]
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         found = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
@@ -530,6 +461,23 @@ class PostgresBackend:
         if thread is None:
             return await audit_store(self._sql, self._ask)
         return await audit_thread(self, self._sql, self._ask, thread)
+
+
+def _page_parameters(query: HistoryQuery) -> list[Parameter]:
+    epoch, seq, id = query.before or _FIRST
+    order: list[Parameter] = [number(epoch), number(seq), id.encode()]
+    return [query.thread.digest, *order, text(query.run), number(query.limit)]
+
+
+def _records(query: HistoryQuery, rows: list[list[bytes | None]]) -> list[CheckpointRecord]:
+    """Return the records of a page, newest first."""
+    thread, namespace = query.thread, query.namespace
+    records = [to_checkpoint(cells, thread) for cells in rows]
+    for record in records:
+        if namespace is not None and record.namespace != namespace:
+            raise Corrupt("its row is in another namespace", thread=thread.id, checkpoint=record.id)
+    records.sort(key=lambda record: record.order, reverse=True)  # those of one place by their ids
+    return records
 
 
 async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:

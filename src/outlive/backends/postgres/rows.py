@@ -11,8 +11,8 @@ from typing import Any
 
 from psycopg import pq
 
-from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
-from outlive.backend.protocol import (
+from outlive.backend import (
+    CheckpointKey,
     CheckpointRecord,
     EntryRecord,
     ThreadKey,
@@ -22,8 +22,9 @@ from outlive.backend.protocol import (
     escape,
     unescape,
 )
+from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
 from outlive.backends.local.memory import write_order
-from outlive.backends.rules.view import CheckpointKey, Row
+from outlive.backends.rules.view import Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
 CLOCK = "postgresql"  # the name of the server's clock in leases

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from outlive.backend.entries import check_kinds
-from outlive.backend.protocol import (
+from outlive.backend import (
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -15,6 +14,7 @@ from outlive.backend.protocol import (
     WriteRecord,
     stamped,
 )
+from outlive.backend.entries import check_kinds
 from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Parameter
 from outlive.backends.postgres.rows import (

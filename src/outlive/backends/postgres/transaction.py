@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outlive.backend.protocol import CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
+from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
 from outlive.backends.local.memory import new_token
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.rows import (
@@ -43,7 +43,7 @@ from outlive.backends.postgres.save import thread_parameters
 from outlive.backends.postgres.statements import GONE, NO_HEAD, PROBLEMS, UNSEALED
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
-from outlive.backends.rules.view import CheckpointKey, Clock, Effect
+from outlive.backends.rules.view import Clock, Effect
 from outlive.errors import Corrupt
 from outlive.runtime.runtime import Deadline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.backends.server.urls import BackendFactory, Options, hide_secrets, take_options
 from outlive.errors import BadURL, MissingExtra
 from outlive.runtime.runtime import Deadline

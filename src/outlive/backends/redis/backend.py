@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
-    Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
 )
@@ -218,29 +219,23 @@ class RedisBackend:
         return ReadResult(stored.row.generation)
 
     async def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        said = (
-            False if namespace is None else text(namespace),
-            False if before is None else before,
-            limit,
-            False if run is None else text(run),
-        )
-        generation, page, _ = await self._page(thread, said, timeout_s)
+        generation, page, _ = await self._page(query, (), timeout_s)
         return generation, page
 
     async def _page(
-        self, thread: ThreadKey, said: tuple[Any, ...], timeout_s: float | None
+        self, query: HistoryQuery, room: tuple[Any, ...], timeout_s: float | None
     ) -> tuple[int, list[CheckpointRecord], list[Any]]:
         """Return the generation, a page of records and, if they were asked for, what the script says of their chunks."""
-        reply = await self.ask(thread, "history", said, timeout_s)
+        thread = query.thread
+        asked = (
+            False if query.namespace is None else text(query.namespace),
+            False if query.before is None else query.before,
+            query.limit,
+            False if query.run is None else text(query.run),
+        )
+        reply = await self.ask(thread, "history", (*asked, *room), timeout_s)
         stored = rows.stored_of(thread, reply[0])
         if stored is None:
             return 0, [], []
@@ -249,26 +244,9 @@ class RedisBackend:
         page = [rows.record_of(thread, field, value or b"") for field, value in rows.pairs(reply[2])]
         return stored.row.generation, page, reply[3:]
 
-    async def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
-        said = (
-            False if namespace is None else text(namespace),
-            False if before is None else before,
-            limit,
-            False if run is None else text(run),
-            max_bytes,
-            self._choices.ttl_ms if self._choices.refreshes else 0,
-        )
-        generation, page, found = await self._page(thread, said, timeout_s)
+    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        room = (max_bytes, self._choices.ttl_ms if self._choices.refreshes else 0)
+        generation, page, found = await self._page(query, room, timeout_s)
         if not found:
             return Page(generation)
         names, data, is_cut = found
@@ -289,29 +267,18 @@ class RedisBackend:
         return sorted(found, key=write_order)
 
     async def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         asked = [
-            False if statuses is None else [text(status) for status in statuses],
-            "any" if lapsed is None else lapsed,
+            False if query.statuses is None else [text(status) for status in query.statuses],
+            "any" if query.lapsed is None else query.lapsed,
         ]
-        if thread is None:
-            return await self._listing.entries(
-                tenant, kind, asked, prefix, after, limit, self.deadline(timeout_s)
-            )
-        if thread.tenant != tenant:
+        if query.thread is None:
+            return await self._listing.entries(query, asked, self.deadline(timeout_s))
+        thread, prefix, after = query.thread, query.prefix, query.after
+        if thread.tenant != query.tenant:
             return []
-        start = b"e" + text(kind) + b"\0"
+        start = b"e" + text(query.kind) + b"\0"
         low = b"[" + start + text(prefix)
         if after is not None and start + text(after[0]) >= low[1:]:
             is_over = (
@@ -319,28 +286,17 @@ class RedisBackend:
             )  # then it goes on behind the key, and the checksum that follows it
             low = b"(" + start + text(after[0]) + b"\0\xff" if is_over else b"[" + start + text(after[0])
         high = b"(" + start + text(prefix) + b"\xff"
-        reply = await self.ask(thread, "entries", (limit, *asked), timeout_s, low, high)
+        reply = await self.ask(thread, "entries", (query.limit, *asked), timeout_s, low, high)
         rows.stored_of(thread, reply[0])  # raises when it is damaged
         return [(thread, rows.entry_of(thread, field, value)) for field, value in rows.pairs(reply[1:])]
 
-    async def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        if only is not None:
-            thread = ThreadKey.of(tenant, only)
-            row = self._listing.row(
-                thread, await self.ask(thread, "summary", (heads, False), timeout_s), heads
-            )
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        if query.only is not None:
+            thread = ThreadKey.of(query.tenant, query.only)
+            reply = await self.ask(thread, "summary", (query.heads, False), timeout_s)
+            row = self._listing.row(thread, reply, query.heads)
             return [] if row is None else [row]
-        return await self._listing.threads(tenant, prefix, after, limit, heads, self.deadline(timeout_s))
+        return await self._listing.threads(query, self.deadline(timeout_s))
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
         reply = await self.ask(thread, "inventory", (), timeout_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outlive.backend import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backend.entries import KINDS, check_kinds
-from outlive.backend.protocol import ABSENT, NEXT, Commit, Receipt, outcome_unknown
 from outlive.backends.local.memory import new_token
 from outlive.backends.redis import messages as messages
 from outlive.backends.redis import rows as rows

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from outlive.backend.protocol import CheckpointRecord, Commit
+from outlive.backend import CheckpointKey, CheckpointRecord, Commit
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.rows import pair_field, text
 from outlive.backends.rules.snapshot import Snapshot, Wanted, unbrought
-from outlive.backends.rules.view import CheckpointKey
 from outlive.errors import Corrupt, StaleBase
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ormsgpack
 
-from outlive.backend.protocol import checksum
+from outlive.backend import checksum
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.rows import BUCKETS

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outlive.backend.protocol import CheckpointRecord, EntryCursor, EntryRecord, ThreadKey, ThreadRow
+from outlive.backend import CheckpointRecord, EntryQuery, EntryRecord, ThreadKey, ThreadQuery, ThreadRow
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.identity import Identity
@@ -70,14 +70,17 @@ class Listing:
 
     # Threads
 
-    async def threads(
-        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, deadline: Deadline
-    ) -> list[ThreadRow]:
-        return await self._repaired(lambda: self._threads(tenant, prefix, after, limit, heads, deadline))
+    async def threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
+        return await self._repaired(lambda: self._threads(query, deadline))
 
-    async def _threads(
-        self, tenant: str, prefix: str, after: str | None, limit: int, heads: bool, deadline: Deadline
-    ) -> list[ThreadRow]:
+    async def _threads(self, query: ThreadQuery, deadline: Deadline) -> list[ThreadRow]:
+        tenant, prefix, after, limit, heads = (
+            query.tenant,
+            query.prefix,
+            query.after,
+            query.limit,
+            query.heads,
+        )
         await self._identity.complete(deadline)
         start, behind = text(tenant) + b"\0", None if after is None else text(after)
         ranges = [Range.of(bucket, start, text(prefix), behind) for bucket in sorted(self._identity.buckets)]
@@ -136,30 +139,15 @@ class Listing:
     # Entries
 
     async def entries(
-        self,
-        tenant: str,
-        kind: str,
-        asked: Sequence[Any],
-        prefix: str,
-        after: EntryCursor | None,
-        limit: int,
-        deadline: Deadline,
+        self, query: EntryQuery, asked: Sequence[Any], deadline: Deadline
     ) -> list[tuple[ThreadKey, EntryRecord]]:
         """Return entries by key and thread. `asked` is the statuses, or False, and whether their leases have lapsed."""
-        return await self._repaired(
-            lambda: self._entries(tenant, kind, asked, prefix, after, limit, deadline)
-        )
+        return await self._repaired(lambda: self._entries(query, asked, deadline))
 
     async def _entries(
-        self,
-        tenant: str,
-        kind: str,
-        asked: Sequence[Any],
-        prefix: str,
-        after: EntryCursor | None,
-        limit: int,
-        deadline: Deadline,
+        self, query: EntryQuery, asked: Sequence[Any], deadline: Deadline
     ) -> list[tuple[ThreadKey, EntryRecord]]:
+        tenant, kind, prefix, after, limit = query.tenant, query.kind, query.prefix, query.after, query.limit
         await self._identity.complete(deadline)
         statuses, lapsed = asked
         start = text(tenant) + b"\0" + text(kind) + b"\0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     TOMBSTONE,
     CheckpointRecord,

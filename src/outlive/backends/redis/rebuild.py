@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.backends.redis import rows as rows
 from outlive.backends.redis.client import Call, Client
 from outlive.backends.redis.identity import Identity

@@ -19,8 +19,7 @@ from typing import Any
 
 import ormsgpack
 
-from outlive.backend.entries import check_stored_kind
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     CheckpointRecord,
     EntryRecord,
@@ -31,6 +30,7 @@ from outlive.backend.protocol import (
     escape,
     unescape,
 )
+from outlive.backend.entries import check_stored_kind
 from outlive.backends.rules.view import Row
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 

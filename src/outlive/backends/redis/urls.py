@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.backends.server.urls import BackendFactory, Options, query_of
 from outlive.errors import BadArgument, BadURL, MissingExtra
 

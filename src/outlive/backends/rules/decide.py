@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
-from outlive.backend.entries import check_kinds
-from outlive.backend.protocol import (
+from outlive.backend import (
     ABSENT,
     NEXT,
     TOMBSTONE,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -27,8 +27,9 @@ from outlive.backend.protocol import (
     stamped,
     tombstone_key,
 )
+from outlive.backend.entries import check_kinds
 from outlive.backends.rules.expectations import check, finds_chunks
-from outlive.backends.rules.view import CheckpointKey, Clock, Effect, Row, View
+from outlive.backends.rules.view import Clock, Effect, Row, View
 from outlive.errors import BadArgument
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outlive.backend.protocol import ABSENT, NEXT, CheckpointRecord, Commit, EntryRecord, WriteRecord
-from outlive.backends.rules.view import CheckpointKey, Clock, Effect, Row, View
+from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, EntryRecord, WriteRecord
+from outlive.backends.rules.view import Clock, Effect, Row, View
 from outlive.errors import (
     EntryHeld,
     EpochPassed,

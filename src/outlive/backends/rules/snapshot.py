@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     OUTBOX,
     TOMBSTONE,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -23,7 +24,7 @@ from outlive.backend.protocol import (
     tombstone_key,
 )
 from outlive.backends.rules.expectations import brought, named
-from outlive.backends.rules.view import CheckpointKey, Row
+from outlive.backends.rules.view import Row
 
 T = TypeVar("T")
 WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from outlive.backend.protocol import CheckpointRecord, EntryRecord, ThreadKey, WriteRecord
+from outlive.backend import CheckpointKey, CheckpointRecord, EntryRecord, ThreadKey, WriteRecord
 
 Records = tuple[CheckpointRecord, ...]
-CheckpointKey = tuple[str, str]  # (namespace, checkpoint)
 
 
 @dataclass(slots=True)

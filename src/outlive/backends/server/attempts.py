@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from outlive.backend.protocol import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.errors import (
     Corrupt,
     NotReplicated,

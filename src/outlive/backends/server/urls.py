@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.errors import BadURL
 
 

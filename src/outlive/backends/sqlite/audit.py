@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from outlive.backend.protocol import unescape
+from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
 from outlive.backends.sqlite.heads import THREADS, Found

@@ -19,18 +19,19 @@ from typing import Any, TypeVar
 
 import apsw
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CachedHead,
     CheckpointRecord,
     Commit,
-    Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
     checksum,
@@ -42,7 +43,7 @@ from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting
 from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import Connection, fetch_one
-from outlive.backends.sqlite.entries import EntryQuery, prefix_range, thread_key
+from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
 from outlive.backends.sqlite.heads import THREADS, Found
 from outlive.backends.sqlite.rows import KnownKeys, Rows
 from outlive.backends.sqlite.writer import Writer
@@ -148,6 +149,8 @@ class SQLiteBackend:
         draft = commit.checkpoints[0] if commit.checkpoints else None
         view = Rows(db, commit.thread, draft=draft, deletes=is_deletion(commit))
         effect, receipt = decide(commit, view, clock(), new_token())
+        if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
+            view.check_index()  # what was not found was never there
         if effect is not None:
             Writer(db, view, effect, self._known).write()
         return receipt
@@ -195,37 +198,20 @@ class SQLiteBackend:
             return ReadResult(view.row.generation, record, view.data(wanted) if chunks else {}, tuple(writes))
 
     def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
         with self._link.translated(), self._link.transaction("deferred") as db:
-            view = Rows(db, thread, namespace or "")
+            view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return 0, []
-            return view.row.generation, view.page(namespace, before, limit, run)
+            return view.row.generation, view.page(query)
 
-    def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
+    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         with self._link.translated(), self._link.transaction("deferred") as db:
-            view = Rows(db, thread, namespace or "")
+            view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return Page(0)
-            page = view.page(namespace, before, limit, run)
+            page = view.page(query)
             records, names = fitting(page, view, max_bytes)
             return Page(view.row.generation, records, view.data(names), len(records) < len(page))
 
@@ -238,56 +224,34 @@ class SQLiteBackend:
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
 
     def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        query = EntryQuery(tenant, kind, prefix=prefix, statuses=statuses, after=after, limit=limit)
         with self._link.translated(), self._link.transaction("deferred") as db:
-            if thread is None:
-                return query.of_tenant(db, lapsed, clock())
-            view = Rows(db, thread)
-            if view.row is None or thread.tenant != tenant:
+            search = EntrySearch(db, query, clock())
+            if query.thread is None:
+                return search.of_tenant()
+            view = Rows(db, query.thread)
+            if view.row is None or query.thread.tenant != query.tenant:
                 return []
-            return query.of_thread(db, thread, view.key, lapsed, clock())
+            return search.of_thread(query.thread, view.key)
 
-    def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        low, high = prefix_range(prefix)
-        start = escape(after) if after is not None and escape(after) >= low else None
-        where, values = (
-            f"t.id {'>=' if start is None else '>'} ? and t.id < ?",
-            [low if start is None else start, high],
-        )
-        if only is not None:
-            where, values = "t.id = ?", [escape(only)]
+    def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        low, high = prefix_range(query.prefix)
+        start = escape(query.after) if query.after is not None and escape(query.after) >= low else None
+        where = f"t.id {'>=' if start is None else '>'} ? and t.id < ?"
+        values: list[Any] = [low if start is None else start, high]
+        if query.only is not None:
+            where, values = "t.id = ?", [escape(query.only)]
+        values = [escape(query.tenant), *values, query.limit]
         with self._link.translated(), self._link.transaction("deferred") as db:
             rows: list[Any] = db.execute(
-                f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?",
-                [escape(tenant), *values, limit],
+                f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?", values
             ).fetchall()
             roster = f"select t.id from roster t where t.tenant = ? and {where} order by t.id limit ?"
-            expected = [row[0] for row in db.execute(roster, [escape(tenant), *values, limit])]
+            expected = [row[0] for row in db.execute(roster, values)]
             if expected != [row[3] for row in rows]:
                 raise Corrupt("the list of threads is damaged: a row of it is gone or changed")
-            return [self._summary(db, row, heads) for row in rows]
+            return [self._summary(db, row, query.heads) for row in rows]
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
         view = Rows(db, thread_key(row[2], row[3], row[1]), found=Found.of(row))

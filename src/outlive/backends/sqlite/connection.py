@@ -32,6 +32,9 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
 _MEMORY = ":memory:"
 _CHECK_S = 0.1  # between two looks of readers whether the file is still the one that they have open
+_SETTLED_NS = (
+    2_000_000_000  # after which every change in a folder gives it another time; that of the system is coarse
+)
 _creating = threading.Lock()
 
 
@@ -55,6 +58,8 @@ class Connection:
         self._moved = ctypes.c_int()
         self._moved_at = ctypes.addressof(self._moved)
         self._next_check = 0.0
+        self._folder = os.path.dirname(self._file)
+        self._checked_folder: tuple[int, int, int] | None = None  # as it was when all files were in place
         self._is_closed = False
 
     def db(self) -> apsw.Connection:
@@ -83,7 +88,7 @@ class Connection:
             if self._connection is not None:
                 self._connection.close()
         finally:
-            self._connection = None
+            self._connection = self._checked_folder = None
             if self._marks is not None:
                 self._marks.close()
             self._marks = None
@@ -113,14 +118,26 @@ class Connection:
         if self._marks is None or (kind == "deferred" and now < self._next_check):
             return
         self._next_check = now + _CHECK_S
+        folder = self._folder_state()
+        if folder is not None and folder == self._checked_folder:
+            return  # nothing in it was created, deleted or renamed since
         db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, self._moved_at)
         if self._moved.value or self._marks.log_is_gone:
-            self._next_check = 0.0
+            self._next_check, self._checked_folder = 0.0, None
             raise self._is_gone()
+        is_settled = folder is not None and time.time_ns() - folder[2] > _SETTLED_NS
+        self._checked_folder = folder if is_settled else None
+
+    def _folder_state(self) -> tuple[int, int, int] | None:
+        try:
+            state = os.stat(self._folder)
+        except OSError:
+            return None
+        return state.st_dev, state.st_ino, state.st_mtime_ns
 
     def _is_gone(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"the SQLite file {self.path!r}, or its -wal file, was deleted, moved or replaced under this store, and nothing "
+            f"the SQLite file {self.path!r}, or its -wal or -shm file, was deleted, moved or replaced under this store, and nothing "
             "of this call is stored there; put the files back if that was a mistake, and open the store again"
         )
 

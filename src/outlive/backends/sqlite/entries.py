@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from outlive.backend import EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
 from outlive.backend.entries import RUN, check_stored_kind
-from outlive.backend.protocol import EntryCursor, EntryRecord, ThreadKey, checksum, escape, unescape
 from outlive.backends.rules.view import Clock
 from outlive.errors import Corrupt, DamagedEntry
 
@@ -87,61 +87,48 @@ def remove_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord) -> St
     return StoredEntry(None)
 
 
-class EntryQuery:
-    """A page of entries of one kind, of one thread or of all threads of a tenant, by (escaped key, thread)."""
+class EntrySearch:
+    """The SQL of one query: a page of entries of one thread, or of all threads of a tenant."""
 
-    def __init__(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        prefix: str,
-        statuses: Sequence[str] | None,
-        after: EntryCursor | None,
-        limit: int,
-    ) -> None:
-        self._tenant = tenant
-        self._limit = limit
-        low, high = prefix_range(prefix)
-        self._is_by_id = kind == RUN and statuses is None
+    def __init__(self, db: apsw.Connection, query: EntryQuery, clock: Clock) -> None:
+        self._db = db
+        self._tenant = query.tenant
+        self._limit = query.limit
+        self._after = query.after
+        self._timed, self._moments = _timed(query.lapsed, clock)
+        low, high = prefix_range(query.prefix)
+        self._is_by_id = query.kind == RUN and query.statuses is None
         same_kind = "{0}.kind = 'run'" if self._is_by_id else "{0}.kind = ?"
         self._where = f"{same_kind} and {{0}}.key >= ? and {{0}}.key < ?"
-        self._values: list[Any] = [low, high] if self._is_by_id else [escape(kind), low, high]
-        if statuses is not None:
-            self._where += f" and {{0}}.status in ({', '.join('?' * len(statuses))})"
-            self._values += [escape(status) for status in statuses]
-        self._after = after
+        self._values: list[Any] = [low, high] if self._is_by_id else [escape(query.kind), low, high]
+        if query.statuses is not None:
+            self._where += f" and {{0}}.status in ({', '.join('?' * len(query.statuses))})"
+            self._values += [escape(status) for status in query.statuses]
 
-    def of_thread(
-        self, db: apsw.Connection, key: ThreadKey, thread_key: int, lapsed: bool | None, clock: Clock
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
+    def of_thread(self, key: ThreadKey, thread_key: int) -> list[tuple[ThreadKey, EntryRecord]]:
         where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values]
         if self._after is not None:
             sign = ">" if key.digest <= self._after[1] else ">="
             where, values = f"{where} and {{0}}.key {sign} ?", [*values, escape(self._after[0])]
-        timed, moments = _timed(lapsed, clock)
         sql = (
             f"select {_columns('e')}, v.checksum from entry e left join entry_version v using(thread, kind, key) "
-            f"where {where.format('e')}{timed} order by e.key limit ?"
+            f"where {where.format('e')}{self._timed} order by e.key limit ?"
         )
-        rows: list[Any] = db.execute(sql, (*values, *moments, self._limit)).fetchall()
+        rows: list[Any] = self._db.execute(sql, (*values, *self._moments, self._limit)).fetchall()
         bound, last = (" and v.key <= ?", [rows[-1][1]]) if len(rows) == self._limit else ("", [])
         missing = (
             f"select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
             f"where {where.format('v')}{bound} and {_DIFFERS} order by v.key limit 1"
         )
-        for row in db.execute(missing, (*values, *last)).fetchall():
+        for row in self._db.execute(missing, (*values, *last)).fetchall():
             raise DamagedEntry(key.id, *[_text(field) for field in row])
         return [(key, entry_of(thread_key, key.id, row[:10], row[10])) for row in rows]
 
-    def of_tenant(
-        self, db: apsw.Connection, lapsed: bool | None, clock: Clock
-    ) -> list[tuple[ThreadKey, EntryRecord]]:
+    def of_tenant(self) -> list[tuple[ThreadKey, EntryRecord]]:
         where, values = self._where, [*self._values]
         if self._after is not None:
             where += " and ({0}.key, t.digest) > (?, ?)"
             values += [escape(self._after[0]), self._after[1]]
-        timed, moments = _timed(lapsed, clock)
         tenant = escape(self._tenant)
         by_run, by_version = (
             (" indexed by entry_run", " indexed by entry_version_run") if self._is_by_id else ("", "")
@@ -149,22 +136,34 @@ class EntryQuery:
         sql = (
             f"select t.key, t.tenant, t.id, t.digest, {_columns('e')}, v.checksum from entry e{by_run} "
             "left join entry_version v using(thread, kind, key) join thread t on t.key = e.thread "
-            f"where {where.format('e')}{timed} and t.tenant = ? order by e.key, t.digest limit ?"
+            f"where {where.format('e')}{self._timed} and t.tenant = ? order by e.key, t.digest limit ?"
         )
-        rows: list[Any] = db.execute(sql, (*values, *moments, tenant, self._limit)).fetchall()
+        rows: list[Any] = self._db.execute(sql, (*values, *self._moments, tenant, self._limit)).fetchall()
         bound, last = "", []
         if len(rows) == self._limit:
-            bound, last = " and (v.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
+            bound, last = " and ({0}.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
         missing = (
             f"select t.id, v.kind, v.key, v.status from entry_version v{by_version} left join entry e using(thread, kind, key) "
-            f"left join thread t on t.key = v.thread where {where.format('v')}{bound} "
+            f"left join thread t on t.key = v.thread where {f'{where}{bound}'.format('v')} "
             f"and (t.tenant = ? or t.key is null) and (t.key is null or {_DIFFERS}) "
             "order by v.key, t.digest limit 1"
         )
-        for id, *row in db.execute(missing, (*values, *last, tenant)).fetchall():
+        for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
             raise DamagedEntry(_text(id), *[_text(field) for field in row])
+        bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
+        listed = _count(self._db, f"entry e{by_run}", bounds.format("e"), bound_values)
+        if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
+            raise Corrupt("an index of the entries of this store is damaged, and hides some of them")
         found = [(thread_key(*row[1:4]), row) for row in rows]
         return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in found]
+
+
+def _count(db: apsw.Connection, table: str, where: str, values: Sequence[Any]) -> int:
+    """Count entries by the index that lists them, or by that of their versions."""
+    sql = f"select count(*) from {table} join thread t on t.key = thread where {where}"
+    ((count,),) = db.execute(sql, values).fetchall()
+    assert isinstance(count, int)
+    return count
 
 
 def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: int) -> list[Corrupt]:
@@ -181,7 +180,10 @@ def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: i
             found.append(error)
     if len(rows) != expected:
         found.append(Corrupt(f"it has {len(rows)} entries instead of {expected}", thread=thread))
-    lost = "select kind, key, status from entry_version v where thread = ? and not exists(select 1 from entry e where e.thread = v.thread and e.kind = v.kind and e.key = v.key)"
+    lost = (
+        "select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
+        "where v.thread = ? and (e.key is null or e.status is not v.status)"
+    )
     return found + [
         DamagedEntry(thread, *[_text(field) for field in row]) for row in db.execute(lost, (thread_key,))
     ]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from outlive.backend.protocol import checksum, escape
+from outlive.backend import checksum, escape
 
 THREAD = (
     "key, digest, tenant, id, listed, generation, revision, epoch, seq, checkpoints, entries, stored, created_at, updated_at, "

@@ -12,10 +12,11 @@ from typing import Any
 import apsw
 import ormsgpack
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     CheckpointRecord,
     Cursor,
     EntryRecord,
+    HistoryQuery,
     ThreadKey,
     ThreadRow,
     WriteRecord,
@@ -40,6 +41,11 @@ _VERSION = (
     "where v.thread = c.thread and v.namespace = c.namespace and v.id = c.id)"
 )
 RECORD = f"select {', '.join(f'c.{name}' for name in CHECKPOINT.split(', '))}, {_VERSION} from checkpoint c"
+# Ids in the index that their own rows have too: a page of it may have been replaced by one of another index.
+_COUNT_INDEXED = (
+    "select count(*) from checkpoint i indexed by checkpoint_id cross join checkpoint c on c.key = i.key "
+    "where i.thread = ? and c.id is i.id and c.namespace is i.namespace"
+)
 _WRITES = (
     f"select 0, {WRITE} from write where thread = ?1 and namespace = ?2 and checkpoint = ?3 union all "
     f"select 1, writes, sum, checksum{', null' * 10} from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3"
@@ -200,7 +206,7 @@ class Rows(ThreadRows):
                 row = fetch_one(
                     self._db, "select name from chunk where key = ? and thread = ?", (key, self.key)
                 )
-                name = self._names[key] = row[0] if row is not None else GONE
+                name = self._names[key] = row[0] if row is not None and isinstance(row[0], bytes) else GONE
             names.append(name)
         if GONE not in names and check != checksum(*names):
             raise self._corrupt("its chunks are damaged", checkpoint)
@@ -238,13 +244,14 @@ class Rows(ThreadRows):
         records = list(self._records(namespace, None))
         return next((record for record in records if record.created_at <= at), None)
 
-    def page(
-        self, namespace: str | None, before: Cursor | None, limit: int, run: str | None
-    ) -> list[CheckpointRecord]:
-        if before is None:
-            self.check_count(namespace)
-        found = (record for record in self._records(namespace, before) if run is None or record.run == run)
-        return list(itertools.islice(found, limit))
+    def page(self, query: HistoryQuery) -> list[CheckpointRecord]:
+        if query.before is None:
+            self.check_count(query.namespace)
+            if query.namespace is not None:
+                self.newest_head(query.namespace)  # its place may have been changed to that of another page
+        records = self._records(query.namespace, query.before)
+        matches = (record for record in records if query.run is None or record.run == query.run)
+        return list(itertools.islice(matches, query.limit))
 
     def _records(self, namespace: str | None, before: Cursor | None) -> Iterator[CheckpointRecord]:
         """Yield records, newest first, each one checked."""
@@ -307,9 +314,11 @@ class Rows(ThreadRows):
         self.check_count(namespace)
         for _ in self._records(namespace, None):
             pass
-        count = fetch_one(
-            self._db, "select count(*) from checkpoint indexed by checkpoint_id where thread = ?", (self.key,)
-        )[0]
+        self.check_index()
+
+    def check_index(self) -> None:
+        """Make sure that every checkpoint is found by its id."""
+        count = fetch_one(self._db, _COUNT_INDEXED, (self.key,))[0]
         if count != self.checkpoints:
             raise self._corrupt(f"its index of ids has {count} checkpoints instead of {self.checkpoints}")
 

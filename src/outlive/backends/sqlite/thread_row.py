@@ -6,7 +6,7 @@ from typing import Any
 
 import apsw
 
-from outlive.backend.protocol import ThreadKey, checksum, escape
+from outlive.backend import ThreadKey, checksum, escape
 from outlive.backends.rules.view import Row
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.heads import HEAD, Found, Head, checked_head

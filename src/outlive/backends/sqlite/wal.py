@@ -49,10 +49,14 @@ class MarkFile:
     def __init__(self, database: str, boot: str, *, is_synced: bool) -> None:
         self._path = f"{database}-ack"
         self._log = f"{database}-wal"
+        self._log_index = f"{database}-shm"
         self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
         self._is_synced = is_synced
         self._fd = self._log_fd = -1
-        self._log_place = (0, 0)  # device and inode; no other file gets them while this one is open
+        self._log_place = self._index_place = (
+            0,
+            0,
+        )  # device and inode; reused by no other file while these are open
         self._map: mmap.mmap | None = None
         self.existed = os.path.exists(self._path)
         with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
@@ -92,14 +96,17 @@ class MarkFile:
 
     def holds(self, mark: Mark) -> bool:
         """Tell whether everything that was marked must be there: no power cut can have taken it away."""
-        return mark.is_synced or (mark.boot == self._boot and any(self._boot))
+        return mark.is_synced or self.is_this_boot(mark)
+
+    def is_this_boot(self, mark: Mark) -> bool:
+        return mark.boot == self._boot and any(self._boot)
 
     def open_log(self) -> bool:
         """Open the log that SQLite has open; False when it is not there."""
         with contextlib.suppress(FileNotFoundError):
+            self._index_place = _place(os.stat(self._log_index))  # opening it here would drop SQLite's locks
             self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
-            state = os.fstat(self._log_fd)
-            self._log_place = (state.st_dev, state.st_ino)
+            self._log_place = _place(os.fstat(self._log_fd))
         return self._log_fd >= 0
 
     def acknowledge(self, frames: int, page_size: int) -> None:
@@ -132,12 +139,15 @@ class MarkFile:
 
     @property
     def log_is_gone(self) -> bool:
-        """Tell whether somebody deleted, moved or replaced the log under this process."""
+        """Tell whether somebody deleted, moved or replaced the log or its index under this process.
+
+        The index holds the locks: a process that finds another one there writes over the commits of this one.
+        """
         try:
-            state = os.stat(self._log)
+            log, index = os.stat(self._log), os.stat(self._log_index)
         except (FileNotFoundError, NotADirectoryError):
             return True
-        return (state.st_dev, state.st_ino) != self._log_place
+        return _place(log) != self._log_place or _place(index) != self._index_place
 
     def close(self) -> None:
         """Close the file; the last process that closes the database removes it, as SQLite removes the log."""
@@ -154,6 +164,10 @@ class MarkFile:
         self._fd, self._log_fd, self._map = -1, -1, None
 
 
+def _place(state: os.stat_result) -> tuple[int, int]:
+    return state.st_dev, state.st_ino
+
+
 def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
     """Say what was acknowledged and is lost, when SQLite can read so many frames of a log."""
     try:
@@ -164,13 +178,16 @@ def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark
 
 
 def _find_loss(log: _Log, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
-    if log.is_cut and mark is not None and mark.frames and marks.holds(mark):
-        return f"it is shorter than its header, and {mark.frames} of its frames were acknowledged"
+    if mark is not None and mark.frames and marks.holds(mark):
+        if log.is_cut:
+            return f"it is shorter than its header, and {mark.frames} of its frames were acknowledged"
+        if log.has_bytes and not log.is_sound and marks.is_this_boot(mark):  # a kill does not tear a header
+            return f"its header is damaged, and {mark.frames} of its frames were acknowledged"
+        if mark.salts == log.salts and frames < mark.frames:
+            return f"SQLite can read {frames} of its frames, and {mark.frames} were acknowledged"
     if not log.salts:
         return None
     if mark is not None:
-        if mark.salts == log.salts and frames < mark.frames and marks.holds(mark):
-            return f"SQLite can read {frames} of its frames, and {mark.frames} were acknowledged"
         if mark.boot == marks._boot or not mark.is_synced:
             return None
     elif marks.existed:
@@ -187,6 +204,7 @@ class _Log:
         self._file = file
         self._size = _FRAME.size + page_size
         raw = file.read(_HEADER.size)
+        self.has_bytes = bool(raw)
         self.is_cut = 0 < len(raw) < _HEADER.size  # SQLite itself leaves it empty, or with a whole header
         self.salts, self.is_sound, self._order, self._start = b"", False, "<", (0, 0)
         if len(raw) < _HEADER.size:

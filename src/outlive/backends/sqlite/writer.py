@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 import ormsgpack
 
-from outlive.backend.protocol import CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
+from outlive.backend import CheckpointRecord, EntryRecord, WriteRecord, checksum, escape
 from outlive.backends.rules.view import Effect
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import put_entry, remove_entry

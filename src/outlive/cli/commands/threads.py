@@ -250,11 +250,13 @@ def _runs(store: Store, thread: Thread) -> tuple[int, RunInfo | None]:
 
 
 def _count_entries(store: Store, thread: Thread) -> int:
+    from outlive.backend import EntryQuery
+    from outlive.backend.paging import all_entries
     from outlive.runs.lease import RUN
     from outlive.runtime.runtime import run_now
 
     key = key_of(store, thread.id)
-    return len(run_now(backend_of(store).entries(key.tenant, RUN, thread=key, limit=1_000_000)))
+    return len(run_now(all_entries(backend_of(store), EntryQuery(key.tenant, RUN, thread=key))))
 
 
 def _delete_checkpoints(

@@ -23,24 +23,25 @@ from dataclasses import replace
 
 import ormsgpack
 
-from outlive.backend.entries import SEALED
-from outlive.backend.protocol import (
+from outlive.backend import (
     Backend,
     CachedHead,
     CheckpointRecord,
     Commit,
-    Cursor,
-    EntryCursor,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     Page,
     ReadResult,
     Receipt,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     WriteRecord,
     escape,
 )
+from outlive.backend.entries import SEALED
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -266,36 +267,15 @@ class Encrypted:
         )
 
     async def history(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        timeout_s: float | None = None,
+        self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        generation, page = await self.inner.history(
-            thread, namespace, before=before, limit=limit, run=run, timeout_s=timeout_s
-        )
-        return generation, [self._open_checkpoint(thread, record) for record in page]
+        generation, page = await self.inner.history(query, timeout_s=timeout_s)
+        return generation, [self._open_checkpoint(query.thread, record) for record in page]
 
-    async def states(
-        self,
-        thread: ThreadKey,
-        namespace: str | None,
-        *,
-        before: Cursor | None = None,
-        limit: int = 100,
-        run: str | None = None,
-        max_bytes: int,
-        timeout_s: float | None = None,
-    ) -> Page:
-        page = await self.inner.states(
-            thread, namespace, before=before, limit=limit, run=run, max_bytes=max_bytes, timeout_s=timeout_s
-        )
-        records = [self._open_checkpoint(thread, record) for record in page.records]
-        return replace(page, records=records, chunks=self._open_chunks(thread, page.chunks))
+    async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
+        page = await self.inner.states(query, max_bytes=max_bytes, timeout_s=timeout_s)
+        records = [self._open_checkpoint(query.thread, record) for record in page.records]
+        return replace(page, records=records, chunks=self._open_chunks(query.thread, page.chunks))
 
     async def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
@@ -304,39 +284,14 @@ class Encrypted:
         return [self._open_write(thread, write) for write in found]
 
     async def entries(
-        self,
-        tenant: str,
-        kind: str,
-        *,
-        thread: ThreadKey | None = None,
-        statuses: Sequence[str] | None = None,
-        lapsed: bool | None = None,
-        prefix: str = "",
-        after: EntryCursor | None = None,
-        limit: int = 100,
-        timeout_s: float | None = None,
+        self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        found = await self.inner.entries(
-            tenant, kind, thread=thread, statuses=statuses, lapsed=lapsed, prefix=prefix, after=after, limit=limit,
-            timeout_s=timeout_s,
-        )  # fmt: skip
+        found = await self.inner.entries(query, timeout_s=timeout_s)
         return [(key, self._open_entry(key, entry)) for key, entry in found]
 
-    async def threads(
-        self,
-        tenant: str,
-        *,
-        only: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        heads: bool = True,
-        timeout_s: float | None = None,
-    ) -> list[ThreadRow]:
-        found = await self.inner.threads(
-            tenant, only=only, prefix=prefix, after=after, limit=limit, heads=heads, timeout_s=timeout_s
-        )
-        return [self._open_row(ThreadKey.of(tenant, row.id), row) for row in found]
+    async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
+        found = await self.inner.threads(query, timeout_s=timeout_s)
+        return [self._open_row(ThreadKey.of(query.tenant, row.id), row) for row in found]
 
     def _open_row(self, thread: ThreadKey, row: ThreadRow) -> ThreadRow:
         if not self.has_key:  # what needs no key is listed all the same

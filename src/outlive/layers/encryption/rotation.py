@@ -11,20 +11,23 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from outlive.backend.entries import SEALED
-from outlive.backend.protocol import (
+from outlive.backend import (
     ABSENT,
     RESERVED,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Inventory,
     ReencryptedBodies,
     Removal,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     commit,
 )
+from outlive.backend.entries import SEALED
 from outlive.errors import Corrupt, EntryHeld, KeyMissing, OutliveError, StaleBase
 from outlive.layers.encryption.layer import (
     NAMING_PLACE,
@@ -124,7 +127,7 @@ class Rotation:
     async def _rows(self) -> AsyncIterator[ThreadRow]:
         after = None
         while True:
-            page = await self._inner.threads(self._tenant, after=after, limit=_PAGE, heads=False)
+            page = await self._inner.threads(ThreadQuery(self._tenant, after=after, limit=_PAGE, heads=False))
             for row in page:
                 yield row
             if len(page) < _PAGE:
@@ -220,7 +223,7 @@ class Rotation:
     async def _stale(self, thread: ThreadKey) -> AsyncIterator[CheckpointRecord]:
         before = None
         while True:
-            _, page = await self._inner.history(thread, None, before=before, limit=_PAGE)
+            _, page = await self._inner.history(HistoryQuery(thread, None, before=before, limit=_PAGE))
             for record in page:
                 if not self._ring.is_current(record.body):
                     yield record
@@ -244,7 +247,7 @@ class Rotation:
     async def _entries(self, tenant: str, kind: str) -> None:
         after = None
         while True:
-            page = await self._inner.entries(tenant, kind, after=after, limit=_PAGE)
+            page = await self._inner.entries(EntryQuery(tenant, kind, after=after, limit=_PAGE))
             for key, entry in page:
                 await self._entry(key, entry)
             if len(page) < _PAGE:

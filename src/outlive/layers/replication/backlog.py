@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Sequence
 
+from outlive.backend import (
+    OUTBOX,
+    RESERVED,
+    TOMBSTONE,
+    Backend,
+    CheckpointKey,
+    Commit,
+    EntryQuery,
+    EntryRecord,
+    ThreadKey,
+    ThreadQuery,
+)
 from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import OUTBOX, RESERVED, TOMBSTONE, Backend, Commit, EntryRecord, ThreadKey
 from outlive.errors import CallerError, Corrupt, EpochPassed, OutliveError
 from outlive.layers.encryption.naming_key import KEYS, NAMING
-from outlive.layers.replication.note import ChangeSet, CheckpointKey, age_s, items_in
+from outlive.layers.replication.note import ChangeSet, age_s, items_in
 from outlive.layers.replication.queue import Queue
 from outlive.layers.replication.transfer import Replicator, all_entries
 from outlive.runtime.runtime import Runtime
@@ -53,7 +64,7 @@ class Backlog:
             after: tuple[str, bytes] | None = None
             while True:
                 page = await self._source.entries(
-                    tenant, kind, after=after, limit=_PAGE, timeout_s=self._timeout_s
+                    EntryQuery(tenant, kind, after=after, limit=_PAGE), timeout_s=self._timeout_s
                 )
                 yield page
                 if len(page) < _PAGE:
@@ -162,7 +173,8 @@ class Backlog:
         after: str | None = None
         while True:
             rows = await self._source.threads(
-                self._tenant, after=after, limit=_TOGETHER, heads=False, timeout_s=self._timeout_s
+                ThreadQuery(self._tenant, after=after, limit=_TOGETHER, heads=False),
+                timeout_s=self._timeout_s,
             )
             for row in rows:
                 key = ThreadKey.of(self._tenant, row.id)
@@ -176,7 +188,9 @@ class Backlog:
             for key, grave in page:
                 if not grave.key:
                     await self._carrier.carry(key, ChangeSet(everything=True))
-        for key, entry in await self._source.entries(KEYS.tenant, NAMING, timeout_s=self._timeout_s):
+        for key, entry in await self._source.entries(
+            EntryQuery(KEYS.tenant, NAMING), timeout_s=self._timeout_s
+        ):
             await self._carrier.carry(key, ChangeSet(entries={(NAMING, entry.key)}))
 
     async def _carry_unlisted(self, listed: Container[bytes]) -> None:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outlive.backend.protocol import TOMBSTONE, Backend, CheckpointRecord, Commit, ThreadKey, tombstone_key
+from outlive.backend import (
+    TOMBSTONE,
+    Backend,
+    CheckpointRecord,
+    Commit,
+    EntryQuery,
+    HistoryQuery,
+    ThreadKey,
+    tombstone_key,
+)
 from outlive.layers.replication.pair import PRIMARY
 
 _PAGE = 1000
@@ -16,7 +25,7 @@ _PAGE = 1000
 
 async def has_lost(primary: Backend, secondary: Backend, key: ThreadKey, timeout_s: float) -> bool:
     """Tell whether the secondary has something of a thread that the primary must have had."""
-    _, found = await secondary.history(key, None, limit=_PAGE, timeout_s=timeout_s)
+    _, found = await secondary.history(HistoryQuery(key, None, limit=_PAGE), timeout_s=timeout_s)
     for record in _evidence(found):
         there = await primary.read(key, record.namespace, record.id, chunks=False, timeout_s=timeout_s)
         if there.record is None and not await _is_buried(primary, key, record, timeout_s):
@@ -30,7 +39,7 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
         found = await primary.read(done.thread, draft.namespace, draft.id, chunks=False, timeout_s=timeout_s)
         if found.record is not None:
             _, before = await primary.history(
-                done.thread, None, before=found.record.order, limit=1, timeout_s=timeout_s
+                HistoryQuery(done.thread, None, before=found.record.order, limit=1), timeout_s=timeout_s
             )
             for one in before:
                 there = await secondary.read(
@@ -43,7 +52,7 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
 async def _is_buried(primary: Backend, key: ThreadKey, record: CheckpointRecord, timeout_s: float) -> bool:
     for name in ("", tombstone_key(record.namespace, record.id)):
         graves = await primary.entries(
-            key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1, timeout_s=timeout_s
+            EntryQuery(key.tenant, TOMBSTONE, thread=key, prefix=name, limit=1), timeout_s=timeout_s
         )
         for _, grave in graves:
             if grave.key == name and (record.epoch, record.seq) <= (grave.epoch, grave.until):

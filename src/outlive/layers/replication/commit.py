@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     OUTBOX,
     Commit,
@@ -25,7 +25,7 @@ from outlive.layers.replication.checks import has_gap
 from outlive.layers.replication.note import ChangeSet, buried, items_of, note, without_notes
 from outlive.layers.replication.options import Replication
 from outlive.layers.replication.pair import PRIMARY, SECONDARY, PairEnded, read_pair_record
-from outlive.layers.replication.queue import Queue
+from outlive.layers.replication.queue import Queue, SavedId
 from outlive.layers.replication.stores import Stores
 from outlive.layers.replication.switch import Switching
 from outlive.layers.replication.thread_epoch import Sealing
@@ -210,7 +210,8 @@ class Committing:
         if is_direct and (self._options.is_strict or self._queue.in_step):
             await self._replicate(sent, stored, results, epoch, deadline)
         else:
-            self._queue.leave(epoch % 2, (sent[at].key for at in stored if not _is_there(results[at])))
+            alone = [sent[at] for at in stored if not _is_there(results[at])]
+            self._queue.leave(epoch % 2, {one.key: saved_ids(one.given) for one in alone})
 
     async def _check_epoch(
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
@@ -311,7 +312,7 @@ class Committing:
 
     def _refused(self, sent: _Sent, result: Result, error: OutliveError) -> OutliveError | None:
         """Return what to tell when the secondary did not take it; None when it is queued instead."""
-        self._queue.leave(PRIMARY, (sent.key,))
+        self._queue.leave(PRIMARY, {sent.key: saved_ids(sent.given)})
         if isinstance(error, EpochPassed):
             return StoredElsewhere(error, result if isinstance(result, Receipt) else None)
         self._stores.note_health(SECONDARY, error)
@@ -320,6 +321,10 @@ class Committing:
             return None
         ids = [draft.id for draft in sent.given.checkpoints]
         return _not_replicated(sent.given.thread.id, ids[0] if ids else "", error)
+
+
+def saved_ids(commit: Commit) -> list[SavedId]:
+    return [(commit.thread.digest, draft.namespace, draft.id) for draft in commit.checkpoints]
 
 
 def _not_claimed(error: OutliveError) -> NotReplicated:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.layers.replication.pair import ALONE, OLD_COPY, PairRecord, write_pair_record
 
 

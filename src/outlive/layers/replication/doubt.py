@@ -9,7 +9,7 @@ A save whose base is stale (always so after a change of places: generations belo
 commit with the same ids. Therefore doubt is kept by id, beyond one call. In strict mode a refusal ends it: the thread moved to the epoch of
 the pair before it refused (`sealing.py`), and what was not acknowledged is withdrawn (`withdrawal.py`). In the queueing modes doubt stays
 until that store is asked again or the checkpoint is found: a branch that was left behind comes back. A caller that was told so, asks again, and finds it gets what idempotency
-says: it is stored.
+says: it is stored. What this process has queued in the store that was left is such a branch too, although its caller was told that it is stored.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from outlive.backend.protocol import Commit, Receipt, outcome_unknown
+from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.errors import EpochPassed, OutcomeUnknown, OutliveError, StaleBase, StoreUnavailable
-from outlive.layers.replication.commit import Result, StoredElsewhere
+from outlive.layers.replication.commit import Result, StoredElsewhere, saved_ids
+from outlive.layers.replication.queue import Queue, SavedId
 from outlive.layers.replication.thread_epoch import REFUSALS
 
 _MOST = 10_000
 CHANGING = "the two stores are just changing places"
-
-_Id = tuple[bytes, str, str]  # thread's digest, namespace, id
 
 
 @dataclass(slots=True)
@@ -42,6 +41,10 @@ class Doubt:
             self.epochs.add(epoch)
             self.is_told |= isinstance(result, StoredElsewhere) and result.was_there
 
+    def ask(self, epoch: int) -> None:
+        """The store that is active in an epoch does not have it, so it never had."""
+        self.epochs = {other for other in self.epochs if other % 2 != epoch % 2}
+
     def has_others(self, epoch: int) -> bool:
         """Tell whether it may have been stored in another epoch, of which nobody was told."""
         return not self.is_told and bool(self.epochs - {epoch})
@@ -50,9 +53,10 @@ class Doubt:
 class Doubts:
     """What is not known of commits, by the ids of their checkpoints."""
 
-    def __init__(self, *, is_strict: bool) -> None:
+    def __init__(self, queue: Queue, *, is_strict: bool) -> None:
+        self._queue = queue
         self._is_strict = is_strict
-        self._by_id: OrderedDict[_Id, Doubt] = OrderedDict()
+        self._by_id: OrderedDict[SavedId, Doubt] = OrderedDict()
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
@@ -63,7 +67,7 @@ class Doubts:
         doubt = Doubt()
         if self._by_id:  # in the ordinary case there are none
             with self._lock:
-                for id in _ids(commit):
+                for id in saved_ids(commit):
                     if (known := self._by_id.get(id)) is not None:
                         doubt.epochs |= known.epochs
                         doubt.is_told |= known.is_told
@@ -78,6 +82,8 @@ class Doubts:
             result.may_be_stored = bool(doubt.epochs)
             self._keep(commit, doubt)
             return result
+        if isinstance(result, REFUSALS) and not self._is_strict:
+            self._look_up(commit, doubt, epoch)
         answer = _answer(commit, result, doubt, epoch, self._is_strict)
         if isinstance(answer, OutcomeUnknown) and not self._is_strict:
             doubt.is_told = True
@@ -86,11 +92,18 @@ class Doubts:
             self._drop(commit)
         return answer
 
+    def _look_up(self, commit: Commit, doubt: Doubt, epoch: int) -> None:
+        """Find out in which of the two stores a commit that was refused in an epoch may be."""
+        if _is_found_by_id(commit):
+            doubt.ask(epoch)
+        if self._queue.is_left_in(1 - epoch % 2, saved_ids(commit)):
+            doubt.epochs.add(epoch - 1)
+
     def _keep(self, commit: Commit, doubt: Doubt) -> None:
         if not doubt.epochs:
             return
         with self._lock:
-            for id in _ids(commit):
+            for id in saved_ids(commit):
                 self._by_id[id] = doubt
                 self._by_id.move_to_end(id)
             while len(self._by_id) > _MOST:
@@ -99,7 +112,7 @@ class Doubts:
     def _drop(self, commit: Commit) -> None:
         if self._by_id:
             with self._lock:
-                for id in _ids(commit):
+                for id in saved_ids(commit):
                     self._by_id.pop(id, None)
 
 
@@ -119,14 +132,13 @@ def _answer(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_s
 def _is_definite(commit: Commit, result: OutliveError, doubt: Doubt, epoch: int, is_strict: bool) -> bool:
     """Tell whether a refusal holds although an earlier attempt may have been stored.
 
-    The store that may have it would have found it under its id. In strict mode a thread that refuses has moved on to this epoch: what
+    A store that had it would have found it under its id. In strict mode a thread that refuses has moved on to this epoch: what
     was stored in an earlier one is withdrawn.
     """
     if not isinstance(result, REFUSALS):
         return False
-    has_ids = bool(commit.checkpoints) and not commit.replace
-    return (epoch not in doubt.epochs or has_ids) and (is_strict or doubt.epochs == {epoch})
+    return is_strict and (epoch not in doubt.epochs or _is_found_by_id(commit))
 
 
-def _ids(commit: Commit) -> list[_Id]:
-    return [(commit.thread.digest, draft.namespace, draft.id) for draft in commit.checkpoints]
+def _is_found_by_id(commit: Commit) -> bool:
+    return bool(commit.checkpoints) and not commit.replace

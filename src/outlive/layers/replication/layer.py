@@ -50,7 +50,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from outlive.backend.protocol import Backend, Commit, Page, ReadResult, Receipt, ThreadKey
+from outlive.backend import (
+    Backend,
+    Commit,
+    EntryQuery,
+    HistoryQuery,
+    Page,
+    ReadResult,
+    Receipt,
+    ThreadKey,
+    ThreadQuery,
+)
 from outlive.errors import (
     BadArgument,
     EpochPassed,
@@ -123,7 +133,7 @@ class Replicate:
         self._switching = Switching(self.stores, self._queue)
         self._upkeep = Upkeep(self.stores, self._switching, self._queue, options, runtime)
         self._committing = Committing(self.stores, self._switching, self._queue, options)
-        self._doubts = Doubts(is_strict=options.is_strict)
+        self._doubts = Doubts(self._queue, is_strict=options.is_strict)
 
     def __repr__(self) -> str:
         return f"<Replicate {self.name} active={ROLES[self.stores.epoch % 2]} epoch={self.stores.epoch}>"
@@ -215,7 +225,7 @@ class Replicate:
                 kwargs["timeout_s"] = deadline.remaining_s() if is_last else self._share(deadline)
             try:
                 found = await getattr(self._asked(epoch, args), name)(*args, **kwargs)
-                if _is_absent(name, kwargs, found):
+                if _is_absent(args, found):
                     await self._check_absence(epoch, deadline)
             except (StoreError, EpochPassed) as error:
                 if await self._has_switched(error, epoch, deadline):
@@ -231,7 +241,8 @@ class Replicate:
 
     def _asked(self, epoch: int, args: tuple[Any, ...]) -> Backend:
         """Return the store to ask: the active one. But a pair can be opened with its keys while that does not answer: both have these."""
-        is_naming = args[:2] == (KEYS.tenant, NAMING)
+        query = args[0]
+        is_naming = isinstance(query, EntryQuery) and (query.tenant, query.kind) == (KEYS.tenant, NAMING)
         is_left_out = is_naming and not self.stores.health[epoch % 2].is_healthy
         return self.stores.both[1 - epoch % 2 if is_left_out else epoch % 2]
 
@@ -397,19 +408,17 @@ class Replicate:
         return await self._upkeep.status()
 
 
-def _is_absent(name: str, kwargs: dict[str, Any], found: object) -> bool:
+def _is_absent(args: tuple[Any, ...], found: object) -> bool:
     """Tell whether a store may have lost what it was asked for. That a thread is there says nothing: the pair notes in it what it did."""
     if isinstance(found, ReadResult):
         return found.record is None
-    if isinstance(found, Page):
-        return not found.records and kwargs.get("before") is None
-    if name == "history":
-        return not cast(Any, found)[1] and kwargs.get("before") is None
-    return (
-        not found
-        and kwargs.get("after") is None
-        and (name == "threads" or (name == "entries" and not kwargs.get("thread")))
-    )
+    query = args[0]
+    if isinstance(query, HistoryQuery):
+        records = found.records if isinstance(found, Page) else cast(Any, found)[1]
+        return not records and query.before is None
+    if isinstance(query, EntryQuery):
+        return not found and query.after is None and query.thread is None
+    return isinstance(query, ThreadQuery) and not found and query.after is None
 
 
 def _asks_for_switch(commit: Commit, result: object) -> bool:

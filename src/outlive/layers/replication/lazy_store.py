@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.errors import StoreUnavailable
 from outlive.runtime.runtime import Runtime
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import ormsgpack
 
-from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import (
+from outlive.backend import (
     OUTBOX,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -26,9 +26,8 @@ from outlive.backend.protocol import (
     escape,
     unescape,
 )
+from outlive.backend.entries import REPLICATED
 from outlive.errors import Corrupt
-
-CheckpointKey = tuple[str, str]
 
 
 @dataclass(slots=True)

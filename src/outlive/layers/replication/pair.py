@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import ormsgpack
 
+from outlive.backend import ABSENT, Backend, Commit, EntryQuery, EntryRecord, Rank, ThreadKey, commit
 from outlive.backend.entries import PAIR
-from outlive.backend.protocol import ABSENT, Backend, Commit, EntryRecord, Rank, ThreadKey, commit
 from outlive.errors import BadURL, Corrupt, StoreUnavailable
 
 PRIMARY, SECONDARY = 0, 1
@@ -81,7 +81,9 @@ def place(tenant: str) -> ThreadKey:
 
 async def read_pair_record(backend: Backend, tenant: str, timeout_s: float | None) -> PairRecord | None:
     """Return what a store says of its pair, or None."""
-    found = await backend.entries(tenant, PAIR, thread=place(tenant), limit=1, timeout_s=timeout_s)
+    found = await backend.entries(
+        EntryQuery(tenant, PAIR, thread=place(tenant), limit=1), timeout_s=timeout_s
+    )
     if not found:
         return None
     entry = found[0][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from outlive.backend.protocol import Backend
+from outlive.backend import Backend
 from outlive.errors import StoreError, StoreUnavailable
 from outlive.layers.replication.pair import read_pair_record
 from outlive.runtime.runtime import Deadline

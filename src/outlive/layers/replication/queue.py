@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey
 from outlive.runtime.runtime import Runtime
+
+SavedId: TypeAlias = tuple[bytes, str, str]  # thread's digest, namespace, id
 
 
 class Queue:
@@ -24,7 +27,8 @@ class Queue:
         self.mine = os.urandom(4).hex()  # in the key of every note of this process
         self.in_flight: set[str] = set()  # their commits are under way: they are not to be taken off
         self.done: dict[ThreadKey, list[str]] = {}  # the other store has what they tell of
-        self.left: tuple[set[str], set[str]] = (set(), set())  # by the store that has it, and alone
+        # By the store that has it, and alone: notes, with the checkpoints that their commits saved.
+        self.left: tuple[dict[str, list[SavedId]], dict[str, list[SavedId]]] = ({}, {})
         self.is_dirty = True  # something may be queued
         self.in_step = True  # the other store answers, so that commits go there directly
 
@@ -72,22 +76,28 @@ class Queue:
                 del self.done[key]
         return idle
 
-    def leave(self, role: int, keys: Iterable[str]) -> None:
+    def leave(self, role: int, notes: Mapping[str, list[SavedId]]) -> None:
         """They are to be carried over from that store, which has them: their commits are over."""
-        keys = list(keys)
         with self._lock:
-            self.in_flight.difference_update(keys)
-            self.left[role].update(keys)
+            self.in_flight.difference_update(notes)
+            self.left[role].update(notes)
         self.is_dirty = True
 
     def has_carried(self, role: int, keys: Iterable[str]) -> None:
         with self._lock:
-            self.left[role].difference_update(keys)
+            for key in keys:
+                self.left[role].pop(key, None)
 
     def left_in(self, role: int) -> set[str]:
         """Return the keys of those that are to be carried over from a store."""
         with self._lock:
             return set(self.left[role])
+
+    def is_left_in(self, role: int, ids: Iterable[SavedId]) -> bool:
+        """Tell whether a store has one of these checkpoints, and has it alone."""
+        wanted = set(ids)
+        with self._lock:
+            return any(not wanted.isdisjoint(saved) for saved in self.left[role].values())
 
     def done_keys(self) -> set[str]:
         with self._lock:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from outlive.backend.protocol import Backend, Commit, Receipt, ThreadKey
+from outlive.backend import Backend, Commit, Receipt, ThreadKey
 from outlive.errors import Corrupt, EntryHeld, OutliveError, ReplicaOpenedAlone, StoreBusy
 from outlive.layers.replication.note import buried
 from outlive.layers.replication.pair import (

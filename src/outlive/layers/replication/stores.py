@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outlive.backend.protocol import Backend, ThreadKey
+from outlive.backend import Backend, CheckpointKey, ThreadKey
 from outlive.errors import BadURL, StoreError
 from outlive.events import FAILBACK, FAILOVER, Event, EventSink
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.health import Health, has_no_answer, is_unreachable
-from outlive.layers.replication.note import ChangeSet, CheckpointKey
+from outlive.layers.replication.note import ChangeSet
 from outlive.layers.replication.pair import (
     PRIMARY,
     ROLES,

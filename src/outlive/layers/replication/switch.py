@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from outlive.backend.protocol import ThreadKey
+from outlive.backend import ThreadKey, ThreadQuery
 from outlive.errors import EntryHeld, StoreBusy, StoreError, StoreUnavailable
 from outlive.layers.replication.checks import has_lost
 from outlive.layers.replication.options import RoleChange
@@ -123,7 +123,7 @@ class Switching:
             if not is_told:
                 raise ActiveStoreLost(SECONDARY)
             primary = await self.abandon_secondary(primary)
-        is_empty = not await stores.both[PRIMARY].threads(stores.tenant, limit=1, heads=False)
+        is_empty = not await stores.both[PRIMARY].threads(ThreadQuery(stores.tenant, limit=1, heads=False))
         await stores.write(
             SECONDARY, None, PairRecord(primary.pair, SECONDARY, primary.epoch, is_whole=is_empty)
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from outlive.backend.protocol import Commit, Receipt, ThreadKey, commit
+from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, commit
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
@@ -51,7 +51,7 @@ class Sealing:
         """Move a thread to an epoch, unless it is there. With a note: the other store moves it too."""
         role = epoch % 2
         rows = await self._stores.both[role].threads(
-            thread.tenant, only=thread.id, heads=False, timeout_s=deadline.remaining_s()
+            ThreadQuery(thread.tenant, only=thread.id, heads=False), timeout_s=deadline.remaining_s()
         )
         if not rows or rows[0].epoch < epoch:
             await self._move(thread, epoch, deadline)
@@ -71,7 +71,7 @@ class Sealing:
             receipt = await commit(backend, moved)
         finally:
             self._queue.finished((key,))
-        self._queue.leave(role, (key,))
+        self._queue.leave(role, {key: []})
         if receipt.revision == 1:  # a store that begins a thread may have lost all it had
             side = await read_pair_record(backend, self._stores.tenant, deadline.remaining_s())
             if side is None or side.epoch != epoch:

@@ -10,23 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from outlive.backend.entries import REPLICATED
-from outlive.backend.protocol import (
+from outlive.backend import (
     OUTBOX,
     TOMBSTONE,
     Backend,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
+    EntryQuery,
     EntryRecord,
+    HistoryQuery,
     Receipt,
     Removal,
     ThreadKey,
+    ThreadQuery,
     WriteRecord,
     commit,
     tombstone_key,
 )
+from outlive.backend.entries import REPLICATED
 from outlive.errors import Corrupt, OutliveError, StaleBase, StoreBusy
-from outlive.layers.replication.note import ChangeSet, CheckpointKey, items_in
+from outlive.layers.replication.note import ChangeSet, items_in
 from outlive.runtime.runtime import Deadline
 
 _PAGE = 1000
@@ -133,7 +137,9 @@ class Replicator:
             timeout_s=self._timeout_s,
         )
         if items.info or items.everything:
-            rows = await self._source.threads(key.tenant, only=key.id, heads=False, timeout_s=self._timeout_s)
+            rows = await self._source.threads(
+                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self._timeout_s
+            )
             if rows and rows[0].info is not None:
                 merging.info, merging.info_projection = rows[0].info, rows[0].info_projection
                 merging.info_version = rows[0].info_version
@@ -228,7 +234,9 @@ class Replicator:
         known = {grave.key: grave for grave in there}
         new = [one for one in graves if one.key not in known or known[one.key].rank < one.rank]
         whole = next((one for one in new if not one.key), None)
-        generation, _ = await self._target.history(key, None, limit=1, timeout_s=self._timeout_s)
+        generation, _ = await self._target.history(
+            HistoryQuery(key, None, limit=1), timeout_s=self._timeout_s
+        )
         records = await _all_records(self._target, key, self._timeout_s)
         by_key = {one.key: one for one in new}
         dead = [record for record in records if _is_dead(record, whole, by_key)]
@@ -341,13 +349,13 @@ async def _all_records(
     """Return the records of a thread, of one generation; those that are wanted are mostly the newest."""
     limit = _PAGE if wanted is None else min(_PAGE, 2 * len(wanted) + 16)
     while True:
-        first, page = await backend.history(key, None, limit=limit, timeout_s=timeout_s)
+        first, page = await backend.history(HistoryQuery(key, None, limit=limit), timeout_s=timeout_s)
         generation, found = first, page
         left = None if wanted is None else wanted - {(one.namespace, one.id) for one in page}
         while len(page) == limit and generation == first and (left is None or left):
             limit = _PAGE
             generation, page = await backend.history(
-                key, None, before=page[-1].order, limit=limit, timeout_s=timeout_s
+                HistoryQuery(key, None, before=page[-1].order, limit=limit), timeout_s=timeout_s
             )
             found = found + page
             left = None if left is None else left - {(one.namespace, one.id) for one in page}
@@ -376,7 +384,8 @@ async def all_entries(
     after: tuple[str, bytes] | None = None
     while True:
         page = await backend.entries(
-            key.tenant, kind, thread=key, prefix=prefix, after=after, limit=_PAGE, timeout_s=timeout_s
+            EntryQuery(key.tenant, kind, thread=key, prefix=prefix, after=after, limit=_PAGE),
+            timeout_s=timeout_s,
         )
         found += [entry for _, entry in page]
         if len(page) < _PAGE:

@@ -22,18 +22,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     Backend,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
     Removal,
     ThreadKey,
+    ThreadQuery,
     ThreadRow,
     commit,
 )
 from outlive.errors import StaleBase, StoreBusy
-from outlive.layers.replication.note import ChangeSet, CheckpointKey
+from outlive.layers.replication.note import ChangeSet
 from outlive.layers.replication.transfer import Replicator, all_entries, leased
 
 _TRIES = 8
@@ -126,7 +128,9 @@ class Withdrawal:
             withdrawing.info_version = there.info_version
 
     async def _row(self, store: Backend, key: ThreadKey) -> ThreadRow | None:
-        rows = await store.threads(key.tenant, only=key.id, heads=False, timeout_s=self.timeout_s)
+        rows = await store.threads(
+            ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
+        )
         return rows[0] if rows else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import EntryRecord, Removal
+from outlive.backend import EntryQuery, EntryRecord, Removal, ThreadQuery
 from outlive.errors import StoreClosed
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
@@ -49,8 +49,16 @@ class CommitContract(Contract):
         assert await backend.writes(thread, None) == await backend.writes(thread, [("", "id")]) == []
         assert await backend.fetch(thread, [ONE[0]]) == {}
         assert (await backend.inventory(thread)).chunks == {}
-        assert await backend.entries("", "run", thread=thread) == await backend.entries("", "run") == []
-        assert await backend.threads("") == await backend.threads("", only="thread") == []
+        assert (
+            await backend.entries(EntryQuery("", "run", thread=thread))
+            == await backend.entries(EntryQuery("", "run"))
+            == []
+        )
+        assert (
+            await backend.threads(ThreadQuery(""))
+            == await backend.threads(ThreadQuery("", only="thread"))
+            == []
+        )
         assert await backend.audit(thread) == await backend.audit(None) == []
 
     async def test_reading_creates_nothing(self, waist: Waist) -> None:

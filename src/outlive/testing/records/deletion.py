@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import (
+from outlive.backend import (
     NEXT,
     CheckpointRecord,
     EntryRecord,
     ReadResult,
     ReencryptedBodies,
     Removal,
+    ThreadQuery,
     WriteRecord,
 )
 from outlive.errors import StaleBase
@@ -157,7 +158,7 @@ class DeletionContract(Contract):
         assert (dump["records"], dump["data"], dump["writes"], dump["row"]) == ([], {}, [], None)
         assert not any(dump["entries"].values())
         assert await waist.backend.fetch(waist.thread, [ONE[0], TWO[0]]) == {}
-        assert [row.id for row in await waist.backend.threads("")] == ["another"]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery(""))] == ["another"]
         assert await waist.of("another").dump() == neighbour
         assert await waist.backend.audit(waist.thread) == await waist.backend.audit(None) == []
 
@@ -180,7 +181,7 @@ class DeletionContract(Contract):
     async def test_removing_what_was_never_there_is_fine(self, waist: Waist) -> None:
         receipt = await waist.commit(removal=Removal(everything=True))
         assert (receipt.removed, receipt.freed) == (0, 0)
-        assert await waist.backend.threads("") == []
+        assert await waist.backend.threads(ThreadQuery("")) == []
         await waist.commit(removal=Removal(checkpoints=(("", "a"),), chunks=(ONE[0],), chunks_until=9))
 
     async def test_the_space_of_what_is_removed_is_counted_off(self, waist: Waist) -> None:

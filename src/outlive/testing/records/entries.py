@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.entries import KINDS
-from outlive.backend.protocol import (
+from outlive.backend import (
     ABSENT,
     NEXT,
     OUTBOX,
     Commit,
     EntryCursor,
+    EntryQuery,
     EntryRecord,
     Receipt,
     Removal,
     ThreadKey,
+    ThreadQuery,
     escape,
 )
+from outlive.backend.entries import KINDS
 from outlive.errors import BadArgument, EntryHeld, LeaseLost
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, draft, expected
@@ -27,7 +29,7 @@ from outlive.testing.trial import Trial
 
 
 async def _keys(waist: Waist, kind: str, **options: Any) -> list[str]:
-    return [entry.key for _, entry in await waist.backend.entries("", kind, **options)]
+    return [entry.key for _, entry in await waist.backend.entries(EntryQuery("", kind, **options))]
 
 
 class EntryContract(Contract):
@@ -62,7 +64,9 @@ class EntryContract(Contract):
         )
         receipt = await waist.commit(entries=(sent,))
         assert receipt.entries == (sent,)
-        assert await waist.backend.entries("", "run", thread=waist.thread) == [(waist.thread, sent)]
+        assert await waist.backend.entries(EntryQuery("", "run", thread=waist.thread)) == [
+            (waist.thread, sent)
+        ]
 
     async def test_an_entry_gives_way_to_an_equal_or_greater_rank_only(self, waist: Waist) -> None:
         for body, (epoch, fence, revision), wins in (
@@ -192,14 +196,15 @@ class EntryContract(Contract):
         statuses = ("running", "completed", "failed")
         entries = [EntryRecord("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
         await waist.commit(entries=(*reversed(entries), EntryRecord("step", "0"), EntryRecord("run", "x%")))
-        found = await waist.backend.entries("", "run", thread=waist.thread)
+        found = await waist.backend.entries(EntryQuery("", "run", thread=waist.thread))
         assert [entry for _, entry in found[:-1]] == entries
         assert await _keys(waist, "run", statuses=["running"]) == ["0", "3", "6"]
         assert await _keys(waist, "run", statuses=["failed", "completed"]) == ["1", "2", "4", "5"]
         assert await _keys(waist, "run", statuses=[]) == await _keys(waist, "none") == []
         assert await _keys(waist, "run", prefix="x%") == ["x%"]
         assert await _keys(waist, "run", prefix="%") == []
-        assert await _keys(waist, "run", limit=2, timeout_s=60.0) == ["0", "1"]
+        page = await waist.backend.entries(EntryQuery("", "run", limit=2), timeout_s=60.0)
+        assert [entry.key for _, entry in page] == ["0", "1"]
 
     async def test_entries_of_many_threads_are_paged_without_loss(self, waist: Waist) -> None:
         """One key may stand in many threads: a page may end between two of them."""
@@ -208,7 +213,7 @@ class EntryContract(Contract):
             await waist.of(id).commit(entries=tuple(EntryRecord("lock", key) for key in keys))
         seen: list[tuple[ThreadKey, str]] = []
         cursor: EntryCursor | None = None
-        while page := await waist.backend.entries("", "lock", after=cursor, limit=2):
+        while page := await waist.backend.entries(EntryQuery("", "lock", after=cursor, limit=2)):
             seen += [(thread, entry.key) for thread, entry in page]
             cursor = (seen[-1][1], seen[-1][0].digest)
         assert seen == sorted(seen, key=lambda pair: (escape(pair[1]), pair[0].digest))
@@ -219,13 +224,13 @@ class EntryContract(Contract):
         for number, other in enumerate(threads):
             await other.commit(entries=(EntryRecord("run", f"{number}"),))
         await waist.of("a", "tenant").commit(entries=(EntryRecord("run", "elsewhere"),))
-        found = await waist.backend.entries("", "run")
+        found = await waist.backend.entries(EntryQuery("", "run"))
         assert [(key, entry.key) for key, entry in found] == [
             (other.thread, f"{number}") for number, other in enumerate(threads)
         ]
-        elsewhere = await waist.backend.entries("tenant", "run")
+        elsewhere = await waist.backend.entries(EntryQuery("tenant", "run"))
         assert [(key.tenant, entry.key) for key, entry in elsewhere] == [("tenant", "elsewhere")]
-        assert await waist.backend.entries("", "run", thread=waist.thread) == []
+        assert await waist.backend.entries(EntryQuery("", "run", thread=waist.thread)) == []
 
     async def test_entries_go_with_their_thread(self, waist: Waist) -> None:
         await waist.commit(draft("a"), entries=(EntryRecord("run", "r"), EntryRecord("lock", "l")))
@@ -234,4 +239,4 @@ class EntryContract(Contract):
 
     async def test_a_thread_of_entries_alone_is_not_listed(self, waist: Waist) -> None:
         await waist.commit(entries=(EntryRecord("lock", "l"),))
-        assert await waist.backend.threads("") == []
+        assert await waist.backend.threads(ThreadQuery("")) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import ABSENT, Commit, EntryRecord, Inventory, Removal
+from outlive.backend import ABSENT, Commit, EntryRecord, Inventory, Removal
 from outlive.errors import (
     BadArgument,
     EntryHeld,

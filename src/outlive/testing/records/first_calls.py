@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from outlive.backend.protocol import EntryRecord, ReencryptedBodies, Removal
+from outlive.backend import EntryQuery, EntryRecord, ReencryptedBodies, Removal, ThreadQuery
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, copied, draft, write
 from outlive.testing.trial import Trial
@@ -43,7 +43,7 @@ FIRST_CALLS: dict[str, FirstCall] = {
     ),
     "merged metadata": lambda waist: waist.commit(info=b"info", info_version=3, merge=True),
     "read": lambda waist: waist.dump(),
-    "list": lambda waist: waist.backend.threads(waist.thread.tenant),
+    "list": lambda waist: waist.backend.threads(ThreadQuery(waist.thread.tenant)),
 }
 
 # What may come next. The last of them takes everything away again.
@@ -84,14 +84,14 @@ async def agrees(waist: Waist, after: str) -> None:
     assert (row is not None) == (holds or (row is not None and row.info is not None)), (
         f"asked by id after {after}"
     )
-    listed = await waist.backend.threads(waist.thread.tenant)
+    listed = await waist.backend.threads(ThreadQuery(waist.thread.tenant))
     assert listed == ([] if row is None else [row]), f"listed after {after}"
     for kind in ("run", "lock"):
         own = await waist.entries(kind)
-        everywhere = await waist.backend.entries(waist.thread.tenant, kind)
+        everywhere = await waist.backend.entries(EntryQuery(waist.thread.tenant, kind))
         assert everywhere == [(waist.thread, entry) for entry in own], f"{kind} after {after}"
         for status in STATUSES:
-            found = await waist.backend.entries(waist.thread.tenant, kind, statuses=[status])
+            found = await waist.backend.entries(EntryQuery(waist.thread.tenant, kind, statuses=[status]))
             expected = [(waist.thread, entry) for entry in own if entry.status == status]
             assert found == expected, f"{kind} {status!r} after {after}"
     assert await waist.backend.audit(waist.thread) == [], f"after {after}"

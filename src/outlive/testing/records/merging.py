@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import NEXT, TOMBSTONE, Commit, EntryRecord, Removal
-from outlive.backend.protocol import commit as commit_one
+from outlive.backend import NEXT, TOMBSTONE, Commit, EntryQuery, EntryRecord, Removal, ThreadQuery
+from outlive.backend import commit as commit_one
 from outlive.errors import EpochPassed, OutOfTurn, StaleBase
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, copied, draft, write
@@ -161,7 +161,9 @@ class MergeContract(Contract):
             with pytest.raises(EpochPassed):
                 await thread.commit(draft("late"), epoch=4)
         assert await waist.ids() == ["a"]
-        assert [row.id for row in await waist.backend.threads(waist.thread.tenant)] == [waist.thread.id]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery(waist.thread.tenant))] == [
+            waist.thread.id
+        ]
 
     async def test_a_merge_that_overrules_replaces_what_is_here(self, waist: Waist) -> None:
         for n in (0, 1):
@@ -230,7 +232,7 @@ class MergeContract(Contract):
         dump = await waist.dump()
         assert [record.id for record in dump["records"]] == ["later"]
         assert not dump["entries"].get("run")
-        found = await waist.backend.entries(waist.thread.tenant, TOMBSTONE, thread=waist.thread)
+        found = await waist.backend.entries(EntryQuery(waist.thread.tenant, TOMBSTONE, thread=waist.thread))
         assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
         await waist.commit(draft("a"), entries=(EntryRecord("run", "r", b"y", "running", fence=NEXT),))
         assert [held.body for held in (await waist.dump())["entries"]["run"]] == [b"y"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outlive.backend.protocol import EntryRecord, Removal, escape
+from outlive.backend import EntryQuery, EntryRecord, HistoryQuery, Removal, ThreadQuery, escape
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 
@@ -29,10 +29,10 @@ class IdContract(Contract):
             records = await waist.of(id).records()
             assert [record.step for record in records] == [number], repr(id)
             assert list((await waist.of(id).data()).values()) == [chunk(f"{number}")[1]], repr(id)
-        rows = await waist.backend.threads("", limit=1000)
+        rows = await waist.backend.threads(ThreadQuery("", limit=1000))
         assert sorted(row.id for row in rows) == sorted(IDS)
         await waist.of("a").commit(removal=Removal(everything=True))
-        assert len(await waist.backend.threads("", limit=1000)) == len(IDS) - 1
+        assert len(await waist.backend.threads(ThreadQuery("", limit=1000))) == len(IDS) - 1
 
     async def test_any_text_names_a_checkpoint_of_its_own(self, waist: Waist) -> None:
         await waist.commit(*(draft(id, parent=id, run=id, step=number) for number, id in _numbered()))
@@ -41,7 +41,9 @@ class IdContract(Contract):
             assert record is not None and record.step == number, repr(id)
             assert (record.id, record.parent, record.run) == (id, id, id)
             assert (await waist.commit(draft(id))).existing == record
-            assert [held.id for held in (await waist.backend.history(waist.thread, "", run=id))[1]] == [id]
+            assert [
+                held.id for held in (await waist.backend.history(HistoryQuery(waist.thread, "", run=id)))[1]
+            ] == [id]
         await waist.commit(removal=Removal(checkpoints=(("", "a"), ("", "\0"), ("", "\\0"))))
         assert len(await waist.records()) == len(IDS) - 3
 
@@ -68,9 +70,11 @@ class IdContract(Contract):
             entries=tuple(EntryRecord("step", id, b"%d" % number) for number, id in _numbered())
         )
         for number, id in _numbered():
-            found = await waist.backend.entries("", "step", thread=waist.thread, prefix=id, limit=len(IDS))
+            found = await waist.backend.entries(
+                EntryQuery("", "step", thread=waist.thread, prefix=id, limit=len(IDS))
+            )
             assert [entry.body for _, entry in found if entry.key == id] == [b"%d" % number], repr(id)
-            found = await waist.backend.entries("", "step", prefix=id)
+            found = await waist.backend.entries(EntryQuery("", "step", prefix=id))
             assert [entry.key for _, entry in found] == [key for key in ORDERED if key.startswith(id)], repr(
                 id
             )
@@ -80,6 +84,6 @@ class IdContract(Contract):
         for id in IDS:
             await waist.of(id).commit(info=id.encode("utf-8", "surrogatepass"))
         for id in IDS:
-            rows = await waist.backend.threads("", prefix=id, limit=1)
+            rows = await waist.backend.threads(ThreadQuery("", prefix=id, limit=1))
             assert [row.id for row in rows] == [id]
             assert rows[0].info == id.encode("utf-8", "surrogatepass")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outlive.backend.protocol import Removal, escape
+from outlive.backend import Removal, escape
 from outlive.errors import EpochPassed
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, copied, draft, write

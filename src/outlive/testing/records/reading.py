@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlive.backend.protocol import CachedHead, Cursor, Removal
+from outlive.backend import CachedHead, Cursor, HistoryQuery, Removal, ThreadQuery
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 from outlive.testing.trial import Trial
@@ -14,7 +14,9 @@ async def _pages(waist: Waist, limit: int, namespace: str | None = "") -> list[l
     pages: list[list[str]] = []
     cursor: Cursor | None = None
     while True:
-        _, page = await waist.backend.history(waist.thread, namespace, before=cursor, limit=limit)
+        _, page = await waist.backend.history(
+            HistoryQuery(waist.thread, namespace, before=cursor, limit=limit)
+        )
         if not page:
             return pages
         pages.append([record.id for record in page])
@@ -25,7 +27,7 @@ class ReadingContract(Contract):
     # Pages with chunks
 
     async def test_a_page_brings_the_chunks_of_its_records_once(self, waist: Waist) -> None:
-        assert (await waist.backend.states(waist.thread, None, max_bytes=1000)).records == []
+        assert (await waist.backend.states(HistoryQuery(waist.thread, None), max_bytes=1000)).records == []
         await waist.commit(draft("a", ONE[0]), chunks=(ONE,), writes=(write("a", "t", chunks=(ONE[0],)),))
         await waist.commit(draft("b", ONE[0], TWO[0], run="r", namespace="sub"), chunks=(TWO,))
         await waist.commit(draft("c", TWO[0], THREE[0], THREE[0]), chunks=(THREE,))
@@ -39,11 +41,13 @@ class ReadingContract(Contract):
             (None, {"limit": 2}, ["d", "c"], (TWO, THREE)),
             ("none", {}, [], ()),
         ):
-            page = await waist.backend.states(waist.thread, namespace, max_bytes=1000, **options)
+            page = await waist.backend.states(
+                HistoryQuery(waist.thread, namespace, **options), max_bytes=1000
+            )
             assert ([record.id for record in page.records], page.is_cut) == (ids, False)
             assert page.chunks == dict(chunks)
             assert page.generation == generation
-            _, same = await waist.backend.history(waist.thread, namespace, **options)
+            _, same = await waist.backend.history(HistoryQuery(waist.thread, namespace, **options))
             assert page.records == same
 
     async def test_a_page_ends_before_its_chunks_are_too_much(self, waist: Waist) -> None:
@@ -58,7 +62,9 @@ class ReadingContract(Contract):
         ):
             pages, cursor = [], None
             while True:
-                page = await waist.backend.states(waist.thread, "", before=cursor, max_bytes=max_bytes)
+                page = await waist.backend.states(
+                    HistoryQuery(waist.thread, "", before=cursor), max_bytes=max_bytes
+                )
                 pages.append("".join(record.id for record in page.records))
                 named = {name for record in page.records for name in record.chunks}
                 assert page.chunks.keys() == named
@@ -130,9 +136,9 @@ class ReadingContract(Contract):
         await waist.save("a", ONE)
         backend, thread = waist.backend, waist.thread
         assert (await backend.read(thread, "", timeout_s=60.0)).record is not None
-        assert len((await backend.history(thread, "", timeout_s=60.0))[1]) == 1
+        assert len((await backend.history(HistoryQuery(thread, ""), timeout_s=60.0))[1]) == 1
         assert await backend.writes(thread, None, timeout_s=60.0) == []
-        assert len(await backend.threads("", timeout_s=60.0)) == 1
+        assert len(await backend.threads(ThreadQuery(""), timeout_s=60.0)) == 1
         assert len((await backend.inventory(thread, timeout_s=60.0)).chunks) == 1
         assert len(await backend.fetch(thread, [ONE[0]], timeout_s=60.0)) == 1
         assert (await waist.commit(draft("b"), timeout_s=60.0)).existing is None
@@ -148,10 +154,10 @@ class ReadingContract(Contract):
 
     async def test_a_page_goes_on_where_its_cursor_was_even_when_that_is_gone(self, waist: Waist) -> None:
         await waist.commit(*(draft(f"{number}") for number in range(6)))
-        page = (await waist.backend.history(waist.thread, "", limit=2))[1]
+        page = (await waist.backend.history(HistoryQuery(waist.thread, "", limit=2)))[1]
         cursor: Cursor = page[-1].order
         await waist.commit(removal=Removal(checkpoints=(("", "4"), ("", "2"))))
-        rest = (await waist.backend.history(waist.thread, "", before=cursor, limit=9))[1]
+        rest = (await waist.backend.history(HistoryQuery(waist.thread, "", before=cursor, limit=9)))[1]
         assert [record.id for record in rest] == ["3", "1", "0"]
 
     async def test_pages_pass_equal_places_without_loss(self, waist: Waist) -> None:
@@ -166,15 +172,19 @@ class ReadingContract(Contract):
         await waist.commit(
             *(draft(f"{number}", run="even" if number % 2 == 0 else "odd") for number in range(9))
         )
-        page = (await waist.backend.history(waist.thread, "", run="even", limit=3))[1]
+        page = (await waist.backend.history(HistoryQuery(waist.thread, "", run="even", limit=3)))[1]
         assert [record.id for record in page] == ["8", "6", "4"]
-        rest = (await waist.backend.history(waist.thread, "", run="even", limit=3, before=page[-1].order))[1]
+        rest = (
+            await waist.backend.history(
+                HistoryQuery(waist.thread, "", run="even", limit=3, before=page[-1].order)
+            )
+        )[1]
         assert [record.id for record in rest] == ["2", "0"]
-        assert (await waist.backend.history(waist.thread, "", run="none"))[1] == []
+        assert (await waist.backend.history(HistoryQuery(waist.thread, "", run="none")))[1] == []
 
     async def test_history_tells_the_generation(self, waist: Waist) -> None:
         receipt = await waist.commit(draft("a"))
-        assert (await waist.backend.history(waist.thread, ""))[0] == receipt.generation
+        assert (await waist.backend.history(HistoryQuery(waist.thread, "")))[0] == receipt.generation
 
     # Chunks
 
@@ -211,7 +221,7 @@ class ReadingContract(Contract):
         target = waist.of("target")
         await waist.save("a", ONE)
         generation = await waist.backend.share(waist.thread, target.thread, [ONE[0]])
-        assert [row.id for row in await waist.backend.threads("")] == ["thread"]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery(""))] == ["thread"]
         await target.commit(draft("a", ONE[0], body=b"12345"), expect_empty=True, generation=generation)
         row = await target.row()
         assert row is not None and (row.checkpoints, row.stored) == (1, 105)

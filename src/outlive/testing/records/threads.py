@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlive.backend.protocol import Removal, escape
+from outlive.backend import Removal, ThreadQuery, escape
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 from outlive.testing.trial import Trial
@@ -15,7 +15,7 @@ class ThreadContract(Contract):
         ids = ["b", "a", "B", "é", "\U0001f600", "\uffff", "a\0", "a\\", "a ", "a0", "\ud800", "ab", "%"]
         for id in ids:
             await waist.of(id).save("x")
-        assert [row.id for row in await waist.backend.threads("")] == sorted(ids, key=escape)
+        assert [row.id for row in await waist.backend.threads(ThreadQuery(""))] == sorted(ids, key=escape)
 
     async def test_a_prefix_is_taken_literally(self, waist: Waist) -> None:
         ids = [
@@ -38,17 +38,24 @@ class ThreadContract(Contract):
         for id in ids:
             await waist.of(id).save("x")
         for prefix in ("", "a", "A", "a%", "a_", "a\\", "a\0", "a\ud800", "a*", "[", "c", "a\\b"):
-            found = [row.id for row in await waist.backend.threads("", prefix=prefix)]
+            found = [row.id for row in await waist.backend.threads(ThreadQuery("", prefix=prefix))]
             assert found == sorted((id for id in ids if id.startswith(prefix)), key=escape), repr(prefix)
 
     async def test_a_page_goes_on_behind_an_id_that_may_be_gone(self, waist: Waist) -> None:
         for id in ("a", "b", "c", "d", "e"):
             await waist.of(id).save("x")
-        assert [row.id for row in await waist.backend.threads("", limit=2)] == ["a", "b"]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery("", limit=2))] == ["a", "b"]
         await waist.of("b").commit(removal=Removal(everything=True))
-        assert [row.id for row in await waist.backend.threads("", after="b", limit=2)] == ["c", "d"]
-        assert [row.id for row in await waist.backend.threads("", after="bb", limit=9)] == ["c", "d", "e"]
-        assert await waist.backend.threads("", after="e") == []
+        assert [row.id for row in await waist.backend.threads(ThreadQuery("", after="b", limit=2))] == [
+            "c",
+            "d",
+        ]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery("", after="bb", limit=9))] == [
+            "c",
+            "d",
+            "e",
+        ]
+        assert await waist.backend.threads(ThreadQuery("", after="e")) == []
 
     async def test_prefix_and_page_go_together(self, waist: Waist) -> None:
         for id in ("a", "b", "b1", "b2", "b3", "c"):
@@ -60,7 +67,7 @@ class ThreadContract(Contract):
             ("b3", []),
             ("c", []),
         ):
-            rows = await waist.backend.threads("", prefix="b", after=after, limit=2)
+            rows = await waist.backend.threads(ThreadQuery("", prefix="b", after=after, limit=2))
             assert [row.id for row in rows] == expected
 
     async def test_a_row_tells_what_the_thread_holds(self, waist: Waist) -> None:
@@ -86,15 +93,17 @@ class ThreadContract(Contract):
         for id in ("a", "ab", "A", "a\0"):
             await waist.of(id).save(id)
         for id in ("a", "ab", "A", "a\0"):
-            (row,) = await waist.backend.threads("", only=id)
+            (row,) = await waist.backend.threads(ThreadQuery("", only=id))
             assert (row.id, row.head is not None and row.head.id) == (id, id)
         assert (
-            await waist.backend.threads("", only="b") == await waist.backend.threads("tenant", only="a") == []
+            await waist.backend.threads(ThreadQuery("", only="b"))
+            == await waist.backend.threads(ThreadQuery("tenant", only="a"))
+            == []
         )
 
     async def test_a_thread_is_listed_while_it_has_something_of_its_own(self, waist: Waist) -> None:
         async def listed() -> bool:
-            assert bool(await waist.backend.threads("")) == (await waist.row() is not None)
+            assert bool(await waist.backend.threads(ThreadQuery(""))) == (await waist.row() is not None)
             return await waist.row() is not None
 
         await waist.commit(draft("a"), writes=(write("later", "task"),))
@@ -110,7 +119,7 @@ class ThreadContract(Contract):
 
     async def test_chunks_alone_make_no_thread(self, waist: Waist) -> None:
         await waist.commit(chunks=(ONE,))
-        assert await waist.backend.threads("") == []
+        assert await waist.backend.threads(ThreadQuery("")) == []
 
     async def test_tenants_never_see_each_other(self, waist: Waist) -> None:
         pairs = [
@@ -134,10 +143,10 @@ class ThreadContract(Contract):
             one = waist.of(id, tenant)
             assert await one.ids() == [f"{number}"]
             assert list(await one.data()) == [chunk(f"{number}")[0]]
-            listed = [row.id for row in await waist.backend.threads(tenant)]
+            listed = [row.id for row in await waist.backend.threads(ThreadQuery(tenant))]
             assert listed == sorted((other for own, other in pairs if own == tenant), key=escape)
         await waist.of("t", "a").commit(removal=Removal(everything=True))
-        assert [row.id for row in await waist.backend.threads("a")] == ["\0t"]
+        assert [row.id for row in await waist.backend.threads(ThreadQuery("a"))] == ["\0t"]
         assert await waist.of("t").ids() == ["0"]
 
     async def test_threads_made_at_once_are_all_there(self, trial: Trial) -> None:
@@ -145,4 +154,4 @@ class ThreadContract(Contract):
         works = [lambda n=n: waist.of(f"{n:02}").save("x") for n in range(20)]
         results = await trial.together(*works)
         assert [record.seq for record in results] == [1] * 20
-        assert len(await waist.backend.threads("")) == 20
+        assert len(await waist.backend.threads(ThreadQuery(""))) == 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlive.backend.protocol import Removal
+from outlive.backend import Removal
 from outlive.testing.contract import Contract
 from outlive.testing.thread_records import Waist, chunk, draft, write
 

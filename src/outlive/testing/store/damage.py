@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import ReadResult, Removal
+from outlive.backend import ReadResult, Removal
 from outlive.errors import Corrupt
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract

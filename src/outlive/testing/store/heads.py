@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outlive.backend.protocol import Commit
+from outlive.backend import Commit
 from outlive.errors import CheckpointExists, HeadMoved, OutcomeUnknown, StoreUnavailable
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract

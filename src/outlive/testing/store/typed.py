@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from outlive.backend.protocol import FORMAT
+from outlive.backend import FORMAT
 from outlive.errors import NeedsUpgrade, NewerFormat, Unencodable, UnknownTag
 from outlive.format.registry import Registry
 from outlive.testing.contract import Contract

@@ -17,8 +17,8 @@ from outlive.adapters.langgraph.importer.source import WriteRow
 from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.state import describe, kept_values, pack_state
 from outlive.adapters.langgraph.values.messages import opened
+from outlive.backend import NEXT, CheckpointRecord, Commit, EntryRecord, ThreadKey, WriteRecord
 from outlive.backend.entries import MOVED
-from outlive.backend.protocol import NEXT, CheckpointRecord, Commit, EntryRecord, ThreadKey, WriteRecord
 from outlive.errors import StaleBase
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft

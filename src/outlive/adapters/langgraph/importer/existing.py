@@ -7,8 +7,8 @@ from typing import Self
 
 from outlive.adapters.langgraph.importer.batch import SYSTEM
 from outlive.adapters.langgraph.importer.source import CheckpointKey, WriteKey
+from outlive.backend import CheckpointRecord, EntryQuery, ThreadKey, WriteRecord
 from outlive.backend.entries import MOVED
-from outlive.backend.protocol import CheckpointRecord, ThreadKey, WriteRecord
 from outlive.threads.engine import Engine
 
 
@@ -39,7 +39,9 @@ class Held:
         generation = (await engine.backend.read(key, "", chunks=False)).generation
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
-        notes = await engine.backend.entries(key.tenant, MOVED, thread=key, prefix=SYSTEM, limit=1)
+        notes = await engine.backend.entries(
+            EntryQuery(key.tenant, MOVED, thread=key, prefix=SYSTEM, limit=1)
+        )
         moved = notes[0][1].fence if notes else 0
         return cls(generation or None, records, writes, pairs, write_keys, moved)
 

@@ -25,7 +25,7 @@ from outlive.adapters.langgraph.importer.source import (
 from outlive.adapters.langgraph.operations import CheckpointOperations
 from outlive.adapters.langgraph.pages import Pages
 from outlive.adapters.langgraph.values.digest import digest
-from outlive.backend.protocol import CheckpointRecord, ThreadKey
+from outlive.backend import CheckpointRecord, ThreadKey
 from outlive.errors import CallerError, Corrupt, OutliveError, StaleBase, UnknownTag
 from outlive.values import PendingWrite
 

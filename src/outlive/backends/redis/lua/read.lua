@@ -28,6 +28,7 @@ else
   id, value, at = head_record(namespace)
   if not is_newest(row, at) then return { '!' .. DISAGREE } end
 end
+if not value and not has_newest_record(row) then return { '!' .. DISAGREE } end
 if not value then return { raw, id, false, redis.call('HLEN', R), redis.call('PTTL', M) } end
 local names = names_and_run(value)
 local wanted = {}

@@ -153,6 +153,14 @@ local function head_record(namespace)
   return id or false, value and (sub(value, 29, 36) == check and value or '') or false, at
 end
 
+-- Tell whether the records are those that the order names. Where they are of another key or an older copy, the newest is missing.
+local function has_newest_record(row)
+  local found = redis.call('ZREVRANGEBYLEX', O, '(b', '[a', 'LIMIT', 0, 1)[1]
+  local at = found and string.find(found, '\0', 18, true)
+  local value = at and record_at(sub(found, at + 1, -10), sub(found, 18, at - 1))
+  return row.checkpoints == 0 or value and value ~= ''
+end
+
 -- Return fields and values that the order names, from low to high.
 local function in_order(key, low, high, at)
   local fields = redis.call('ZRANGEBYLEX', O, low, high)

@@ -1,0 +1,89 @@
+"""Reading all of a list page by page, and reading again when others delete meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from outlive.backend.keys import ThreadKey
+from outlive.backend.protocol import Backend
+from outlive.backend.queries import EntryQuery, HistoryQuery
+from outlive.backend.records import CheckpointRecord, EntryRecord
+from outlive.errors import StaleBase
+
+T = TypeVar("T")
+_ATTEMPTS = 8  # that may lose against deletions by others
+
+
+async def entry_pages(
+    backend: Backend, query: EntryQuery, *, timeout_s: float | None = None
+) -> AsyncIterator[list[tuple[ThreadKey, EntryRecord]]]:
+    """Iterate over the pages of a query, each of `query.limit` entries. The last one may be empty."""
+    while True:
+        page = await backend.entries(query, timeout_s=timeout_s)
+        yield page
+        if len(page) < query.limit:
+            return
+        thread, last = page[-1]
+        query = replace(query, after=(last.key, thread.digest))
+
+
+async def all_entries(
+    backend: Backend, query: EntryQuery, *, timeout_s: float | None = None
+) -> list[tuple[ThreadKey, EntryRecord]]:
+    """Return the entries of all pages."""
+    pages = entry_pages(backend, query, timeout_s=timeout_s)
+    return [entry async for page in pages for entry in page]
+
+
+async def all_records(
+    backend: Backend, query: HistoryQuery, *, timeout_s: float | None = None
+) -> list[CheckpointRecord]:
+    """Return the records of all pages, newest first, of one generation.
+
+    A deletion between two pages would leave gaps: then the records are read again from the first page on.
+    """
+    while True:
+        first, page = await backend.history(query, timeout_s=timeout_s)
+        generation, records = first, page
+        while len(page) == query.limit and generation == first:
+            rest = replace(query, before=page[-1].order)
+            generation, page = await backend.history(rest, timeout_s=timeout_s)
+            records = records + page
+        if generation == first:
+            return records
+
+
+def lineage(records: Iterable[CheckpointRecord], id: str | None = None) -> list[CheckpointRecord]:
+    """Return a checkpoint (default: the first of `records`) and its ancestors among records of one namespace."""
+    by_id = {record.id: record for record in records}
+    line: dict[str, CheckpointRecord] = {}
+    record = next(iter(by_id.values()), None) if id is None else by_id.get(id)
+    while record is not None and record.id not in line:  # a damaged store may have a circle
+        line[record.id] = record
+        record = by_id.get(record.parent) if record.parent is not None else None
+    return list(line.values())
+
+
+async def retry_stale(
+    thread: str,
+    attempt: Callable[[], Awaitable[T | None]],
+    *,
+    errors: tuple[type[Exception], ...] = (StaleBase,),
+    attempts: int = _ATTEMPTS,
+) -> T:
+    """Return what an attempt returns; repeat it while it returns None or raises one of `errors`.
+
+    Both mean that others changed the thread after the attempt read it. The last error is raised, or StaleBase.
+    """
+    error: Exception = StaleBase(thread)
+    for _ in range(attempts):
+        try:
+            result = await attempt()
+        except errors as stale:
+            error = stale
+            continue
+        if result is not None:
+            return result
+    raise error
