@@ -1,7 +1,7 @@
 """A save with a second store, at the end of a long conversation; both stores are SQLite files, `synchronous=FULL`.
 
-Three lanes save the same states: one store; a pair with `replication="sync"`, where a save is in both files when it returns; a pair
-with `replication="async"`, where it is queued and carried over in the background. They take turns in blocks, in
+Three lanes save the same states: one store; a pair with `Replication(mode="sync")`, where a save is in both files when it returns; a pair
+with `Replication(mode="async")`, where it is queued and carried over in the background. They take turns in blocks, in
 random order, so that what an async pair does behind its saves is in its own time; between blocks its queue is left to run dry,
 untimed. Each lane's time is its whole time by its number of saves, and the median of the rounds counts.
 """
@@ -64,7 +64,7 @@ def _open(folder: Path, lane: str) -> outlive.Store:
     url = f"sqlite:///{folder}/{lane}.db"
     if mode is None:
         return outlive.open(url)
-    return outlive.open(url, secondary=f"sqlite:///{folder}/{lane}-2.db", replication=mode)
+    return outlive.open(url, replication=outlive.Replication(f"sqlite:///{folder}/{lane}-2.db", mode=mode))
 
 
 def _dry(store: outlive.Store) -> None:

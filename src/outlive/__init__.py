@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outlive.format.registry import register as register
     from outlive.layers.encryption.keyring import KeyRing as KeyRing
     from outlive.layers.encryption.rotation import Rotated as Rotated
+    from outlive.layers.replication.options import Replication as Replication
     from outlive.layers.replication.options import ReplicationStatus as ReplicationStatus
     from outlive.layers.replication.options import RoleChange as RoleChange
     from outlive.retention.policy import DeletionCount as DeletionCount
@@ -78,7 +79,7 @@ _MODULES = {
     "format.registry": "register",
     "layers.encryption.keyring": "KeyRing",
     "layers.encryption.rotation": "Rotated",
-    "layers.replication.options": "ReplicationStatus RoleChange",
+    "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -132,6 +133,7 @@ __all__ = [
     "Problem",
     "Pruned",
     "Recovered",
+    "Replication",
     "ReplicationStatus",
     "Responses",
     "Retain",

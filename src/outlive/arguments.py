@@ -1,14 +1,82 @@
-"""Arguments of the public calls: the valid value, or BadArgument with the sentence that mends it."""
+"""Checks of arguments and options: each returns the valid value, or raises BadArgument with a sentence that says what is valid.
+
+Options that a URL can carry raise BadURL instead, and may be text: "30", "true".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from outlive.errors import BadArgument
+from outlive.errors import BadArgument, CallerError
 from outlive.values import CONTROL, SOURCES, Interrupt, PendingWrite
 
 MAX_ID = 1000
+MAX_TIMEOUT_S = 1_000_000
+MAX_SECONDS = 1_000_000_000
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+Refusal = type[CallerError]
+
+
+def check_choice(name: str, value: object, choices: Sequence[str], error: Refusal = BadArgument) -> str:
+    """Return one of several words."""
+    if not isinstance(value, str) or value not in choices:
+        raise error(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r:.100}")
+    return value
+
+
+def check_flag(name: str, value: object, error: Refusal = BadArgument, *, is_text: bool = False) -> bool:
+    """Return True or False; as text also "yes", "no", "1" and "0"."""
+    flag = _FLAGS.get(value.lower()) if is_text and isinstance(value, str) else value
+    if not isinstance(flag, bool):
+        raise error(f"{name} must be True or False, not {value!r:.100}")
+    return flag
+
+
+def check_count(
+    name: str, value: object, least: int = 0, error: Refusal = BadArgument, *, is_text: bool = False
+) -> int:
+    """Return a whole number."""
+    is_digits = is_text and isinstance(value, str) and value.isascii() and value.isdigit()
+    count = int(value) if is_digits else value  # type: ignore[call-overload]
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise error(f"{name} must be a whole number, {least} or more, not {value!r:.100}")
+    return count
+
+
+def check_seconds(
+    name: str,
+    value: object,
+    least: float | None = None,
+    error: Refusal = BadArgument,
+    *,
+    is_text: bool = False,
+) -> float:
+    """Return a duration: `least` or more, or above 0."""
+    try:
+        seconds = float(value) if isinstance(value, int | float | (str if is_text else int)) else None
+    except (ValueError, OverflowError):
+        seconds = None
+    is_valid = seconds is not None and not isinstance(value, bool) and seconds <= MAX_SECONDS
+    if seconds is None or not is_valid or not (seconds > 0 if least is None else seconds >= least):
+        valid = "more than 0" if least is None else f"{least:g} or more"
+        raise error(f"{name} must be a number of seconds, {valid}, not {value!r:.100}")
+    return seconds
+
+
+def check_timeout(value: object, name: str = "timeout_s") -> float:
+    """Return a valid timeout."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_TIMEOUT_S:
+        raise BadArgument(f"{name} must be more than 0 s and at most {MAX_TIMEOUT_S:,} s, not {value!r}")
+    return float(value)
+
+
+def check_durability(value: object) -> str:
+    """Return the durability of a store or a save."""
+    if value not in ("sync", "async"):
+        hint = ' ("exit" is for runs: store.run(..., durability="exit"))' if value == "exit" else ""
+        raise BadArgument(f'durability must be "sync" or "async", not {value!r}{hint}')
+    return str(value)
 
 
 def check_id(name: str, value: object) -> str:
@@ -165,3 +233,20 @@ def check_handlers(value: object) -> Mapping[Any, Any]:
         )
         raise BadArgument(f"handlers must be a dict of agent → function of a run, not {value!r:.100}{hint}")
     return value
+
+
+def check_run(lease_s: object, throttle_s: object, max_attempts: object, clock: object = None) -> None:
+    """Refuse options that no run can have."""
+    if clock is not None and not callable(clock):
+        raise BadArgument(f"clock must be a function that returns seconds, not {clock!r:.100}")
+    for name, value, least in (("lease_s", lease_s, 0.1), ("throttle_s", throttle_s, 0.0)):
+        if check_seconds(name, value, least) > 86_400:
+            raise BadArgument(f"{name} must be at most a day, not {value!r}")
+    check_count("max_attempts", max_attempts, 1)
+
+
+def check_run_durability(value: object) -> str:
+    """Return when saves of a run are stored."""
+    if value not in ("sync", "async", "exit"):
+        raise BadArgument(f'durability of a run must be "sync", "async" or "exit", not {value!r}')
+    return str(value)

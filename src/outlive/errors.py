@@ -416,13 +416,13 @@ class ReplicaOpenedAlone(CallerError):
     def __init__(self, role: str, active: str, *, is_old_copy: bool = False) -> None:
         other = "" if role == active else f", of which the {active} is active,"
         going_on = (
-            "; enable_replication=False leaves the other one behind, which gets everything when the pair is opened again"
+            "; single=True uses this one alone, and the other gets everything when both are opened again"
             if role == active
             else ""
         )
         said = (
             f"this store is the {role} of a pair{other} and was opened alone: the other one would not learn of this; "
-            f"open both by outlive.open(primary, secondary=secondary){going_on}"
+            f"open both by outlive.open(primary, replication=outlive.Replication(secondary)){going_on}"
         )
         if is_old_copy:
             said = (
@@ -439,7 +439,9 @@ class NotReplicatedStore(CallerError):
     """The call is about two stores, and this store has no secondary."""
 
     def __init__(self) -> None:
-        super().__init__("this store has no secondary; open it with outlive.open(url, secondary=url)")
+        super().__init__(
+            "this store has no secondary; open it with outlive.open(url, replication=outlive.Replication(url))"
+        )
 
 
 # The store's --------------------------------------------------------------------------------------
@@ -447,6 +449,16 @@ class NotReplicatedStore(CallerError):
 
 class StoreUnavailable(StoreError):
     """The store could not be reached, or its disk refused."""
+
+
+class StoreMissing(StoreUnavailable, LookupError):
+    """There is no store at this URL, and `create=False` was given; nothing was created."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"there is no store at {url}; check the URL, or open it without create=False to create one"
+        )
+        self.url = url
 
 
 class FolderMissing(BadURL, StoreUnavailable):

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from outlive.arguments import (
     check_attributes,
+    check_durability,
     check_filter,
     check_handlers,
     check_id,
     check_limit,
     check_namespace,
+    check_run,
+    check_run_durability,
     check_text,
+    check_timeout,
     optional_id,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
@@ -59,7 +63,6 @@ if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the f
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 Opener = Callable[[str, str], Awaitable["AsyncStore"]]  # (url, tenant) → another store of the same mode
-MAX_TIMEOUT_S = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +168,8 @@ class AsyncStore(AsyncContext):
         `run.result` is what it gave. `durability` says when its saves are stored (see `run.save`), `clock` by what `throttle_s` is
         measured (default: time.monotonic). Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
-        from outlive.runs.run import check_durability, check_run
-
         check_run(lease_s, throttle_s, max_attempts, clock)
-        if check_durability(durability) == "exit" and throttle_s > 0:
+        if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
@@ -259,8 +260,6 @@ class AsyncStore(AsyncContext):
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
         """Return a lock on a thread: while it is held, no run and no other lock has that place."""
-        from outlive.runs.run import check_run
-
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -291,7 +290,7 @@ class AsyncStore(AsyncContext):
             lambda: self.recover(
                 handlers, policy=policy, code_version=code_version, after_failover=after_failover
             ),
-            check_timeout(interval_s),
+            check_timeout(interval_s, "interval_s"),
             on_report,
         )
 
@@ -657,18 +656,3 @@ async def _each_of(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
         except Exception as error:  # noqa: BLE001  # raised when the others are done
             errors.append(error)
     raise_all(errors)
-
-
-def check_timeout(value: object) -> float:
-    """Return a valid timeout or raise BadArgument."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_TIMEOUT_S:
-        raise BadArgument(f"timeout_s must be more than 0 s and at most {MAX_TIMEOUT_S:,} s, not {value!r}")
-    return float(value)
-
-
-def check_durability(value: object) -> str:
-    """Return a valid durability or raise BadArgument."""
-    if value not in ("sync", "async"):
-        hint = ' ("exit" is for runs: store.run(..., durability="exit"))' if value == "exit" else ""
-        raise BadArgument(f'durability must be "sync" or "async", not {value!r}{hint}')
-    return str(value)

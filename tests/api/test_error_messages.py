@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import outlive
+from rig.replicas import open_pair
 
 
 def test_a_state_that_needs_numpy_is_not_called_corrupt(monkeypatch):
@@ -65,7 +66,7 @@ def test_a_file_that_is_damaged_is_named(tmp_path, damage):
 
 def test_what_is_not_taken_is_not_said_to_be_done(tmp_path):
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("a", "b")]
-    with outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60) as store:
+    with open_pair(urls[0], urls[1], health_check_interval_s=60) as store:
         store.thread("t").save(1)
         pair = store._store._pair.stores
 

@@ -169,7 +169,7 @@ def test_a_loop_that_stands_still_with_calls_under_way_keeps_the_store(tmp_path)
 def test_timers_and_locks_go_along_into_the_next_loop(tmp_path):
     """A pair goes on to carry over what is queued, a lease is renewed, and a lock that was contended can be so again."""
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
-    store = asyncio.run(opened(one, secondary=two, replication="async"))
+    store = asyncio.run(opened(one, replication=outlive.Replication(two, mode="async")))
 
     async def drained():
         saves = [store.thread("t").save({"n": n}, durability="async") for n in range(20)]

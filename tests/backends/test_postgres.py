@@ -470,7 +470,7 @@ def test_options_may_stand_in_the_url_beside_those_of_libpq(postgres_url):
         saves(store, 2)
         assert json.dumps(repr(store)).count("?") == 0
     assert sql(postgres_url, "select tenant from mine.thread") == [("a",)]
-    with pytest.raises(BadURL, match="stands in the URL and beside it"):
+    with pytest.raises(BadURL, match="is in the URL and beside it"):
         outlive.open(url, schema="other")
 
 

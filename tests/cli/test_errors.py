@@ -45,9 +45,11 @@ def test_looking_at_an_empty_file_makes_no_store_of_it(program):
     assert os.path.getsize(program.folder / "empty.db") == 0
 
 
-def test_a_path_is_not_a_url_and_the_url_is_named(program):
+def test_a_path_means_a_sqlite_file_and_a_folder_is_refused_with_its_url(program):
     (program.folder / "folder").mkdir()
-    assert told(program("ls", "--store", "a?.db"), 2).endswith("write sqlite:///a%3F.db")
+    build(f"sqlite:///{program.folder}/some.db")
+    assert len(program("ls", "-q", "--store", "some.db").out.splitlines()) == 5
+    assert "no store at" in told(program("ls", "--store", "a.db"), 3)
     assert told(program("ls", "--store", "folder"), 2).endswith("write file:folder")
     assert "'typo:x' has no scheme" in told(program("ls", "--store", "typo:x"), 2)
 
@@ -69,7 +71,7 @@ def test_with_yes_an_id_is_written_out_and_the_error_says_so(here):
 def test_doctor_mends_what_is_wrong_and_nothing_else(program):
     items = json.loads(program("doctor", "--json", "--store", "sqlite:///typo.db").out)["items"]
     found = next(item for item in items if item["check"] == "store")
-    assert found["fix"] == "check the path, or save something first"
+    assert found["fix"] == "check the URL, or save something first"
     assert found["fix"] not in found["message"]
 
 
@@ -107,7 +109,7 @@ def test_a_file_that_others_hold_is_waited_for_as_long_as_one_says(here):
     assert busy.endswith("try again, or wait longer: --timeout 5min")
     assert told(here("ls", *store, "--timeout", "soon"), 2).startswith("--timeout takes a duration")
     twice = here("ls", "--store", "sqlite:///agent.db?timeout_s=1", "--timeout", "1s")
-    assert "stands in the URL and beside it" in told(twice, 2)
+    assert "is in the URL and beside it" in told(twice, 2)
 
 
 def test_a_server_that_is_not_there_is_given_up_after_the_timeout(program):

@@ -16,6 +16,7 @@ from outlive.layers.replication.dissolve import end_pair
 from outlive.runtime.runtime import run_now
 from outlive.testing.interposed import Interposed
 from rig.proxy import FaultProxy
+from rig.replicas import open_pair
 from rig.world import build
 
 QUICK = "timeout_s=3"
@@ -129,7 +130,7 @@ def test_a_person_is_asked_before_the_stores_change_places(joined):
 def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
     (joined.folder / "agents.py").write_text(f"{kind}def go_on(run):\n    return 'done'\n")
     primary, secondary = joined.env.values()
-    with outlive.open(primary, secondary=secondary) as store:
+    with open_pair(primary, secondary) as store:
         store.run("t", run_id="r-1", agent="planner").start().release()
     joined("promote", "--yes")
     assert joined("runs", "--json").items[0]["standing"] == "released"
@@ -233,8 +234,8 @@ def test_a_secondary_that_is_down_is_told(program):
 def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
     key = random.Random(3).randbytes(32)
     two = Two(program, *(f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")))
-    with outlive.open(
-        two.env["OUTLIVE_STORE"], secondary=two.env["OUTLIVE_SECONDARY"], key=outlive.KeyRing({"k": key})
+    with open_pair(
+        two.env["OUTLIVE_STORE"], two.env["OUTLIVE_SECONDARY"], key=outlive.KeyRing({"k": key})
     ) as store:
         store.thread("t").save({"n": 1})
     assert two("replication").code == 0
@@ -249,7 +250,7 @@ def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
 
 def test_a_pair_that_is_paused_stays_so(joined):
     primary, secondary = joined.env.values()
-    with outlive.open(primary, secondary=secondary, enable_replication=False) as store:
+    with open_pair(primary, secondary, enabled=False) as store:
         store.thread("alone").save({"n": 1})
     assert "alone" in joined("ls", "-q").out
     assert states(joined) == ["active", "paused"]
@@ -388,9 +389,9 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
         assert store.thread("trip-7").load() == {"n": 1}, "an old copy is read"
         with pytest.raises(outlive.errors.ReplicaOpenedAlone, match="this store is an old copy"):
             store.thread("t").save(2)
-    for options in ({}, {"enable_replication": False}):
+    for options in ({}, {"enabled": False}):
         with pytest.raises(outlive.errors.StoreUnavailable, match="no pair any more"):
-            outlive.open(joined.env["OUTLIVE_STORE"], secondary=joined.env["OUTLIVE_SECONDARY"], **options)
+            open_pair(joined.env["OUTLIVE_STORE"], joined.env["OUTLIVE_SECONDARY"], **options)
     assert states(joined) == (["old copy", "alone"] if active else ["alone", "old copy"])
     for command in (["ls"], ["promote", "--yes"], ["failback", "--yes"], ["replication", "--pause", "--yes"]):
         assert joined(*command).code != 0
@@ -398,7 +399,7 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
     assert "is an old copy" in joined.program("rm", "trip-42", "--yes", "--store", old, "--single").err
     third = f"sqlite:///{joined.folder}/third.db"
     assert joined.program("replication", "--store", alone, "--secondary", third, "--join", "--yes").code == 0
-    with outlive.open(alone, secondary=third) as store:
+    with open_pair(alone, third) as store:
         store.thread("t").save("again in two")
     with outlive.open(third) as store:
         assert store.thread("t").load() == "again in two"
@@ -411,11 +412,11 @@ def shown_url(url):
 
 
 @pytest.mark.parametrize("active", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"replication": "async"}], ids=["sync", "async"])
+@pytest.mark.parametrize("options", [{}, {"mode": "async"}], ids=["sync", "async"])
 def test_a_program_that_has_the_pair_open_when_it_ends_changes_no_roles(program, active, options):
     urls = [f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")]
     two = Two(program, *urls)
-    with outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60, **options) as store:
+    with open_pair(urls[0], urls[1], health_check_interval_s=60, **options) as store:
         store.thread("t").save(1)
         if active:
             store.promote()
@@ -452,7 +453,7 @@ def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_i
         with outlive.open(near) as store:
             store.thread("t").save("alone")
         with pytest.raises(outlive.errors.StoreUnavailable, match="no pair any more"):
-            outlive.open(near, secondary=postgres_store)
+            open_pair(near, postgres_store)
         assert states(two)[0] == "alone"
         assert "when the other is reachable" in two("replication").out
         assert two("replication", "--leave", "--yes").code == 0
@@ -470,7 +471,7 @@ def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_i
 def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey_url, tenant, monkeypatch):
     urls = [f"sqlite:///{program.folder}/near.db", valkey_url]
     two = Two(program, *urls)
-    with outlive.open(urls[0], secondary=urls[1], tenant=tenant) as store:
+    with open_pair(urls[0], urls[1], tenant=tenant) as store:
         store.thread("t").save(1)
         stores = store._store._pair.stores
         sides = [run_now(stores.side(role)) for role in (0, 1)]
@@ -483,7 +484,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
         with pytest.raises(outlive.errors.StoreUnavailable, match="killed"):
             run_now(end_pair((failing, sides[0]), (stores.both[1], sides[1]), tenant, 30))
     with pytest.raises(outlive.errors.StoreUnavailable, match="repeat outlive replication --leave"):
-        outlive.open(urls[0], secondary=urls[1], tenant=tenant)
+        open_pair(urls[0], urls[1], tenant=tenant)
     with outlive.open(urls[0], tenant=tenant) as store, pytest.raises(outlive.errors.ReplicaOpenedAlone):
         store.thread("t").save(2)
     said = ("--tenant", tenant) if tenant else ()

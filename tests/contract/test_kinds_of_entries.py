@@ -12,6 +12,7 @@ from outlive.backend.entries import KINDS, SEALED, EntryKind
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
+from rig.replicas import open_pair
 
 OLD, NEW = random.Random(1).randbytes(32), random.Random(2).randbytes(32)
 RING, BOTH, LAST = KeyRing({"old": OLD}), KeyRing({"old": OLD, "new": NEW}), KeyRing({"new": NEW})
@@ -72,12 +73,12 @@ def test_the_other_store_of_a_pair_gets_what_is_replicated(tmp_path):
     """With each commit, and when it joins a store that has something. What layers keep for themselves has ways of its own."""
     kinds = [KINDS[name] for name in SEALED]
     one, two, three = (f"sqlite:///{tmp_path}/{n}.db?fsync=normal" for n in range(3))
-    with outlive.open(one, secondary=two) as store:
+    with open_pair(one, two) as store:
         put(store, *kinds)
     with outlive.open(three) as store:
         put(store, *kinds)
     joined = f"sqlite:///{tmp_path}/joined.db?fsync=normal"
-    with outlive.open(three, secondary=joined) as store:
+    with open_pair(three, joined) as store:
         eventually(lambda: store.replication_status().is_whole)
     for url, kind, key in itertools.product((two, joined), kinds, (LISTED, UNLISTED)):
         with outlive.open(url) as store:

@@ -6,8 +6,9 @@ import sqlite3
 import pytest
 
 import outlive
+from rig.replicas import open_pair
 
-MODES = [{"replication": "sync", "on_secondary_down": "fail"}, {"replication": "async"}]
+MODES = [{"mode": "sync", "on_secondary_down": "fail"}, {"mode": "async"}]
 TABLES = {"chunk": "name, data", "checkpoint": "id, body", "write": "task, body", "thread": "digest, info"}
 
 
@@ -28,15 +29,15 @@ def fill(store):
         run.step("ask", lambda: "secret answer")
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["replication"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["mode"])
 def test_both_stores_hold_the_same_sealed_bytes_before_and_after_a_rotation(mode, tmp_path):
     old, new = outlive.KeyRing.new_key(), outlive.KeyRing.new_key()
     a, b = tmp_path / "a.db", tmp_path / "b.db"
     options = {"secondary": f"sqlite:///{b}", **mode}
-    with outlive.open(f"sqlite:///{a}", key=outlive.KeyRing({"old": old}), **options) as store:
+    with open_pair(f"sqlite:///{a}", key=outlive.KeyRing({"old": old}), **options) as store:
         fill(store)
     assert all(rows(a, table) == rows(b, table) for table in TABLES)
-    with outlive.open(f"sqlite:///{a}", key=outlive.KeyRing({"old": old, "new": new}), **options) as store:
+    with open_pair(f"sqlite:///{a}", key=outlive.KeyRing({"old": old, "new": new}), **options) as store:
         assert store.rotate().chunks > 0
         assert store.rotate().total == 0
         store.thread("t").save({"after": 1})
@@ -52,26 +53,24 @@ def test_both_stores_hold_the_same_sealed_bytes_before_and_after_a_rotation(mode
 def test_a_ring_without_keys_opens_a_pair_that_is_encrypted_and_no_other(tmp_path):
     a, b, c, d = (f"sqlite:///{tmp_path / name}.db" for name in "abcd")
     with pytest.raises(outlive.errors.KeyMissing):
-        outlive.open(a, secondary=b, key=outlive.KeyRing())
-    with outlive.open(
-        a, secondary=b, key=outlive.KeyRing({"k": outlive.KeyRing.new_key()}), auto_failover=False
-    ) as store:
+        open_pair(a, b, key=outlive.KeyRing())
+    with open_pair(a, b, key=outlive.KeyRing({"k": outlive.KeyRing.new_key()}), auto_failover=False) as store:
         fill(store)
         store.promote()
         store.thread("new").save(1)
-    with outlive.open(a, secondary=b, key=outlive.KeyRing()) as store:
+    with open_pair(a, b, key=outlive.KeyRing()) as store:
         assert store.replication_status().active == "secondary"
         assert [info.id for info in store.threads()] == ["new", "t", "t2"]
         assert store.verify().ok
-    outlive.open(c, secondary=d).close()
+    open_pair(c, d).close()
     with pytest.raises(outlive.errors.NotEncrypted):
-        outlive.open(c, secondary=d, key=outlive.KeyRing())
+        open_pair(c, d, key=outlive.KeyRing())
 
 
 def test_a_failover_leaves_an_encrypted_store_readable(tmp_path):
     ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
-    options = {"secondary": f"sqlite:///{tmp_path / 'b.db'}", "replication": "sync"}
-    with outlive.open(f"sqlite:///{tmp_path / 'a.db'}", key=ring, **options) as store:
+    options = {"secondary": f"sqlite:///{tmp_path / 'b.db'}", "mode": "sync"}
+    with open_pair(f"sqlite:///{tmp_path / 'a.db'}", key=ring, **options) as store:
         fill(store)
         store.promote()
         assert store.thread("t").load()["n"] == 5
@@ -81,12 +80,12 @@ def test_a_failover_leaves_an_encrypted_store_readable(tmp_path):
         assert store.verify().ok
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["replication"])
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode["mode"])
 def test_what_a_sweep_lets_go_stays_gone_in_both_sealed_stores_over_a_failover(mode, tmp_path):
     a, b = tmp_path / "a.db", tmp_path / "b.db"
     ring = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
     options = {"secondary": f"sqlite:///{b}", "key": ring, "retain": outlive.Retain(keep_last=2), **mode}
-    with outlive.open(f"sqlite:///{a}", **options) as store:
+    with open_pair(f"sqlite:///{a}", **options) as store:
         thread = store.thread("t")
 
         def work(ids):

@@ -36,6 +36,7 @@ from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.pruning import PruningContract
 from rig.crash import LONG, ram_folder, rounds
+from rig.replicas import open_pair
 
 OLD, NEW = random.Random(1).randbytes(32), random.Random(2).randbytes(32)
 RING = KeyRing({"old": OLD})
@@ -748,11 +749,11 @@ def sealed_rows(path):
 @pytest.mark.parametrize("replication", ["sync", "async"])
 def test_both_of_a_pair_hold_the_same_sealed_bytes_also_after_a_rotation(replication, tmp_path):
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
-    with outlive.open(one, secondary=two, replication=replication, key=RING) as store:
+    with open_pair(one, two, mode=replication, key=RING) as store:
         fill(store)
         expected = read(store)
     assert sealed_rows(tmp_path / "one.db") == sealed_rows(tmp_path / "two.db")
-    with outlive.open(one, secondary=two, replication=replication, key=BOTH) as store:
+    with open_pair(one, two, mode=replication, key=BOTH) as store:
         assert store.rotate().checkpoints == 6
         assert store.rotate().total == 0
     rows = sealed_rows(tmp_path / "one.db")

@@ -241,7 +241,7 @@ class Chaos:
             assert (await store.verify()).problems == ()
 
     async def check_count(self, alone):
-        if self.options.get("replication") == "async" or self.options.get("on_secondary_down") == "queue":
+        if self.options.get("mode") == "async" or self.options.get("on_secondary_down") == "queue":
             return  # two owners in two epochs may count the same
         twice = {number: ids for number, ids in self.counted.items() if len(ids) > 1}
         assert not twice, f"lost updates: {twice}"
@@ -304,7 +304,7 @@ def test_no_acknowledged_save_is_lost_when_the_primary_loses_all_it_has_in_stric
     chaos(STRICT, appendonly=False, salt=2)
 
 
-MODES = [{"on_secondary_down": "queue"}, {"replication": "async"}]
+MODES = [{"on_secondary_down": "queue"}, {"mode": "async"}]
 QUEUEING = [(PAIRS[0], MODES[0]), (PAIRS[2], MODES[1]), (PAIRS[1], MODES[1]), (PAIRS[3], MODES[0])]
 if LONG:
     QUEUEING = [(pair, mode) for pair in PAIRS for mode in MODES]

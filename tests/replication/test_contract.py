@@ -28,7 +28,7 @@ def pair(primary, secondary, runtime, **options):
         Replicate(
             primary,
             secondary,
-            Replication.of(options),
+            Replication("", **options),
             runtime=runtime,
             naming=lambda key: lambda *chunk: True,
         ),
@@ -101,7 +101,7 @@ class TestSync(BackendContract if LONG else _SyncInShort):
 class TestAsync(StoreContract if LONG else _Behind):
     @pytest.fixture
     def backend(self):
-        return opener(replication="async")
+        return opener(mode="async")
 
 
 class TestFailedOver(StoreContract if LONG else _Behind):

@@ -25,6 +25,7 @@ import outlive
 from outlive.testing.patience import eventually
 from rig.crash import LONG
 from rig.proxy import FaultProxy
+from rig.replicas import open_pair
 from rig.servers import PostgresServer, ValkeyServer
 
 SECONDS = float(os.environ.get("OUTLIVE_PAIR_S") or (120 if LONG else 4))
@@ -57,7 +58,7 @@ def client(report, urls, folder, name, seed):
     report("ready")
     while not os.path.exists(stop):
         try:
-            store = outlive.open(urls[0], secondary=urls[1], **OPTIONS)
+            store = open_pair(urls[0], urls[1], **OPTIONS)
             break
         except outlive.StoreError:
             time.sleep(0.05)
@@ -246,7 +247,7 @@ class Round:
         (self.folder / "stop").touch()
         for worker in self.clients:
             worker.finish()
-        with outlive.open(self.urls[0], secondary=self.urls[1], **{**OPTIONS, "timeout_s": 30}) as store:
+        with open_pair(self.urls[0], self.urls[1], **{**OPTIONS, "timeout_s": 30}) as store:
 
             def is_settled():
                 with contextlib.suppress(outlive.StoreError):

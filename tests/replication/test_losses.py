@@ -19,7 +19,7 @@ from outlive.runtime.runtime import run_now
 from outlive.testing.patience import PATIENCE_S, eventually
 from rig.crash import ram_folder
 from rig.proxy import FaultProxy
-from rig.replicas import hasty
+from rig.replicas import hasty, open_pair, pair_options
 
 QUICK = {"timeout_s": 30.0, "health_check_interval_s": 0.05, "failback_delay_s": 0}
 _number = itertools.count(1)
@@ -47,7 +47,7 @@ def url_of(request, tmp_path):
 @pytest.fixture
 def pair(url_of):
     """A pair in files, in strict mode, that would fail over by itself."""
-    with outlive.open(url_of("sqlite"), secondary=url_of("sqlite"), **QUICK) as store:
+    with open_pair(url_of("sqlite"), url_of("sqlite"), **QUICK) as store:
         yield store
 
 
@@ -59,7 +59,7 @@ KINDS = ("memory", "file", "sqlite", "redis", "postgresql")
     [*((kind, "postgresql") for kind in KINDS[:-1]), *(("sqlite", kind) for kind in KINDS[:-1])],
 )
 def test_any_two_stores_are_a_pair(url_of, primary, secondary):
-    with outlive.open(url_of(primary), secondary=url_of(secondary), **QUICK) as store:
+    with open_pair(url_of(primary), url_of(secondary), **QUICK) as store:
         thread = store.thread("t")
         for n in range(4):
             thread.save({"n": n, "text": "x" * 500 * n}, id=f"{n}")
@@ -103,7 +103,7 @@ def test_a_wrong_call_is_no_reason_to_fail_over(pair):
 
 def test_damage_of_one_record_is_no_reason_to_fail_over(url_of):
     url = url_of("sqlite")
-    with outlive.open(url, secondary=url_of("sqlite"), cache_bytes=0, **QUICK) as store:
+    with open_pair(url, url_of("sqlite"), cache_bytes=0, **QUICK) as store:
         store.thread("t").save({"text": "x" * 5000})
         store.thread("u").save("whole")
         damage(url)
@@ -116,7 +116,7 @@ def test_damage_of_one_record_is_no_reason_to_fail_over(url_of):
 def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primary(url_of):
     url = url_of("sqlite")
     with (
-        outlive.open(url, secondary=url_of("sqlite"), **QUICK) as store,
+        open_pair(url, url_of("sqlite"), **QUICK) as store,
         contextlib.closing(apsw.Connection(url.removeprefix("sqlite:///"))) as other,
     ):
         store.thread("t").save(1)
@@ -138,7 +138,7 @@ def test_a_lock_is_no_reason_to_fail_over_but_who_says_so_leaves_a_locked_primar
 
 def test_a_damaged_primary_is_left_when_somebody_says_so(url_of):
     url = url_of("sqlite")
-    with outlive.open(url, secondary=url_of("sqlite"), replication="async", cache_bytes=0, **QUICK) as store:
+    with open_pair(url, url_of("sqlite"), mode="async", cache_bytes=0, **QUICK) as store:
         store.thread("t").save({"text": "x" * 5000})
         eventually(lambda: store.replication_status().queued == 0)
         store._store._pair._upkeep.is_over = True  # what comes now stays queued
@@ -160,7 +160,7 @@ def damage(url):
 def test_a_cancelled_call_is_no_reason_to_fail_over_and_is_in_both_or_in_none(url_of):
     async def scenario():
         urls = url_of("sqlite"), url_of("sqlite")
-        async with outlive.open_async(urls[0], secondary=urls[1], **QUICK) as store:
+        async with outlive.open_async(urls[0], **pair_options(urls[1], dict(QUICK))) as store:
             thread = store.thread("t")
             for n in range(12):
                 task = asyncio.ensure_future(thread.save({"n": n}, id=f"{n}"))
@@ -186,14 +186,14 @@ def test_a_cancelled_call_is_no_reason_to_fail_over_and_is_in_both_or_in_none(ur
 def test_an_unreachable_store_is_an_error_and_never_an_absent_thread(valkey_server, url_of):
     with FaultProxy(valkey_server.host, valkey_server.port) as network:
         url = hasty(network.through(valkey_server.url))
-        with outlive.open(url, secondary=url_of("sqlite"), **QUICK, auto_failover=False) as store:
+        with open_pair(url, url_of("sqlite"), **QUICK, auto_failover=False) as store:
             store.thread("t").save("precious")
             with network.refusing(), pytest.raises(outlive.errors.StoreUnavailable):
                 store.thread("t").load()
 
 
 def test_a_primary_that_lost_all_it_had_is_left_and_filled_again(valkey_server, url_of):
-    with outlive.open(valkey_server.url, secondary=url_of("sqlite"), **QUICK) as store:
+    with open_pair(valkey_server.url, url_of("sqlite"), **QUICK) as store:
         for n in range(3):
             store.thread("t").save({"n": n})
         valkey_server.call("FLUSHALL")
@@ -212,7 +212,7 @@ def test_a_primary_that_lost_all_it_had_is_left_though_notes_stand_in_it_again(v
         "threads": lambda: [info.id for info in store.threads()],
     }
     quiet = {**QUICK, "health_check_interval_s": 1000}
-    with outlive.open(valkey_server.url, secondary=url_of("sqlite"), **quiet) as store:
+    with open_pair(valkey_server.url, url_of("sqlite"), **quiet) as store:
         for n in range(3):
             store.thread("t").save(n)
         valkey_server.call("FLUSHALL")
@@ -225,10 +225,10 @@ def test_a_primary_that_lost_all_it_had_is_left_though_notes_stand_in_it_again(v
 
 def test_a_primary_that_lost_all_it_had_while_nobody_looked_is_filled_again(valkey_server, url_of):
     second = url_of("sqlite")
-    with outlive.open(valkey_server.url, secondary=second, **QUICK) as store:
+    with open_pair(valkey_server.url, second, **QUICK) as store:
         store.thread("t").save("precious")
     valkey_server.call("FLUSHALL")
-    with outlive.open(valkey_server.url, secondary=second, **QUICK) as store:
+    with open_pair(valkey_server.url, second, **QUICK) as store:
         assert store.thread("t").load() == "precious"
         eventually(lambda: not store.replication_status().is_failed_over)
     for url in (valkey_server.url, second):
@@ -239,7 +239,7 @@ def test_a_primary_that_lost_all_it_had_while_nobody_looked_is_filled_again(valk
 
 def test_a_secondary_that_lost_all_it_had_is_filled_again(valkey_server, url_of):
     first = url_of("sqlite")
-    with outlive.open(first, secondary=valkey_server.url, **QUICK) as store:
+    with open_pair(first, valkey_server.url, **QUICK) as store:
         store.thread("t").save("precious")
         valkey_server.call("FLUSHALL")
         assert not store.replication_status().is_whole
@@ -258,7 +258,7 @@ def test_a_secondary_that_forgot_its_last_commits_gets_them_again_with_the_next_
     for ids in ("012", "345", "67"):
         if ids == "67":
             shutil.copy(f"{path}.kept", path)  # as after a power cut
-        with outlive.open(urls[0], secondary=urls[1], **QUICK) as store:
+        with open_pair(urls[0], urls[1], **QUICK) as store:
             for id in ids:
                 store.thread("t").save({"id": id, "text": id * 2000}, id=id)
         if ids == "012":
@@ -273,7 +273,7 @@ def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(va
     with FaultProxy(valkey_server.host, valkey_server.port) as network:
         options = {"timeout_s": 30, "max_failover_attempts": 1, "health_check_interval_s": 0.1}
         url = hasty(network.through(valkey_server.url))
-        with outlive.open(url, secondary=url_of("memory"), failback_delay_s=3.0, **options) as store:
+        with open_pair(url, url_of("memory"), failback_delay_s=3.0, **options) as store:
             store.thread("t").save(1)
             with network.refusing():
                 assert store.thread("t").load() == 1
@@ -298,7 +298,7 @@ def test_a_promotion_by_hand_is_ended_by_hand(pair):
 
 
 def save_for_ever(report, url, secondary, mode):
-    with outlive.open(url, secondary=secondary, replication=mode, timeout_s=PATIENCE_S) as store:
+    with open_pair(url, secondary, mode=mode, timeout_s=PATIENCE_S) as store:
         for n in itertools.count():
             store.thread(f"{n % 3}").save({"n": n}, id=f"{n}")
             report(f"{n % 3}", f"{n}")
@@ -311,7 +311,7 @@ def test_what_was_acknowledged_and_queued_survives_kill_9(workers, postgres_stor
         worker = workers.spawn(save_for_ever, url, postgres_store, mode)
         acknowledged = {tuple(worker.receive()) for _ in range(40)}
         worker.kill()
-        with outlive.open(url, secondary=postgres_store, health_check_interval_s=0.05) as store:
+        with open_pair(url, postgres_store, health_check_interval_s=0.05) as store:
             eventually(lambda: store.replication_status().queued == 0)
         for place in (url, postgres_store):
             with outlive.open(place) as alone:
@@ -321,7 +321,7 @@ def test_what_was_acknowledged_and_queued_survives_kill_9(workers, postgres_stor
 
 def test_what_is_queued_is_not_what_the_state_became_later(url_of):
     urls = url_of("sqlite"), url_of("sqlite")
-    with outlive.open(urls[0], secondary=urls[1], replication="async") as store:
+    with open_pair(urls[0], urls[1], mode="async") as store:
         state = {"list": [1]}
         for n in range(2, 6):
             store.thread("t").save(state, id=f"{n}")
@@ -337,7 +337,7 @@ def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, monkey
         "outlive.layers.replication.layer._BEAT_S", 60
     )  # all of it is still queued when the store is closed
     urls = url_of("sqlite"), url_of("sqlite")
-    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+    with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         for id in ("old", "older"):
             store.thread("gone").save(id, id=id)
             store.thread("again").save(id, id=id)
@@ -354,7 +354,7 @@ def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, monkey
 def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, monkeypatch):
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
     urls = url_of("sqlite"), url_of("sqlite")
-    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+    with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         thread, pair = store.thread("t"), store._store._pair
         thread.save("old", id="same")
         notes = run_now(pair.entries(EntryQuery("", OUTBOX)))
@@ -373,7 +373,7 @@ def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, mo
 def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch):
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
     urls = url_of("sqlite"), url_of("sqlite")
-    with outlive.open(urls[0], secondary=urls[1], replication="async", health_check_interval_s=60) as store:
+    with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         store.thread("t").save(1)
         store.thread("t").save(2)
         primary = store._store._pair.stores.both[0]
@@ -387,7 +387,7 @@ def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch)
 
 def test_saves_of_one_thread_arrive_in_their_order_from_many_threads(url_of):
     urls = url_of("sqlite"), url_of("sqlite")
-    with outlive.open(urls[0], secondary=urls[1], replication="async") as store:
+    with open_pair(urls[0], urls[1], mode="async") as store:
         running = [
             threading.Thread(target=lambda: [store.thread("t").save(n) for n in range(10)]) for _ in range(4)
         ]
@@ -409,7 +409,7 @@ def test_closing_says_what_is_left_and_the_next_one_carries_it_over(
     url = f"sqlite:///{tmp_path}/a.db"
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
         far = hasty(network.through(postgres_store))
-        store = outlive.open(url, secondary=far, replication="async", timeout_s=30)
+        store = open_pair(url, far, mode="async", timeout_s=30)
         store.thread("t").save(1)
         eventually(lambda: store.replication_status().queued == 0)
         network.mode = "refuse"
@@ -423,7 +423,7 @@ def test_closing_says_what_is_left_and_the_next_one_carries_it_over(
         with pytest.raises(outlive.errors.StoreClosed):
             store.thread("t").save(3)
         network.mode = "pass"
-        with outlive.open(url, secondary=far, health_check_interval_s=0.05) as store:
+        with open_pair(url, far, health_check_interval_s=0.05) as store:
             eventually(lambda: store.replication_status().queued == 0)
     with outlive.open(postgres_store) as alone:
         assert alone.thread("t").load() == 2
@@ -462,7 +462,7 @@ def test_a_lock_is_held_over_a_failover_and_given_back_by_its_owner_alone(pair):
 def test_a_lock_whose_owner_is_cancelled_is_free_at_once(url_of):
     async def scenario():
         urls = url_of("sqlite"), url_of("sqlite")
-        async with outlive.open_async(urls[0], secondary=urls[1], **QUICK) as store:
+        async with outlive.open_async(urls[0], **pair_options(urls[1], dict(QUICK))) as store:
 
             async def hold(held):
                 async with store.lock("t", lease_s=600):
@@ -500,8 +500,8 @@ def test_no_name_of_a_thread_reaches_what_the_pair_keeps_for_itself(pair, id):
 def test_tenants_fail_over_apart_from_each_other(url_of):
     urls = url_of("sqlite"), url_of("sqlite")
     with (
-        outlive.open(urls[0], secondary=urls[1], tenant="a", **QUICK) as one,
-        outlive.open(urls[0], secondary=urls[1], tenant="b", **QUICK) as two,
+        open_pair(urls[0], urls[1], tenant="a", **QUICK) as one,
+        open_pair(urls[0], urls[1], tenant="b", **QUICK) as two,
     ):
         one.thread("t").save("of a")
         two.thread("t").save("of b")
@@ -517,7 +517,7 @@ def test_a_chunk_that_somebody_changed_in_the_secondary_is_not_carried_back(url_
         "outlive.layers.replication.layer._BEAT_S", 60
     )  # nothing is carried over before it is damaged
     urls = url_of("sqlite"), url_of("sqlite")
-    store = outlive.open(urls[0], secondary=urls[1], health_check_interval_s=60)
+    store = open_pair(urls[0], urls[1], health_check_interval_s=60)
     store.promote()
     store.thread("t").save({"text": "x" * 5000})
     damage(urls[1])

@@ -55,7 +55,7 @@ class Apart:
     def __init__(self, days=(0, 0)):
         runtimes = [Skewed(one) for one in days]
         self.backends = [Interposed(SyncLocal(MemoryBackend())), Interposed(SyncLocal(MemoryBackend()))]
-        options = Replication.of({"replication": "async", "health_check_interval_s": 1000})
+        options = Replication("", mode="async", health_check_interval_s=1000)
         self.pairs = [
             Replicate(*self.backends, options, runtime=runtime, naming=lambda key: lambda *chunk: True)
             for runtime in runtimes

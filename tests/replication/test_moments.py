@@ -11,7 +11,7 @@ import outlive
 from outlive.testing.patience import eventually
 from rig.crash import LONG, ram_folder
 from rig.proxy import FaultProxy
-from rig.replicas import hasty
+from rig.replicas import hasty, open_pair
 
 QUIET = {"timeout_s": 30, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
@@ -109,7 +109,7 @@ def is_done(status):
 
 
 def switch_and_die(report, urls, mode, action, number):
-    with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUIET) as store:
+    with open_pair(urls[0], urls[1], mode=mode, **QUIET) as store:
         report(prepare(store, action))
         with acting_at(store, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
             getattr(store, action)()
@@ -126,7 +126,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_change_of_places_loses_noth
             with workers.spawn(switch_and_die, urls, mode, action, number) as worker:
                 (acknowledged,) = worker.receive()
                 is_over = worker.receive() is not None
-            with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
+            with open_pair(urls[0], urls[1], mode=mode, **QUICK) as store:
                 settle(store)
             check(urls, acknowledged, is_deleted=action == "failback")
         if is_over:
@@ -146,7 +146,7 @@ DEEDS = {
 
 
 def do_and_die(report, urls, mode, deed, number):
-    with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUIET) as store:
+    with open_pair(urls[0], urls[1], mode=mode, **QUIET) as store:
         prepare(store, "save")
         with acting_at(store, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
             DEEDS[deed](store)
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_deed_leaves_two_stores_that
             urls = [f"sqlite:///{folder}/{name}.db" for name in "ab"]
             with workers.spawn(do_and_die, urls, mode, deed, number) as worker:
                 is_over = worker.receive() is not None
-            with outlive.open(urls[0], secondary=urls[1], replication=mode, **QUICK) as store:
+            with open_pair(urls[0], urls[1], mode=mode, **QUICK) as store:
                 eventually(lambda store=store: is_done(store.replication_status()))
             views = [view(url) for url in urls]
             assert views[0] == views[1]
@@ -200,7 +200,7 @@ def test_a_primary_that_is_gone_again_at_any_moment_of_a_failback_is_left_again(
         urls = f"{valkey_server.url}?prefix=m{number}:", second
         with FaultProxy(valkey_server.host, valkey_server.port) as network:
             options = {**QUIET, "auto_failover": is_automatic, "max_failover_attempts": 99}
-            with outlive.open(hasty(network.through(urls[0])), secondary=second, **options) as store:
+            with open_pair(hasty(network.through(urls[0])), second, **options) as store:
                 acknowledged = prepare(store, "failback")
 
                 def cut(network=network):

@@ -6,7 +6,7 @@ import pytest
 
 import outlive
 from outlive.testing.patience import eventually
-from rig.replicas import Disk
+from rig.replicas import Disk, open_pair
 
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
 ROLES = ("primary", "secondary")
@@ -29,7 +29,7 @@ def urls(tmp_path):
 
 
 def build(urls, *, is_failed_over=False, **options):
-    with outlive.open(urls[0], secondary=urls[1], **QUICK, **options) as store:
+    with open_pair(urls[0], urls[1], **QUICK, **options) as store:
         for id in ("t", "u"):
             for n in range(3):
                 store.thread(id).save({"n": n, "text": "x" * 1000 * n}, id=f"{n}")
@@ -60,7 +60,7 @@ def test_one_store_of_a_pair_is_read_alone_and_not_written(urls, role, is_failed
         assert store.verify().problems == ()
         for deed in DEEDS.values():
             with pytest.raises(
-                outlive.errors.ReplicaOpenedAlone, match=r"outlive\.open\(primary, secondary="
+                outlive.errors.ReplicaOpenedAlone, match=r"outlive\.open\(primary, replication="
             ) as refused:
                 deed(store)
             assert (refused.value.role, refused.value.active) == (ROLES[role], ROLES[is_failed_over])
@@ -114,10 +114,10 @@ def test_what_the_active_store_did_alone_on_purpose_is_in_both_when_the_pair_is_
     urls, deed, is_failed_over
 ):
     build(urls, is_failed_over=is_failed_over)
-    with outlive.open(urls[is_failed_over], enable_replication=False) as store:
+    with outlive.open(urls[is_failed_over], single=True) as store:
         DEEDS[deed](store)
         after, title = view(store), store.thread("t").metadata()
-    with outlive.open(urls[0], secondary=urls[1], **QUICK) as store:
+    with open_pair(urls[0], urls[1], **QUICK) as store:
         assert store.replication_status().is_failed_over == is_failed_over
         wait_until_whole(store)
     for url in urls:
@@ -129,7 +129,7 @@ def test_what_the_active_store_did_alone_on_purpose_is_in_both_when_the_pair_is_
 @pytest.mark.parametrize("is_failed_over", [False, True])
 def test_the_store_that_is_not_active_is_not_written_alone_whatever_one_says(urls, is_failed_over):
     build(urls, is_failed_over=is_failed_over)
-    with outlive.open(urls[not is_failed_over], enable_replication=False) as store:
+    with outlive.open(urls[not is_failed_over], single=True) as store:
         with pytest.raises(outlive.errors.ReplicaOpenedAlone, match="is active"):
             store.thread("t").save(1)
         assert store.thread("t").load() is not None
@@ -137,12 +137,12 @@ def test_the_store_that_is_not_active_is_not_written_alone_whatever_one_says(url
 
 def test_what_a_primary_did_alone_that_did_not_know_it_was_left_comes_over_at_failback(urls, tmp_path):
     build(urls)
-    with outlive.open(urls[0], secondary=urls[1], **QUICK) as store:
+    with open_pair(urls[0], urls[1], **QUICK) as store:
         with Disk(tmp_path / "a.db") as disk:
             disk.mode = "refuse"
             store.promote()
             store.thread("t").save("later", id="later")
-        with outlive.open(urls[0], enable_replication=False) as alone:
+        with outlive.open(urls[0], single=True) as alone:
             alone.thread("t").save("alone", id="alone")
             alone.thread("new").save(1, id="new")
             alone.delete("u")
@@ -154,7 +154,7 @@ def test_what_a_primary_did_alone_that_did_not_know_it_was_left_comes_over_at_fa
 
 
 def test_a_store_that_is_no_pair_goes_on_as_ever(urls):
-    with outlive.open(urls[0], enable_replication=False) as store:
+    with outlive.open(urls[0], single=True) as store:
         store.thread("t").save(1)
     with outlive.open(urls[0]) as store:
         assert store.thread("t").load() == 1

@@ -10,9 +10,9 @@ import pytest
 
 import outlive
 from rig.proxy import FaultProxy
-from rig.replicas import Client, hasty, memories
+from rig.replicas import Client, hasty, memories, open_pair, pair_options
 
-QUEUEING = [{"on_secondary_down": "queue"}, {"replication": "async"}]
+QUEUEING = [{"on_secondary_down": "queue"}, {"mode": "async"}]
 MODES = [{}, *QUEUEING]
 KEY = outlive.KeyRing({"k": outlive.KeyRing.new_key()})
 
@@ -37,10 +37,10 @@ def test_a_pair_opens_while_the_disk_of_its_local_primary_is_gone(tmp_path, sche
     disk = tmp_path / "disk"
     disk.mkdir()
     urls = local_url(scheme, disk), f"sqlite:///{tmp_path}/s.db"
-    with outlive.open(urls[0], secondary=urls[1], key=KEY, **options) as store:
+    with open_pair(urls[0], urls[1], key=KEY, **options) as store:
         store.thread("t").save("saved", id="a")
     take_away(disk, how)
-    with outlive.open(urls[0], secondary=urls[1], key=KEY, **options) as store:
+    with open_pair(urls[0], urls[1], key=KEY, **options) as store:
         if options:
             with pytest.raises(outlive.errors.StoreUnavailable):
                 store.thread("t").load()
@@ -61,8 +61,8 @@ def test_a_pair_opens_while_the_disk_of_its_local_primary_is_gone(tmp_path, sche
 def test_a_wrong_path_in_a_new_pair_is_a_bad_url_and_leaves_the_secondary_as_it_is(tmp_path):
     urls = f"sqlite:///{tmp_path}/typo/p.db", f"sqlite:///{tmp_path}/s.db"
     with pytest.raises(outlive.errors.BadURL, match="does not exist"):
-        outlive.open(urls[0], secondary=urls[1])
-    with outlive.open(f"sqlite:///{tmp_path}/p.db", secondary=urls[1]) as store:
+        open_pair(urls[0], urls[1])
+    with open_pair(f"sqlite:///{tmp_path}/p.db", urls[1]) as store:
         store.thread("t").save(1)
 
 
@@ -70,7 +70,7 @@ def test_a_wrong_path_in_a_new_pair_is_a_bad_url_and_leaves_the_secondary_as_it_
 def test_a_pair_opens_in_a_queueing_mode_while_its_primary_is_unreachable(valkey_server, tmp_path, options):
     with FaultProxy(valkey_server.host, valkey_server.port) as network:
         url = hasty(network.through(f"{valkey_server.url}?prefix={tmp_path.name}:"))
-        pair = {"secondary": f"sqlite:///{tmp_path}/s.db", "timeout_s": 5.0, **options}
+        pair = pair_options(f"sqlite:///{tmp_path}/s.db", {"timeout_s": 5.0, **options})
         with outlive.open(url, **pair) as store:
             store.thread("t").save("saved")
         with network.refusing():
@@ -89,14 +89,14 @@ def test_a_pair_opens_in_a_queueing_mode_while_its_primary_is_unreachable(valkey
 
 def test_the_status_says_since_when_the_secondary_is_active(tmp_path):
     urls = f"sqlite:///{tmp_path}/p.db", f"sqlite:///{tmp_path}/s.db"
-    with outlive.open(urls[0], secondary=urls[1]) as store:
+    with open_pair(urls[0], urls[1]) as store:
         assert store.replication_status().failed_over_at is None
         before = dt.datetime.now(dt.UTC)
         store.promote()
         at = store.replication_status().failed_over_at
         assert before <= at <= dt.datetime.now(dt.UTC)
         store.promote()  # it is so already
-        with outlive.open(urls[0], secondary=urls[1]) as other:
+        with open_pair(urls[0], urls[1]) as other:
             assert other.replication_status().failed_over_at == at
         store.failback()
         assert store.replication_status().failed_over_at is None
@@ -127,7 +127,7 @@ def test_ping_asks_every_store_of_a_pair_and_names_the_one_that_does_not_answer(
             with pytest.raises(outlive.errors.StoreUnavailable):
                 store.ping(timeout_s=0.2)
         network.mode = "pass"
-        with outlive.open(near, secondary=f"{far}x", health_check_interval_s=1000) as store:
+        with open_pair(near, f"{far}x", health_check_interval_s=1000) as store:
             assert list(store.ping()) == ["primary", "secondary"]
             network.mode = "blackhole"
             with pytest.raises(outlive.errors.StoreUnavailable, match="the secondary does not answer"):
@@ -267,9 +267,9 @@ def test_a_primary_that_is_gone_is_left_at_once_when_a_pair_is_opened(tmp_path):
     shutil.rmtree(tmp_path / "disk", ignore_errors=True)
     (tmp_path / "disk").mkdir()
     urls = f"sqlite:///{tmp_path}/disk/p.db", f"sqlite:///{tmp_path}/s.db"
-    with outlive.open(urls[0], secondary=urls[1]) as store:
+    with open_pair(urls[0], urls[1]) as store:
         store.thread("t").save("saved")
     shutil.rmtree(tmp_path / "disk")
-    with outlive.open(urls[0], secondary=urls[1]) as store:
+    with open_pair(urls[0], urls[1]) as store:
         assert store.thread("t").load() == "saved"
         assert store.replication_status().active == "secondary"

@@ -10,14 +10,14 @@ from outlive.backend import RESERVED, Commit, EntryQuery, Removal, ThreadKey
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import eventually
 from rig.proxy import FaultProxy
-from rig.replicas import hasty
+from rig.replicas import hasty, open_pair
 
 WRONG = [
-    ({"replication": "both"}, "replication must be 'sync' or 'async'"),
-    ({"replication": None}, "replication must be 'sync' or 'async'"),
+    ({"mode": "both"}, "mode must be 'sync' or 'async'"),
+    ({"mode": None}, "mode must be 'sync' or 'async'"),
     ({"on_secondary_down": "ignore"}, "on_secondary_down must be 'fail' or 'queue'"),
-    ({"replication": "async", "on_secondary_down": "fail"}, '"async" always queues'),
-    ({"enable_replication": "perhaps"}, "enable_replication must be True or False"),
+    ({"mode": "async", "on_secondary_down": "fail"}, '"async" always queues'),
+    ({"enabled": "perhaps"}, "enabled must be True or False"),
     ({"health_check_interval_s": 0}, "health_check_interval_s must be a number of seconds"),
     ({"health_check_interval_s": "soon"}, "health_check_interval_s must be a number of seconds"),
     ({"auto_failover": 1}, "auto_failover must be True or False"),
@@ -31,38 +31,45 @@ WRONG = [
 @pytest.mark.parametrize("options, sentence", WRONG)
 def test_a_wrong_option_fails_at_open(options, sentence):
     with pytest.raises(outlive.errors.BadArgument, match=sentence):
-        outlive.open("memory:", secondary="memory:", **options)
+        open_pair("memory:", "memory:", **options)
 
 
-def test_the_options_of_a_pair_need_a_second_store():
-    with pytest.raises(outlive.errors.BadURL, match="replication needs a second store; give secondary=url"):
-        outlive.open("memory:", replication="sync")
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"replication": "sync"}, r"replication must be an outlive.Replication\(secondary\)"),
+        ({"replication": outlive.Replication("memory:"), "single": True}, "single=True uses one store alone"),
+    ],
+)
+def test_a_second_store_is_named_by_a_replication(options, sentence):
+    with pytest.raises(outlive.errors.BadArgument, match=sentence):
+        outlive.open("memory:", **options)
 
 
 @pytest.mark.parametrize("first, second", [("null:", "memory:"), ("memory:", "null:")])
 def test_a_store_that_keeps_nothing_is_none_of_two(first, second):
     with pytest.raises(outlive.errors.BadURL, match="null: keeps nothing"):
-        outlive.open(first, secondary=second)
+        open_pair(first, second)
 
 
 def test_a_store_is_not_its_own_secondary(tmp_path):
     with pytest.raises(outlive.errors.BadURL, match="the secondary is the primary"):
-        outlive.open(f"sqlite:///{tmp_path}/a.db", secondary=f"sqlite:///{tmp_path}/a.db")
+        open_pair(f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/a.db")
 
 
 def test_what_expires_is_not_replicated():
-    with pytest.raises(outlive.errors.BadURL, match="ttl_s and secondary= do not go together"):
-        outlive.open("redis://localhost?ttl_s=60", secondary="memory:")
+    with pytest.raises(outlive.errors.BadURL, match="ttl_s and replication= exclude each other"):
+        open_pair("redis://localhost?ttl_s=60", "memory:")
 
 
 def test_options_of_both_stand_beside_the_first_url():
     with pytest.raises(outlive.errors.BadURL, match="option 'tenant' holds for both stores"):
-        outlive.open("memory:", secondary="memory:?tenant=a")
+        open_pair("memory:", "memory:?tenant=a")
 
 
 def test_secrets_of_the_secondary_are_in_no_error():
     with pytest.raises(outlive.OutliveError) as error:
-        outlive.open("memory:", secondary="postgresql://me:SECRET@127.0.0.1:1/x", timeout_s=0.1)
+        open_pair("memory:", "postgresql://me:SECRET@127.0.0.1:1/x", timeout_s=0.1)
     found = error.value
     while found is not None:
         assert "SECRET" not in f"{found!r} {found}"
@@ -79,10 +86,10 @@ def urls(folder, *names):
 
 def test_stores_of_different_pairs_are_refused(tmp_path):
     a, b, c, d = urls(tmp_path, "a", "b", "c", "d")
-    outlive.open(a, secondary=b).close()
-    outlive.open(c, secondary=d).close()
+    open_pair(a, b).close()
+    open_pair(c, d).close()
     with pytest.raises(outlive.errors.BadURL, match="another naming key"):
-        outlive.open(a, secondary=d)
+        open_pair(a, d)
 
 
 def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_as_the_error_says(tmp_path):
@@ -94,10 +101,10 @@ def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_
         outlive.errors.BadURL,
         match="copy them into the primary first: outlive copy PRIMARY --store SECONDARY",
     ):
-        outlive.open(a, secondary=b)
+        open_pair(a, b)
     done = subprocess.run([sys.executable, "-m", "outlive", "copy", b, a], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with outlive.open(a, secondary=c, health_check_interval_s=0.05) as store:
+    with open_pair(a, c, health_check_interval_s=0.05) as store:
         wait_until_whole(store)
         store.promote()
         assert {info.id for info in store.threads()} == {"of a", "of b"}
@@ -107,25 +114,25 @@ def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_
 
 def test_exchanged_roles_are_refused(tmp_path):
     a, b = urls(tmp_path, "a", "b")
-    outlive.open(a, secondary=b).close()
+    open_pair(a, b).close()
     with pytest.raises(outlive.errors.BadURL, match="exchange the two URLs"):
-        outlive.open(b, secondary=a)
+        open_pair(b, a)
 
 
 def test_two_pairs_of_one_naming_key_are_told_apart(tmp_path):
     a, b, c = urls(tmp_path, "a", "b", "c")
-    outlive.open(a, secondary=b).close()
+    open_pair(a, b).close()
     with outlive.open(a) as store:
         store.backup(c)
     (tmp_path / "a.db").rename(tmp_path / "kept.db")
     with pytest.raises(outlive.errors.BadURL):
-        outlive.open(c, secondary=b)
+        open_pair(c, b)
 
 
 def test_a_store_without_a_secondary_says_how_to_get_one():
     with outlive.open("memory:") as store:
         for call in (store.promote, store.failback, store.replication_status):
-            with pytest.raises(outlive.errors.BadArgument, match=r"open it with outlive\.open"):
+            with pytest.raises(outlive.errors.NotReplicatedStore, match=r"open it with outlive\.open"):
                 call()
 
 
@@ -136,7 +143,7 @@ def test_a_secondary_that_is_added_later_gets_everything(tmp_path):
             store.thread(f"{n}").save({"n": n, "text": "x" * 3000})
         with store.run("r", run_id="run") as run:
             run.step("one", lambda: 1)
-    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+    with open_pair(a, b, health_check_interval_s=0.05) as store:
         store.thread("0").save("while it is copied")
         wait_until_whole(store)
     with outlive.open(b) as alone:
@@ -152,7 +159,7 @@ def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, mon
     with outlive.open(a) as store:
         store.thread("t").save(1)
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
-    with outlive.open(a, secondary=b, health_check_interval_s=60) as store:
+    with open_pair(a, b, health_check_interval_s=60) as store:
         assert not store.replication_status().is_whole
         with pytest.raises(outlive.errors.StoreUnavailable, match="does not have everything yet"):
             store.promote()
@@ -162,17 +169,17 @@ def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, mon
 
 def test_while_replication_is_switched_off_nothing_is_and_afterwards_everything(tmp_path):
     a, b = urls(tmp_path, "a", "b")
-    with outlive.open(a, secondary=b) as store:
+    with open_pair(a, b) as store:
         store.thread("kept").save(1)
         store.thread("gone").save(1)
-    with outlive.open(a, secondary=b, enable_replication=False) as store:
+    with open_pair(a, b, enabled=False) as store:
         store.thread("kept").save(2)
         store.thread("new").save(3)
         store.thread("gone").delete()
         assert not store.replication_status().is_enabled
     with outlive.open(b) as alone:
         assert (alone.thread("kept").load(), alone.thread("new").load()) == (1, None)
-    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+    with open_pair(a, b, health_check_interval_s=0.05) as store:
         store.thread("kept").save(4)
         wait_until_whole(store)
     with outlive.open(b) as alone:
@@ -187,7 +194,7 @@ def test_a_secondary_that_is_added_after_a_rotation_can_be_opened_with_the_new_k
         store.thread("t").save("secret")
     with outlive.open(a, key=outlive.KeyRing(keys)) as store:
         store.rotate()
-    with outlive.open(a, secondary=b, key=ring, health_check_interval_s=0.05) as store:
+    with open_pair(a, b, key=ring, health_check_interval_s=0.05) as store:
         wait_until_whole(store)
     with outlive.open(b, key=ring) as alone:
         assert alone.thread("t").load() == "secret"
@@ -195,7 +202,7 @@ def test_a_secondary_that_is_added_after_a_rotation_can_be_opened_with_the_new_k
 
 def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
     a, b = urls(tmp_path, "a", "b")
-    with outlive.open(a, secondary=b, replication="async", retain=outlive.Retain(keep_last=1)) as store:
+    with open_pair(a, b, mode="async", retain=outlive.Retain(keep_last=1)) as store:
         store.thread("t").save(1)
         store.thread("t").save(2)
         store.sweep()
@@ -214,9 +221,9 @@ def test_records_of_the_store_itself_are_carried_over_too(tmp_path):
 
 def test_a_pair_that_began_with_replication_switched_off_is_filled_when_it_is_switched_on(tmp_path):
     a, b = urls(tmp_path, "a", "b")
-    with outlive.open(a, secondary=b, enable_replication=False) as store:
+    with open_pair(a, b, enabled=False) as store:
         store.thread("t").save(1)
-    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+    with open_pair(a, b, health_check_interval_s=0.05) as store:
         wait_until_whole(store)
         store.promote()
         assert store.thread("t").load() == 1
@@ -224,15 +231,15 @@ def test_a_pair_that_began_with_replication_switched_off_is_filled_when_it_is_sw
 
 def test_what_was_saved_in_the_secondary_while_replication_was_off_is_in_the_primary_after_failback(tmp_path):
     a, b = urls(tmp_path, "a", "b")
-    with outlive.open(a, secondary=b) as store:
+    with open_pair(a, b) as store:
         store.thread("t").save(1)
         store.promote()
-    with outlive.open(a, secondary=b, enable_replication=False) as store:
+    with open_pair(a, b, enabled=False) as store:
         store.thread("t").save(2)
         for change in (store.promote, store.failback):
-            with pytest.raises(outlive.errors.BadArgument, match="enable_replication=True first"):
+            with pytest.raises(outlive.errors.BadArgument, match="enabled=True"):
                 change()
-    with outlive.open(a, secondary=b) as store:
+    with open_pair(a, b) as store:
         store.failback()
         assert store.thread("t").load() == 2
 
@@ -246,16 +253,16 @@ def test_replication_can_be_switched_off_while_the_other_store_is_down(
     with FaultProxy(postgres_server.host, postgres_server.port) as network:
         far = hasty(network.through(postgres_store))
         first, second = (far, local) if is_failed_over else (local, far)
-        with outlive.open(first, secondary=second, **quick) as store:
+        with open_pair(first, second, **quick) as store:
             store.thread("t").save(1)
             if is_failed_over:
                 store.promote()
         network.mode = "refuse"
         network.drop_connections()
-        with outlive.open(first, secondary=second, enable_replication=False, **quick) as store:
+        with open_pair(first, second, enabled=False, **quick) as store:
             store.thread("t").save(2)
         network.mode = "pass"
-        with outlive.open(first, secondary=second, **quick) as store:
+        with open_pair(first, second, **quick) as store:
             wait_until_whole(store)
             store.failback() if is_failed_over else store.promote()
             assert store.thread("t").load() == 2
@@ -264,12 +271,12 @@ def test_replication_can_be_switched_off_while_the_other_store_is_down(
 def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(valkey_server, tmp_path):
     """The primary has what there was before the failover: to go on with that is for somebody to decide."""
     pair = {
-        "url": f"sqlite:///{tmp_path}/a.db",
+        "primary": f"sqlite:///{tmp_path}/a.db",
         "secondary": valkey_server.url,
         "health_check_interval_s": 0.05,
     }
     lost = "the secondary was active and has lost what it had"
-    with outlive.open(**pair) as store:
+    with open_pair(**pair) as store:
         store.thread("t").save("before")
         store.promote()
         store.thread("t").save("later")
@@ -281,10 +288,10 @@ def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(
             store.thread("u").save(1)
         assert lost in store.replication_status().last_error
     with pytest.raises(outlive.errors.StoreUnavailable, match=lost):
-        outlive.open(**pair)
-    with outlive.open(**pair, enable_replication=False) as store:
+        open_pair(**pair)
+    with open_pair(**pair, enabled=False) as store:
         assert store.thread("t").load() == "later"
-    with outlive.open(**pair) as store:
+    with open_pair(**pair) as store:
         wait_until_whole(store)
         assert store.replication_status().active == "primary"
         store.promote()
@@ -294,11 +301,11 @@ def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(
 def test_a_primary_that_lost_all_it_had_before_the_secondary_had_everything_is_an_error(
     valkey_server, tmp_path, monkeypatch
 ):
-    pair = {"url": valkey_server.url, "secondary": f"sqlite:///{tmp_path}/b.db"}
+    pair = {"primary": valkey_server.url, "secondary": f"sqlite:///{tmp_path}/b.db"}
     with outlive.open(valkey_server.url) as store:
         store.thread("t").save("before")
     monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
-    store = outlive.open(**pair, health_check_interval_s=60)
+    store = open_pair(**pair, health_check_interval_s=60)
     valkey_server.call("FLUSHALL")
     with pytest.raises(
         outlive.errors.StoreUnavailable, match="the primary was active and has lost what it had"
@@ -309,7 +316,7 @@ def test_a_primary_that_lost_all_it_had_before_the_secondary_had_everything_is_a
     with pytest.raises(
         outlive.errors.StoreUnavailable, match="the primary was active and has lost what it had"
     ):
-        outlive.open(**pair)
+        open_pair(**pair)
 
 
 def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the_beginning(tmp_path):
@@ -328,7 +335,7 @@ def test_a_secondary_that_loses_all_it_had_while_it_is_filled_is_filled_from_the
                 [Commit(key, removal=Removal(everything=True)) for key in lost]
             )
 
-    with outlive.open(a, secondary=b, health_check_interval_s=0.05) as store:
+    with open_pair(a, b, health_check_interval_s=0.05) as store:
         stores = store._store._pair.stores
         watched = Interposed(stores.both[0])
         watched.before_call(40, lose)

@@ -17,7 +17,7 @@ from rig.replicas import Client, memories
 MODES = {
     "strict": {},
     "queue": {"on_secondary_down": "queue"},
-    "async": {"replication": "async"},
+    "async": {"mode": "async"},
 }
 
 

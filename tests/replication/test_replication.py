@@ -109,7 +109,7 @@ def test_a_strict_deletion_is_refused_however_often_it_is_repeated_until_it_is_i
 
 def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(rig):
     async def scenario(rig):
-        store = await rig.open(replication="async", health_check_interval_s=100)
+        store = await rig.open(mode="async", health_check_interval_s=100)
         await store.thread("t").save(0)
         await drained(rig, store)
         assert (await store.replication_status()).is_exact
@@ -134,21 +134,19 @@ def test_a_status_never_says_less_than_is_queued_and_says_when_it_does_not_know(
 
 def test_a_status_of_a_process_that_has_queued_nothing_itself_says_that_it_does_not_know(rig):
     async def scenario(rig):
-        first = await rig.open(replication="async", health_check_interval_s=100)
+        first = await rig.open(mode="async", health_check_interval_s=100)
         rig.cut(rig.secondary)
         await first.thread("t").save(1)
         rig.heal()
         rig.cut(rig.primary)
-        second = await rig.open(replication="async", health_check_interval_s=100, auto_failover=True)
+        second = await rig.open(mode="async", health_check_interval_s=100, auto_failover=True)
         status = await second.replication_status()
         assert (status.active, status.queued, status.is_exact) == ("secondary", 0, False)
 
     run(rig, scenario)
 
 
-@pytest.mark.parametrize(
-    "mode", [{"on_secondary_down": "queue"}, {"replication": "async"}], ids=["queue", "async"]
-)
+@pytest.mark.parametrize("mode", [{"on_secondary_down": "queue"}, {"mode": "async"}], ids=["queue", "async"])
 def test_when_the_secondary_is_down_a_save_is_queued_and_comes_over_later(rig, mode):
     async def scenario(rig):
         store = await rig.open(**mode)
@@ -210,7 +208,7 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
 # Deletions --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [{}, {"replication": "async"}], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", [{}, {"mode": "async"}], ids=["sync", "async"])
 def test_what_was_deleted_while_the_secondary_was_active_stays_deleted_after_failback(rig, mode):
     async def scenario(rig):
         store = await rig.open(**mode)
@@ -341,7 +339,7 @@ def test_an_unreachable_primary_is_left_by_itself_and_gone_back_to_when_it_has_e
     run(rig, scenario)
 
 
-@pytest.mark.parametrize("mode", [{"auto_failover": True}, {"replication": "async"}], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", [{"auto_failover": True}, {"mode": "async"}], ids=["sync", "async"])
 def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(rig, mode):
     async def scenario(rig):
         store = await rig.open(**mode)
@@ -366,7 +364,7 @@ def test_while_both_stores_are_down_every_call_is_an_error_and_then_it_goes_on(r
 
 def test_without_automatic_failover_an_unreachable_primary_is_an_error(rig):
     async def scenario(rig):
-        store = await rig.open(replication="async")
+        store = await rig.open(mode="async")
         await store.thread("t").save(1)
         await drained(rig, store)
         rig.cut(rig.primary)
@@ -380,7 +378,7 @@ def test_without_automatic_failover_an_unreachable_primary_is_an_error(rig):
 
 def test_what_an_async_primary_had_queued_when_it_was_left_comes_back_as_a_branch(rig):
     async def scenario(rig):
-        store = await rig.open(replication="async")
+        store = await rig.open(mode="async")
         await store.thread("t").save("base", id="base")
         await drained(rig, store)
         rig.cut(rig.secondary)
@@ -497,7 +495,7 @@ def test_after_a_failover_dead_runs_are_left_alone_unless_that_is_allowed(rig):
     run(rig, scenario)
 
 
-@pytest.mark.parametrize("mode", [{}, {"replication": "async"}], ids=["sync", "async"])
+@pytest.mark.parametrize("mode", [{}, {"mode": "async"}], ids=["sync", "async"])
 def test_a_live_run_is_not_taken_over_by_a_process_that_missed_a_change_of_places(rig, mode):
     """Its lease is renewed where the run is now, and seems to have run out in the store that was left."""
 

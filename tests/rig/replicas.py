@@ -113,7 +113,7 @@ class Client:
 
     def __init__(self, backends, runtime=None, timeout_s=5.0, key=b"k" * 32, **options):
         self.links = [Link(Interposed(backend)) for backend in backends]
-        chosen = Replication.of({"health_check_interval_s": 1000, "auto_failover": False, **options})
+        chosen = Replication("", **{"health_check_interval_s": 1000, "auto_failover": False, **options})
         runtime = runtime or SyncRuntime()
         self.pair = Replicate(
             *self.links, chosen, runtime=runtime, naming=lambda key: lambda *chunk: True, timeout_s=timeout_s
@@ -161,6 +161,17 @@ def hasty(url):
     return f"{url}{'&' if '?' in url else '?'}max_retries=3"
 
 
+def pair_options(secondary, options):
+    """Return options as `outlive.open` takes them: those of the pair in one object."""
+    pair = {name: options.pop(name) for name in list(options) if name in Replication.__slots__}
+    return {**options, "replication": Replication(secondary, **pair)}
+
+
+def open_pair(primary, secondary, **options):
+    """Open two stores, with the options of both kinds in one place."""
+    return outlive.open(primary, **pair_options(secondary, options))
+
+
 class Rig:
     """A Valkey server, or a SQLite file, and a PostgreSQL server. `primary` and `secondary` are what leads to them."""
 
@@ -193,7 +204,7 @@ class Rig:
         primary, secondary = self.primary.through(self.urls[0]), self.secondary.through(self.urls[1])
         if "timeout_s" not in options:
             primary, secondary = hasty(primary), hasty(secondary)
-        return await self._opened(primary, secondary=secondary, **chosen)
+        return await self._opened(primary, **pair_options(secondary, chosen))
 
     async def alone(self, which):
         """Open one of the two stores by itself, past the network."""

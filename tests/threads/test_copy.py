@@ -24,6 +24,7 @@ from outlive.format.readable import changed, changes, packed, readable, readable
 from outlive.runtime.runtime import run_now
 from outlive.threads.engine import Draft
 from rig.crash import LONG, rounds
+from rig.replicas import open_pair
 
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
 KEY = outlive.KeyRing({"k": bytes(range(32))})
@@ -180,7 +181,7 @@ def test_a_run_that_was_copied_goes_on_in_the_target_and_a_repeated_copy_leaves_
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_what_was_deleted_from_a_pair_comes_back_from_a_backup_into_both(mode, tmp_path, monkeypatch):
     one, two, saved = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two", "saved"))
-    with outlive.open(one, secondary=two, replication=mode, key=KEY) as store:
+    with open_pair(one, two, mode=mode, key=KEY) as store:
         fill(store, "a")
         expected, of_run = contents(store, "a"), runs(store, "a")
         store.backup(saved)

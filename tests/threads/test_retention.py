@@ -22,6 +22,7 @@ from outlive.testing.patience import eventually
 from outlive.testing.trial import _Awaited
 from outlive.threads import prune
 from rig.crash import rounds
+from rig.replicas import open_pair
 
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
 DAY = 86_400.0
@@ -664,7 +665,7 @@ def test_a_sweep_looks_only_at_threads_that_changed():
 def test_a_pair_is_swept_on_both_sides(tmp_path, monkeypatch):
     monkeypatch.setattr(outlive.layers.replication.background, "_IDLE_S", 0.05)
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
-    with outlive.open(one, secondary=two, replication="sync", health_check_interval_s=0.05) as store:
+    with open_pair(one, two, mode="sync", health_check_interval_s=0.05) as store:
         line = fill(store)
         fill(store, "old", 3)
         time.sleep(3.6)  # the pair clears up behind itself, once, which counts as a change

@@ -119,7 +119,7 @@ class Call:
         mode = self.options.replication
         if mode is not None and self.secondary is None:
             raise BadArgument("--replication needs a second store; name it with --secondary URL")
-        modes = {"queue": {"on_secondary_down": "queue"}, "async": {"replication": "async"}}
+        modes = {"queue": {"on_secondary_down": "queue"}, "async": {"mode": "async"}}
         return modes.get(mode or "", {})
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class Call:
         url, options = self.url, self.store_options()
         if writes and self.is_single:
             # The other store of the pair gets the changes when both are opened again.
-            options["enable_replication"] = False
+            options["single"] = True
         with contextlib.ExitStack() as stack:
             with self._waiting_note(url):
                 store = stack.enter_context(

@@ -36,7 +36,9 @@ def backend_of(store: Store) -> Any:
     pair = store._store._pair
     if pair is not None:
         return pair.stores.active
-    return getattr(backend, "inner", backend)
+    while hasattr(backend, "inner"):  # encryption, and the guard of one store of a pair
+        backend = backend.inner
+    return backend
 
 
 def pair_record_of(store: Store) -> PairRecord | None:

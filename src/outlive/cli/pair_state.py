@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
+from outlive.cli.config import configure_store, open_backend
 from outlive.cli.output.units import format_count, format_duration, format_size
-from outlive.cli.presence import StoreMissing, check_path, check_served, factory
-from outlive.errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
+from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.pair import (
@@ -60,10 +60,11 @@ Replicas = Sequence[Replica]  # the primary and the secondary
 
 def inspect_pair(url: str, options: dict[str, Any]) -> Replicas:
     """Ask both stores of a pair, each by itself."""
-    target = factory()._parse(url, options)
-    tenant, timeout_s = target.settings.tenant, min(_TIMEOUT_S, target.settings.timeout_s or _TIMEOUT_S)
-    primary = _inspect(PRIMARY, url, target.served, tenant, timeout_s)
-    secondary = _inspect(SECONDARY, options["secondary"], target.secondary, tenant, timeout_s)
+    config = configure_store(url, options)
+    assert config.secondary is not None
+    tenant, timeout_s = config.settings.tenant, min(_TIMEOUT_S, config.settings.timeout_s or _TIMEOUT_S)
+    primary = _inspect(PRIMARY, config.served, tenant, timeout_s)
+    secondary = _inspect(SECONDARY, config.secondary, tenant, timeout_s)
     if primary.record is not None and secondary.record is not None:
         check_match(primary.record, secondary.record)
     return [_forget_ended(primary, secondary), _forget_ended(secondary, primary)]
@@ -75,11 +76,9 @@ def _forget_ended(replica: Replica, other: Replica) -> Replica:
     return replace(replica, record=None) if is_free else replica
 
 
-def _inspect(role: int, url: str, served: BackendFactory, tenant: str, timeout_s: float) -> Replica:
+def _inspect(role: int, served: BackendFactory, tenant: str, timeout_s: float) -> Replica:
     try:
-        check_path(url, served)
-        backend: Any = served.sync(timeout_s)
-        check_served(backend, served)
+        backend = open_backend(served, timeout_s)
         try:
             return run_now(_read_replica(role, served.shown, backend, tenant, timeout_s))
         finally:
@@ -121,8 +120,12 @@ def options_of_pair(
     for replica in replicas:
         may_be_missing = takes_over and replica is primary and secondary.record is not None
         if replica.is_missing and not may_be_missing:
-            reason = replica.error or f"{replica.url} is a store, but not the {ROLES[replica.role]} of a pair"
-            raise StoreMissing(f"{reason}; {_advice(replicas, states_of(replicas))}")
+            reason = (
+                f"{replica.url} is a store, but not the {ROLES[replica.role]} of a pair"
+                if replica.error is None
+                else f"no store at {replica.url}"
+            )
+            raise StoreUnavailable(f"{reason}; {_advice(replicas, states_of(replicas))}")
     if primary.is_unreachable and active_role(replicas) == PRIMARY and not takes_over:
         raise StoreUnavailable(
             f"cannot reach the primary ({primary.error}); outlive promote makes the secondary active"
@@ -132,7 +135,7 @@ def options_of_pair(
         if needs_key:
             raise KeyMissing(keys[0])
         options = {**options, "key": KeyRing()}
-    return {**options, "auto_failover": takes_over, "enable_replication": not _is_paused(replicas)}
+    return {**options, "auto_failover": takes_over, "enabled": not _is_paused(replicas)}
 
 
 def ended_record(replicas: Replicas) -> PairRecord | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlive.cli.presence import check_path, check_served, factory
+from outlive.cli.config import open_arguments
+from outlive.cli.lookup import backend_of
+from outlive.cli.output.opaque import OpaqueCodec
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.keyring import KeyRing
-    from outlive.store import AsyncStore
     from outlive.sync.facades import Store
 
 _MAGIC = b"SQLite format 3\0"
@@ -84,26 +84,34 @@ def open_store(
 
     Without `needs_key` an encrypted store is opened without keys, for what needs none.
     """
-    from outlive.cli.output.opaque import OpaqueCodec
-    from outlive.sync.facades import Store
-
-    check_scheme(url)
     if not create:
         options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
-    target = factory()._parse(url, options)
-    if not create and target.secondary is None:
-        check_path(url, target.served)
-    with Store(_build(target, create, needs_key)) as store:
+    # Inspecting a pair has shown that both stores exist, or that the one that is missing may be filled.
+    with _open(url, {**options, "create": create or "secondary" in options}, needs_key) as store:
+        _check_encrypted(store, options.get("key"))
         if not knows_types:
             store._store._engine.codec = OpaqueCodec()
         yield store
 
 
-def check_scheme(url: str) -> None:
-    """Refuse a path, and name its URL."""
-    if ":" not in url:
-        hint = f"file:{quote_path(url)}" if os.path.isdir(url) else f"sqlite:///{quote_path(url)}"
-        raise BadArgument(f"{url!r} is not a URL; for the file or folder of that name write {hint}")
+def _open(url: str, options: dict[str, Any], needs_key: bool) -> Store:
+    import outlive
+
+    check_url(url)
+    try:
+        return outlive.open(url, **open_arguments(options))
+    except KeyMissing:
+        if needs_key or "key" in options:
+            raise
+    from outlive.layers.encryption.keyring import KeyRing
+
+    return outlive.open(url, **open_arguments({**options, "key": KeyRing()}))
+
+
+def check_url(url: str) -> None:
+    """Refuse the path of a folder: a plain path means a SQLite file."""
+    if os.path.isdir(url):
+        raise BadArgument(f"{url!r} is a folder; for a store in this folder write file:{quote_path(url)}")
 
 
 def pair_options(
@@ -117,37 +125,12 @@ def pair_options(
     return options_of_pair(inspect_pair(url, options), options, takes_over=takes_over, needs_key=needs_key)
 
 
-def _build(target: Any, create: bool, needs_key: bool) -> AsyncStore:
-    from outlive.runtime.runtime import SyncRuntime, run_now
-
-    timeout_s = target.settings.timeout_s
-    backend = target.served.sync(timeout_s)
-    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
-    if not create and secondary is None:
-        check_served(backend, target.served)
-        _check_encrypted(backend, target.ring)
-    opener: Any = None  # this program opens further stores itself
-    try:
-        built = factory()._build(
-            backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_alone
-        )
-        store: AsyncStore = run_now(built)
-        return store
-    except KeyMissing:
-        if needs_key or target.ring is not None:
-            raise
-    from outlive.layers.encryption.keyring import KeyRing
-
-    return _build(replace(target, ring=KeyRing()), create, needs_key)
-
-
-def _check_encrypted(backend: Any, ring: KeyRing | None) -> None:
+def _check_encrypted(store: Store, ring: KeyRing | None) -> None:
     """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
     from outlive.layers.encryption.keyring import is_sealed
     from outlive.runtime.runtime import run_now
 
-    if not is_sealed(run_now(backend.identity(b""))):
-        run_now(backend.close())
+    if not is_sealed(run_now(backend_of(store).identity(b""))):
         raise NotEncrypted

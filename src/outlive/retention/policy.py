@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outlive.arguments import check_count, check_flag, check_seconds
 from outlive.errors import BadArgument
-
-_MAX_SECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +23,15 @@ class Retain:
     refresh_on_read: bool = False
 
     def __post_init__(self) -> None:
-        if self.keep_last is not None and (type(self.keep_last) is not int or self.keep_last < 1):
-            raise BadArgument(f"keep_last must be None or 1 and more, not {self.keep_last!r}")
+        if self.keep_last is not None:
+            check_count("keep_last", self.keep_last, 1)
         for name in ("max_age_s", "ttl_s", "every_s"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and 0 < value <= _MAX_SECONDS):
-                raise BadArgument(f"{name} must be None or a number of seconds above 0, not {value!r}")
+            if value is not None:
+                check_seconds(name, value)
         if self.keep_last is None and self.max_age_s is None and self.ttl_s is None:
             raise BadArgument("Retain keeps everything: give keep_last, max_age_s or ttl_s")
-        if not isinstance(self.refresh_on_read, bool):
-            raise BadArgument(f"refresh_on_read must be True or False, not {self.refresh_on_read!r:.60}")
+        check_flag("refresh_on_read", self.refresh_on_read)
         if self.refresh_on_read and self.ttl_s is None:
             raise BadArgument("refresh_on_read is about ttl_s: give that too")
 

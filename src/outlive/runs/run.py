@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from outlive.arguments import check_iteration, check_phase, check_usage
+from outlive.arguments import check_iteration, check_phase, check_run_durability, check_usage
 from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
@@ -179,7 +179,7 @@ class AsyncRun(AsyncContext):
         when the run ends. With "exit", and within `throttle_s` of the last one, it is held back: the answer is None, and it is stored only
         if no newer save comes before. Whatever is wrong with the call is told by the call, and the run is as it was before.
         """
-        chosen = None if durability is None else check_durability(durability)
+        chosen = None if durability is None else check_run_durability(durability)
         async with self._mutex:
             self.check_live()
             draft = self._draft(options)
@@ -536,31 +536,6 @@ class AsyncRun(AsyncContext):
         return Commit(
             self.thread._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.lease_s / 3)
         )
-
-
-def check_run(
-    lease_s: float, throttle_s: float, max_attempts: int, clock: Callable[[], float] | None = None
-) -> None:
-    """Refuse what cannot be."""
-    if clock is not None and not callable(clock):
-        raise BadArgument(f"clock must be a function that returns seconds, not {clock!r:.100}")
-    if not isinstance(lease_s, int | float) or isinstance(lease_s, bool) or not 0.1 <= lease_s <= 86_400:
-        raise BadArgument(f"lease_s must be from 0.1 s to a day, not {lease_s!r}")
-    if (
-        not isinstance(throttle_s, int | float)
-        or isinstance(throttle_s, bool)
-        or not 0 <= throttle_s <= 86_400
-    ):
-        raise BadArgument(f"throttle_s must be from 0 to a day, not {throttle_s!r}")
-    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
-        raise BadArgument(f"max_attempts must be 1 or more, not {max_attempts!r}")
-
-
-def check_durability(value: object) -> str:
-    """Return when saves of a run are stored, or raise BadArgument."""
-    if value not in ("sync", "async", "exit"):
-        raise BadArgument(f'durability of a run must be "sync", "async" or "exit", not {value!r}')
-    return str(value)
 
 
 def _text(error: BaseException | str) -> str:

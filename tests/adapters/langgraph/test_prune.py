@@ -15,7 +15,7 @@ from adapters.langgraph.making import at, ids, put
 from outlive.adapters.langgraph import OutliveSaver
 from outlive.backend import ThreadQuery
 from outlive.runtime.runtime import run_now
-from rig.replicas import Disk
+from rig.replicas import Disk, open_pair
 
 
 def fill(saver, count=10, thread="t", ns="", size=0):
@@ -370,7 +370,7 @@ def test_what_the_store_itself_deletes_leaves_deltas_whole_too(how, is_sealed):
 def test_a_deletion_on_a_strict_pair_is_refused_until_both_stores_have_it(delete, tmp_path):
     disk = Disk(tmp_path / "two.db")
     one, two = f"sqlite:///{tmp_path}/one.db", f"sqlite:///{disk.path}"
-    with outlive.open(one, secondary=two, auto_failover=False, timeout_s=5) as store, disk:
+    with open_pair(one, two, auto_failover=False, timeout_s=5) as store, disk:
         saver = OutliveSaver(store)
         for number in range(3):
             put(saver, f"{number}", f"{number - 1}" if number else None, {"n": number}, run_id="r")

@@ -24,11 +24,11 @@ from outlive.adapters.langgraph.config import thread_of
 from outlive.adapters.langgraph.saver import OutliveSaver
 from outlive.adapters.langgraph.values.codec import ValueCodec
 from outlive.adapters.langgraph.values.serializer import StrictSerializer
-from outlive.arguments import check_id
+from outlive.arguments import check_id, check_run
 from outlive.backend import HistoryQuery
 from outlive.errors import BadArgument, HeadMoved, RunEnded
 from outlive.runs.lease import RUN, RunInfo
-from outlive.runs.run import AsyncRun, check_run
+from outlive.runs.run import AsyncRun
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import new_id, run_now
 from outlive.store import AsyncStore

@@ -56,7 +56,7 @@ def parse_url(url: str, options: dict[str, object]) -> BackendFactory:
 def _merged(url: str, options: dict[str, Any]) -> dict[str, Any]:
     given = dict(query_of(url))
     if twice := given.keys() & options.keys():
-        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+        raise BadURL(f"option {min(twice)!r} is in the URL and beside it; give it once")
     return {**given, **options}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
+from outlive.arguments import check_count, check_flag, check_seconds
 from outlive.backend import Backend
 from outlive.errors import BadURL
 
@@ -22,6 +23,7 @@ class BackendFactory:
     shown: str
     sync: Callable[[float | None], Backend]
     asynchronous: Callable[[float | None], Awaitable[Backend]]
+    is_missing: Callable[[], bool] | None = None  # of a store on this machine, which opening would create
 
 
 def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:
@@ -52,7 +54,7 @@ def take_options(url: str, options: dict[str, Any], known: Iterable[str]) -> tup
     known = set(known)
     ours = {name: value for name, value in pairs if name in known}
     if twice := ours.keys() & options.keys():
-        raise BadURL(f"option {min(twice)!r} stands in the URL and beside it; give it once")
+        raise BadURL(f"option {min(twice)!r} is in the URL and beside it; give it once")
     others = urlencode([pair for pair in pairs if pair[0] not in known], quote_via=quote)
     return rest + (mark + others if others else ""), {**ours, **options}
 
@@ -67,33 +69,19 @@ class Options:
     def count(self, name: str, default: int | None, *, least: int = 0) -> int | None:
         """Return a whole number."""
         value = self._given.get(name, default)
-        if isinstance(value, str) and value.isascii() and value.isdigit():
-            value = int(value)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-            return value
-        raise BadURL(f"{self._scheme}: {name} must be a whole number, {least} or more, not {value!r:.100}")
+        return None if value is None else check_count(self._named(name), value, least, BadURL, is_text=True)
 
     def seconds(self, name: str, default: float | None) -> float | None:
         """Return a duration."""
         value = self._given.get(name, default)
-        try:
-            found = None if value is None or isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            found = None
-        if value is None or (found is not None and 0 < found < 1e9):
-            return found
-        raise BadURL(f"{self._scheme}: {name} must be a number of seconds, more than 0, not {value!r:.100}")
+        return None if value is None else check_seconds(self._named(name), value, None, BadURL, is_text=True)
 
     def switch(self, name: str, default: bool) -> bool:
         """Return yes or no."""
-        value = self._given.get(name, default)
-        if isinstance(value, str):
-            value = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
-                value.lower()
-            )
-        if isinstance(value, bool):
-            return value
-        raise BadURL(f"{self._scheme}: {name} must be True or False, not {self._given[name]!r:.100}")
+        return check_flag(self._named(name), self._given.get(name, default), BadURL, is_text=True)
+
+    def _named(self, name: str) -> str:
+        return f"{self._scheme}: {name}"
 
     def word(self, name: str, default: str) -> str:
         """Return a text."""

@@ -19,10 +19,10 @@ from outlive.cli.output.advice import message_with_advice, split_advice
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table
 from outlive.cli.output.units import format_count, format_size
-from outlive.cli.presence import factory, local_path
 from outlive.cli.stores import NoStore
 from outlive.errors import KeyMissing, NewerFormat, OutliveError, WrongKey
 from outlive.runtime.runtime import run_now
+from outlive.urls import local_path
 
 if TYPE_CHECKING:
     from outlive.sync.facades import Store
@@ -135,8 +135,9 @@ def sqlite_finding(version: str) -> Finding:
 
 def _check_store(call: Call, url: str) -> list[Finding]:
     """Check a store; if it cannot be opened, that is the finding."""
+    import outlive.factory  # noqa: F401  # before the clock starts
+
     findings = list(_check_pair(call, url))
-    factory()  # imported before the clock starts
     start = time.monotonic()
     try:
         with call.open() as store:

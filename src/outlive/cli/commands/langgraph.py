@@ -43,27 +43,31 @@ def import_langgraph(
     The source (sqlite:///old.db, postgresql://host/database) is only read, and may be in use. Can be repeated: what is there stays,
     what is new is brought. Exits with 1 when threads were left out.
     """
-    from outlive import factory as opening
+    import outlive
     from outlive.adapters.langgraph.importer import dotted_names as naming
     from outlive.adapters.langgraph.importer import importer as moving
     from outlive.adapters.langgraph.importer.source import open_source
     from outlive.backends.server.urls import hide_secrets
+    from outlive.cli.config import open_arguments
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_scheme, pair_options
+    from outlive.cli.stores import check_url, pair_options
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
     types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
     call.store_url = target_url or call.url
-    check_scheme(call.store_url)
+    check_url(call.store_url)
     options = pair_options(call.store_url, call.store_options())
     moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
     where = call.store_url
     if dry_run and moving.is_absent(where):
         where, options = "memory:", {}
-    with opening.open(where, **options) as store, progress("moving", is_quiet=is_quiet) as bar:
+    with (
+        outlive.open(where, **open_arguments(options)) as store,
+        progress("moving", is_quiet=is_quiet) as bar,
+    ):
         call.use(store)
         if where != call.store_url:
             call.store_name = hide_secrets(call.store_url)

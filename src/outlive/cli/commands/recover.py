@@ -15,6 +15,7 @@ import click
 
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.commands.runs import thread_option
+from outlive.cli.config import open_arguments
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
@@ -79,7 +80,7 @@ async def _open_async(call: Call) -> Any:
     import outlive
 
     options = pair_options(call.url, call.store_options())
-    async with outlive.open_async(call.url, **options) as store:
+    async with outlive.open_async(call.url, **open_arguments(options)) as store:
         yield store
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.command import command, flag, yes_option
+from outlive.cli.config import configure_store
 from outlive.cli.context import Call
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table, progress
@@ -22,7 +23,6 @@ from outlive.cli.pair_state import (
     replica_item,
     states_of,
 )
-from outlive.cli.presence import factory
 from outlive.cli.stores import open_store
 from outlive.errors import BadArgument, EntryHeld, StoreBusy, StoreUnavailable
 from outlive.layers.replication.dissolve import end_pair
@@ -155,7 +155,7 @@ def _pause(call: Call, replicas: Replicas) -> None:
     else:
         action = f"stop replication: from now on only the {ROLES[active]} is written, until outlive replication --join"
     call.confirm(action)
-    options = {**call.store_options(), "auto_failover": False, "enable_replication": False}
+    options = {**call.store_options(), "auto_failover": False, "enabled": False}
     with open_store(call.url, options, create=True):
         pass
 
@@ -238,9 +238,10 @@ def _drain(call: Call, other: Replica) -> Replicas:
 
 
 def _end(call: Call, active: Replica, other: Replica) -> None:
-    target = factory()._parse(call.url, call.store_options())
-    tenant, timeout_s = target.settings.tenant, target.settings.timeout_s
-    served = (target.served, target.secondary)
+    config = configure_store(call.url, call.store_options())
+    tenant, timeout_s = config.settings.tenant, config.settings.timeout_s
+    assert config.secondary is not None
+    served = (config.served, config.secondary)
     backends: list[Any] = []
 
     def opened(replica: Replica, record: PairRecord) -> tuple[Any, PairRecord]:

@@ -18,9 +18,9 @@ from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.files import write_file
 from outlive.cli.output.table import progress
 from outlive.cli.output.units import format_count, parse_time
-from outlive.cli.presence import local_path
 from outlive.cli.stores import open_store
 from outlive.errors import BadArgument, Corrupt
+from outlive.urls import local_path
 
 if TYPE_CHECKING:
     from outlive.sync.facades import Store

@@ -12,6 +12,7 @@ from outlive.errors import (
     RunBusy,
     RunEnded,
     StoreBusy,
+    StoreMissing,
     StoreUnavailable,
     ThreadBusy,
     WrongKey,
@@ -47,6 +48,8 @@ def split_advice(error: OutliveError) -> tuple[str, str]:
         return f"this store is encrypted under key {error.id!r}, which was not given", _GIVE_KEY
     if isinstance(error, NotEncrypted):
         return "this store is not encrypted", _ENCRYPT
+    if isinstance(error, StoreMissing):
+        return f"no store at {error.url}", "check the URL, or save something first"
     if isinstance(error, RunEnded):
         can_retry = error.status not in ("completed", "deleted")
         advice = (
@@ -59,7 +62,7 @@ def split_advice(error: OutliveError) -> tuple[str, str]:
         return message.partition(": say")[0], "choose one: --thread THREAD"
     if isinstance(error, RunBusy):
         return message.rpartition("; ")[0], _take_over(error.run)
-    if isinstance(error, StoreUnavailable) and "enable_replication=False" in message:
+    if isinstance(error, StoreUnavailable) and "enabled=False" in message:
         return message.partition(". Bring it back")[0], (
             "bring it back, or continue without it: outlive replication --pause"
         )

@@ -51,7 +51,7 @@ class Upkeep:
         if is_due:
             self._looked_at = now
             await self._look_after()
-        if not self._options.is_enabled:
+        if not self._options.enabled:
             return
         await self.flush(_IDLE_S)
         if (self._queue.is_dirty and stores.health[1 - stores.epoch % 2].is_healthy) or is_due:
@@ -99,15 +99,15 @@ class Upkeep:
         elif self._runtime.now() - primary.since >= options.failback_delay_s * 1e6:
             if not stores.is_failed_over:
                 stores.automatic = 0  # it is stable
-            elif options.auto_failover and options.is_enabled and not stores.is_manual:
+            elif options.auto_failover and options.enabled and not stores.is_manual:
                 await self._switching.failback()
 
     def may_fail_over(self) -> bool:
         """Tell whether the secondary may be promoted without anybody saying so."""
         options, stores = self._options, self._stores
         return (
-            options.is_enabled
-            and options.auto_failover
+            options.enabled
+            and bool(options.auto_failover)
             and (stores.is_announced or not stores.is_failed_over)
             and stores.automatic < options.max_failover_attempts
         )
@@ -115,7 +115,7 @@ class Upkeep:
     async def status(self) -> ReplicationStatus:
         """Return how the pair is now."""
         stores, options = self._stores, self._options
-        if options.is_enabled:
+        if options.enabled:
             try:
                 await self._switching.refresh()
             except OutliveError as error:  # it is asked for most when something is wrong
@@ -123,8 +123,8 @@ class Upkeep:
         figures = await self._figures()
         return ReplicationStatus(
             mode=options.mode,
-            on_secondary_down=options.on_secondary_down,
-            is_enabled=options.is_enabled,
+            on_secondary_down=str(options.on_secondary_down),
+            is_enabled=options.enabled,
             active=ROLES[stores.epoch % 2],
             is_failed_over=stores.is_failed_over,
             failed_over_at=_moment(stores.failed_over_at) if stores.is_failed_over else None,

@@ -78,7 +78,7 @@ class Committing:
         `repeated` says of each whether an attempt in another epoch may have stored it.
         """
         active = self._stores.both[epoch % 2]
-        if not self._options.is_enabled:
+        if not self._options.enabled:
             return await active.commit_all([buried(replace(one, timeout_s=share_s)) for one in commits])
         if any(map(_claims, commits)) and (refusal := await self._refusal(epoch, deadline)) is not None:
             rest = [one for one in commits if not _claims(one)]
@@ -296,7 +296,7 @@ class Committing:
         A removal that was refused because the secondary did not take it finds nothing to remove when it is repeated: what is left of it is
         the note, which is carried over now. Raises NotReplicated when it cannot be.
         """
-        if not (self._options.is_enabled and self._options.is_strict and epoch % 2 == PRIMARY):
+        if not (self._options.enabled and self._options.is_strict and epoch % 2 == PRIMARY):
             return
         items = await self._stores.backlog(PRIMARY).items_of(thread, self._queue.done_of(thread))
         if not items.buried:

@@ -124,9 +124,7 @@ class Joining:
             check_match(primary, secondary)
             await self._join_both(primary, secondary)
         else:
-            is_told = (
-                not self._options.is_enabled
-            )  # whoever switches replication off knows that it was needed
+            is_told = not self._options.enabled  # whoever switches replication off knows that it was needed
             if secondary is not None:
                 await self._switching.replace_primary(secondary, is_told=is_told)
             else:
@@ -134,7 +132,7 @@ class Joining:
             await self._join(absent, deadline)  # now both say something
 
     async def _join_both(self, primary: PairRecord, secondary: PairRecord) -> None:
-        is_paused = not self._options.is_enabled
+        is_paused = not self._options.enabled
         if is_paused and primary.epoch % 2 == SECONDARY and secondary.epoch < primary.epoch:
             primary = await self._switching.abandon_secondary(primary)
         epoch = max(primary.epoch, secondary.epoch)
@@ -159,7 +157,7 @@ class Joining:
         if stores.is_failed_over:
             await self._pause_alone(secondary)
             return
-        if not options.is_enabled:
+        if not options.enabled:
             raise error  # it is for the store that is active
         stores.is_whole = secondary.is_whole
         if options.auto_failover and secondary.is_whole:
@@ -175,7 +173,7 @@ class Joining:
 
     async def _pause_alone(self, active: PairRecord) -> None:
         """The other store cannot be told now that it is left behind: whoever switches replication on again tells it."""
-        if not self._options.is_enabled and not active.is_paused:
+        if not self._options.enabled and not active.is_paused:
             await self._stores.write(active.role, active, replace(active, is_paused=True))
 
 

@@ -169,7 +169,7 @@ class Replicate:
             self._ticker.stop()
         try:
             async with self._upkeep.busy:
-                if self._options.is_enabled and self._is_joined:
+                if self._options.enabled and self._is_joined:
                     await self._drain_at_last()
         finally:
             for backend in self.stores.both:
@@ -335,7 +335,7 @@ class Replicate:
 
     async def _queued_threads(self) -> list[ThreadKey]:
         """Return the threads of which the secondary has yet to get something, where that delays an acknowledgement."""
-        if not (self._options.is_enabled and self._options.is_strict):
+        if not (self._options.enabled and self._options.is_strict):
             return []
         notes = self.stores.backlog(PRIMARY).notes()
         return list(dict.fromkeys([key async for key, _ in notes]))
@@ -347,7 +347,7 @@ class Replicate:
         stores = self.stores
         if stores.epoch != epoch:
             return True
-        if not self._options.is_enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
+        if not self._options.enabled or not (isinstance(error, EpochPassed) or is_unreachable(error)):
             return False
         try:
             if await self._switching.refresh(deadline.left_s() * _QUESTION):
@@ -398,9 +398,9 @@ class Replicate:
         return switched
 
     def _check_enabled(self) -> None:
-        if not self._options.is_enabled:
+        if not self._options.enabled:
             raise BadArgument(
-                "replication is switched off, so one store is left behind; open the pair with enable_replication=True first"
+                "replication is switched off, so one store is left behind; open the pair with Replication(..., enabled=True) first"
             )
 
     async def status(self) -> ReplicationStatus:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from outlive.backend import Backend
-from outlive.errors import StoreUnavailable
+from outlive.errors import StoreMissing, StoreUnavailable
 from outlive.runtime.runtime import Runtime
 
 Make = Callable[[], Awaitable[Backend]]
@@ -43,5 +43,7 @@ async def made(name: str, make: Make, runtime: Runtime) -> Backend:
     """Return a backend, or what stands for it until it can be made."""
     try:
         return await make()
+    except StoreMissing:
+        raise
     except StoreUnavailable:
         return cast(Backend, Unopened(name, make, runtime))

@@ -4,45 +4,44 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from outlive.arguments import check_choice, check_count, check_flag, check_seconds
 from outlive.errors import BadArgument
-
-MODES = ("sync", "async")
-WHEN_DOWN = ("fail", "queue")
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """The options of a pair. Wrong ones are refused here, with the sentence that mends them."""
+    """A second store, and how it is kept in step: `outlive.open(url, replication=outlive.Replication(secondary))`.
 
-    mode: str = "sync"
-    on_secondary_down: str = "fail"  # or "queue"; "async" always queues
-    is_enabled: bool = True
+    `secondary` is what `outlive.open` takes: a URL, a path or a Redis client. `mode="sync"` saves to both stores before a save
+    returns, "async" queues for the second one. `on_secondary_down` is for "sync": "fail" refuses a save that only one store can
+    take, "queue" accepts it. `enabled=False` leaves the store that is not active alone; it gets everything later.
+    `auto_failover=None` means True for mode="sync" with on_secondary_down="fail", else False.
+    """
+
+    secondary: Any
+    mode: Literal["sync", "async"] = "sync"
+    on_secondary_down: Literal["fail", "queue"] | None = None
+    enabled: bool = True
     health_check_interval_s: float = 30.0
-    auto_failover: bool = True
+    auto_failover: bool | None = None
     max_failover_attempts: int = 3
     failback_delay_s: float = 300.0
 
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> Replication:
-        """Read options as they were given to `outlive.open`."""
-        mode = _one_of("replication", given.get("replication", "sync"), MODES)
-        down = given.get("on_secondary_down")
-        if mode == "async" and down is not None:
-            raise BadArgument('on_secondary_down is for replication="sync"; "async" always queues')
-        down = "queue" if mode == "async" else _one_of("on_secondary_down", down or "fail", WHEN_DOWN)
-        is_strict = down == "fail"
-        automatic = given.get("auto_failover")
-        return cls(
-            mode,
-            down,
-            _switch("enable_replication", given.get("enable_replication", True)),
-            _seconds("health_check_interval_s", given.get("health_check_interval_s", 30.0), least=0.01),
-            is_strict if automatic is None else _switch("auto_failover", automatic),
-            _count("max_failover_attempts", given.get("max_failover_attempts", 3)),
-            _seconds("failback_delay_s", given.get("failback_delay_s", 300.0), least=0.0),
-        )
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, ("sync", "async"))
+        if self.mode == "async" and self.on_secondary_down is not None:
+            raise BadArgument('on_secondary_down is for mode="sync"; "async" always queues')
+        down = "queue" if self.mode == "async" else self.on_secondary_down or "fail"
+        check_choice("on_secondary_down", down, ("fail", "queue"))
+        check_flag("enabled", self.enabled)
+        check_seconds("health_check_interval_s", self.health_check_interval_s, 0.01)
+        check_count("max_failover_attempts", self.max_failover_attempts)
+        check_seconds("failback_delay_s", self.failback_delay_s, 0.0)
+        automatic = down == "fail" if self.auto_failover is None else self.auto_failover
+        object.__setattr__(self, "on_secondary_down", down)
+        object.__setattr__(self, "auto_failover", check_flag("auto_failover", automatic))
 
     @property
     def is_strict(self) -> bool:
@@ -80,34 +79,3 @@ class RoleChange:
     epoch: int
     carried: int  # queued commits that the other store got on the way
     branched: tuple[str, ...] = ()  # threads that both stores had gone on with: see thread.tips()
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise BadArgument(f"{name} must be {' or '.join(repr(one) for one in known)}, not {value!r:.100}")
-    return str(value)
-
-
-def _switch(name: str, value: object) -> bool:
-    named = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    found = named.get(value.lower()) if isinstance(value, str) else value
-    if not isinstance(found, bool):
-        raise BadArgument(f"{name} must be True or False, not {value!r:.100}")
-    return found
-
-
-def _count(name: str, value: object) -> int:
-    found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise BadArgument(f"{name} must be a whole number, 0 or more, not {value!r:.100}")
-    return found
-
-
-def _seconds(name: str, value: object, *, least: float) -> float:
-    try:
-        found = None if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not least <= found <= 1e9:
-        raise BadArgument(f"{name} must be a number of seconds, {least:g} or more, not {value!r:.100}")
-    return found

@@ -33,7 +33,7 @@ class ActiveStoreLost(StoreUnavailable):
         super().__init__(
             f"the {ROLES[role]} was active and has lost what it had, or another store stands in its place: what was saved there since "
             f"is nowhere else. Bring it back; or, to go on with what the {ROLES[1 - role]} has, open the pair once with "
-            "enable_replication=False"
+            "Replication(..., enabled=False)"
         )
 
 

@@ -1,7 +1,7 @@
 """One store of a pair that was opened by itself: it can be read, and is not written behind the back of the other one.
 
 What is written to one store alone has no note, so the other one never gets it: after the next change of places it is gone from
-sight, and what was deleted is back. So it is refused, unless somebody says `enable_replication=False`. Then the record of the pair
+sight, and what was deleted is back. So it is refused, unless somebody says `single=True`. Then the record of the pair
 says that replication is switched off, as if the pair had been opened so while the other store was down: whoever
 opens it again with both carries everything over.
 """
