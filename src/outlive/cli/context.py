@@ -154,7 +154,9 @@ class Call:
 
     def use(self, store: Store) -> None:
         """Name a store in the answer."""
-        settings = store._store._settings
+        from outlive.cli.lookup import settings_of
+
+        settings = settings_of(store)
         self.store_name, self.tenant = settings.url, settings.tenant
 
     @contextlib.contextmanager

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outlive.backend import CheckpointRecord, ThreadKey, ThreadRow
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
+    from outlive.store import Settings
     from outlive.sync.facades import Store, Thread
     from outlive.threads.engine import Engine
     from outlive.values import ThreadInfo
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
 _MATCHES = 6  # that an error lists
 
 
+# The only way from a store to what is below it: the commands need records and settings that it does not show.
+
+
 def engine_of(store: Store) -> Engine:
     return store._store._engine
+
+
+def settings_of(store: Store) -> Settings:
+    return store._store._settings
 
 
 def backend_of(store: Store) -> Any:
@@ -47,7 +55,7 @@ def pair_record_of(store: Store) -> PairRecord | None:
 
     if store._store._pair is not None:
         return None
-    settings = store._store._settings
+    settings = settings_of(store)
     record = run_now(read_pair_record(backend_of(store), settings.tenant, settings.timeout_s))
     return None if record is None or record.ended == ALONE else record
 
@@ -67,7 +75,7 @@ def key_of(store: Store, thread: str) -> ThreadKey:
 
 def find_thread(store: Store, text: str, *, is_exact: bool = False) -> str:
     """Return the id of the only thread that matches."""
-    backend, tenant = engine_of(store).backend, store._store._settings.tenant
+    backend, tenant = engine_of(store).backend, settings_of(store).tenant
 
     def match(id: str) -> list[str]:
         if run_now(backend.threads(ThreadQuery(tenant, only=id, heads=False))):
@@ -87,7 +95,7 @@ def list_threads(store: Store, damaged: list[Corrupt], **selection: Any) -> Iter
     from outlive.sync.facades import each
     from outlive.threads.listing import Threads
 
-    return each(Threads(engine_of(store), store._store._settings.tenant, damaged=damaged, **selection))
+    return each(Threads(engine_of(store), settings_of(store).tenant, damaged=damaged, **selection))
 
 
 def find_prefix(store: Store, text: str) -> str:
@@ -144,7 +152,7 @@ def find_run(store: Store, text: str, *, thread: str | None = None, is_exact: bo
     """Return the only run that matches, in one thread if that is given."""
     from outlive.runs.lease import RUN, find_all, unpack_run
 
-    engine, tenant = engine_of(store), store._store._settings.tenant
+    engine, tenant = engine_of(store), settings_of(store).tenant
     key = None if thread is None else key_of(store, find_thread(store, thread))
 
     def match(id: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlive.cli.config import open_arguments
-from outlive.cli.lookup import backend_of
+from outlive.cli.lookup import backend_of, engine_of
 from outlive.cli.output.opaque import OpaqueCodec
 from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 
@@ -90,7 +90,7 @@ def open_store(
     with _open(url, {**options, "create": create or "secondary" in options}, needs_key) as store:
         _check_encrypted(store, options.get("key"))
         if not knows_types:
-            store._store._engine.codec = OpaqueCodec()
+            engine_of(store).codec = OpaqueCodec()
         yield store
 
 

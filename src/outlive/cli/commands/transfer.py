@@ -13,7 +13,7 @@ from outlive.cli.command import argument, command, flag, option, thread_argument
 from outlive.cli.commands.maintenance import count_threads
 from outlive.cli.context import Call
 from outlive.cli.key_files import read_key_ring
-from outlive.cli.lookup import find_thread
+from outlive.cli.lookup import engine_of, find_thread, settings_of
 from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.cli.output.files import write_file
 from outlive.cli.output.table import progress
@@ -70,7 +70,7 @@ def copy(
                 from outlive.cli.commands.replication import wait_until_complete
 
                 wait_until_complete(target)
-            target_name = target._store._settings.url
+            target_name = settings_of(target).url
     item = {"threads": count, "target": target_name, "verified": verify, "problems": problems}
     sentence = f"copied {format_count(count, 'thread')} to {target_name}"
     if verify:
@@ -91,8 +91,8 @@ def _is_same(store: Store, url: str, target: Store, target_url: str) -> bool:
     path, target_path = local_path(url), local_path(target_url)
     if path is not None and target_path is not None:
         return os.path.samefile(path, target_path)
-    urls = {opened._store._settings.url for opened in (store, target)}
-    keys = {opened._store._engine.namer.key for opened in (store, target)}
+    urls = {settings_of(opened).url for opened in (store, target)}
+    keys = {engine_of(opened).namer.key for opened in (store, target)}
     return len(urls) == len(keys) == 1
 
 
