@@ -38,7 +38,7 @@ def agent(run: outlive.Run, ends: str | None) -> None:
                 os.kill(os.getpid(), getattr(signal, ends))
             return f"{name}: done by {os.getpid()}"
 
-        run.step(name, call, key=str(number))
+        run.step(name, key=str(number))(call)()
         run.save({"step": number}, iteration=number)
         say(f"  step {number}  {name:<22} {'done' if done else 'was done before'}")
 

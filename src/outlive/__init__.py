@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from outlive.runs.response_values import WriteProposal as WriteProposal
     from outlive.runs.responses import AsyncResponses as AsyncResponses
     from outlive.runs.run import AsyncRun as AsyncRun
-    from outlive.runs.steps import Step as Step
+    from outlive.runs.steps import StepInfo as StepInfo
     from outlive.runs.worker import AsyncWorker as AsyncWorker
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
@@ -87,7 +87,7 @@ _MODULES = {
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
-    "runs.steps": "Step",
+    "runs.steps": "StepInfo",
     "runs.worker": "AsyncWorker",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
@@ -145,7 +145,7 @@ __all__ = [
     "RunInfo",
     "Sizes",
     "SkippedRun",
-    "Step",
+    "StepInfo",
     "Store",
     "StoreError",
     "Swept",

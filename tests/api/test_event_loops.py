@@ -86,13 +86,13 @@ def test_a_call_from_a_second_loop_is_refused_at_once_and_the_first_goes_on(url)
 def test_a_store_that_is_closed_from_a_second_loop_stays_open(tmp_path, is_pair):
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
     with running_loop() as first:
-        store = first(opened(one, **({"secondary": two} if is_pair else {})))
+        store = first(opened(one, **({"replication": outlive.Replication(two)} if is_pair else {})))
         run = first(store.run("t", lease_s=6.0).start())
         assert refused(store.close) < SOON_S
         first(asyncio.wait_for(_until_renewed(store), SOON_S))
         first(run.save({"n": 1}))
         first(store.close())
-    with outlive.open(one, **({"secondary": two} if is_pair else {})) as again:
+    with outlive.open(one, **({"replication": outlive.Replication(two)} if is_pair else {})) as again:
         assert again.thread("t").load() == {"n": 1}
         assert [found.id for found in again.recoverable()] == [
             run.id

@@ -62,7 +62,7 @@ def steps(store):
     yield store.delete("gone")
     run = store.run("job", run_id="run-1").start()
     yield run
-    yield run.step("pay", lambda: "paid", effect=True)
+    yield run.step("pay", effect=True)(lambda: "paid")()
     yield run.step("mail", lambda: "sent")
     yield run.save({"phase": 1}, iteration=1)
     yield run.release()

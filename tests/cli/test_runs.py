@@ -127,7 +127,7 @@ def test_a_run_whose_lease_has_run_out_is_dead(cli, store):
 
 def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
     run = begin(store, "r-1", prompt="Where to?")
-    run.step("ask", lambda: {"city": "Lisbon"}, key="first")
+    run.step("ask", key="first")(lambda: {"city": "Lisbon"})()
     run.step("count", lambda: 7)
     with contextlib.suppress(RuntimeError):
         run.step("book", _raise)
@@ -159,7 +159,7 @@ def test_steps_stand_in_the_order_in_which_they_began(cli, store):
     names = [f"step {number}" for number in (3, 1, 12, 2)]
     run = begin(store, "r-1")
     for name in names:
-        run.step(name, lambda: 1, effect=name == "step 1")
+        run.step(name, effect=name == "step 1")(lambda: 1)()
     run.release()
     with store.retry("r-1") as again:
         for name in (*names, "step 0"):

@@ -505,25 +505,25 @@ def test_a_step_of_a_run_that_is_over_is_not_called(effect, tmp_path):
     with outlive.open(url) as store, outlive.open(url) as other:
         run = store.run("t", run_id="r")
         with pytest.raises(outlive.errors.BadArgument, match="has not started"):
-            run.step("s", called.append, 1, effect=effect)
+            run.step("s", effect=effect)(called.append)(1)
         run.start()
         other.cancel("r")
         with pytest.raises(LeaseLost):
             run.save({"n": 1})
         with pytest.raises(LeaseLost):
-            run.step("s", called.append, 1, effect=effect)
+            run.step("s", effect=effect)(called.append)(1)
         done = store.run("t", run_id="done").start()
         done.step("s", lambda: 1)
         done.complete()
         with pytest.raises(RunEnded):
-            done.step("s", called.append, 1, effect=effect)
+            done.step("s", effect=effect)(called.append)(1)
         with store.run("t", run_id="forked") as run:
             child = os.fork()
             if child == 0:
                 status = 1
                 try:
                     with pytest.raises(RunBusy, match="forked"):
-                        run.step("s", called.append, 1, effect=effect)
+                        run.step("s", effect=effect)(called.append)(1)
                     status = len(called)
                 finally:
                     os._exit(status)
@@ -540,17 +540,17 @@ def test_an_effect_of_a_run_that_another_has_taken_does_not_happen(backend, url)
             run = await store.run("t", run_id="r").start()
             await store.cancel("r")  # this handle does not know
             with pytest.raises(LeaseLost):
-                await run.step("pay", called.append, 1, effect=True)
+                await run.step("pay", effect=True)(called.append)(1)
 
     with outlive.open(url) as store:
         run = store.run("u", run_id="s").start()
-        assert run.step("pay", lambda: 5, effect=True) == 5
+        assert run.step("pay", effect=True)(lambda: 5)() == 5
         with pytest.raises(ValueError, match="no"):
-            run.step("raises", raising, effect=True)
+            run.step("raises", effect=True)(raising)()
         store.cancel("s")
         for name in ("more", "raises"):
             with pytest.raises(LeaseLost):
-                run.step(name, called.append, 1, effect=True)
+                run.step(name, effect=True)(called.append)(1)
     asyncio.run(main())
     assert called == []
 

@@ -202,7 +202,7 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
     def work(run, until):
         for n in range(until):
             done.append((n, run.step("think", lambda n=n: done.append(n) or n * 10)))
-        return run.step("sum", lambda *numbers: sum(numbers), 1, 2, key="total")
+        return run.step("sum", key="total")(lambda *numbers: sum(numbers))(1, 2)
 
     with outlive.open(url) as store:
         with contextlib.suppress(KeyboardInterrupt), store.run("t", run_id="r", agent="a") as run:
@@ -213,7 +213,7 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
             assert run.info.attempt == 2
             assert work(run, 4) == 3
             with pytest.raises(StepMismatch, match="sum"):
-                run.step("sum", lambda *numbers: sum(numbers), 1, 3, key="total")
+                run.step("sum", key="total")(lambda *numbers: sum(numbers))(1, 3)
         assert [entry for entry in done if isinstance(entry, int)] == [*called, 3]
 
 
@@ -221,8 +221,8 @@ def test_a_step_that_was_done_is_not_done_again(backend, url):
 def test_a_step_that_raised_runs_again_and_one_that_cannot_be_kept_is_named(backend, url):
     with outlive.open(url) as store, store.run("t") as run:
         with pytest.raises(ZeroDivisionError):
-            run.step("divide", lambda: 1 / 0, key="a")
-        assert run.step("divide", lambda: 4 / 2, key="a") == 2
+            run.step("divide", key="a")(lambda: 1 / 0)()
+        assert run.step("divide", key="a")(lambda: 4 / 2)() == 2
         with pytest.raises(outlive.errors.Unencodable, match="step 'odd'"):
             run.step("odd", object)
         with pytest.raises(outlive.errors.BadArgument, match="step 'large' returned"):
@@ -240,25 +240,24 @@ def test_an_effect_that_had_begun_goes_to_its_policy(workers):
         with outlive.open(url) as store:
             with store.run("t", run_id="r") as run:
                 with pytest.raises(StepUnfinished, match="pay"):
-                    run.step("pay", lambda: 1, key="bill", effect=True, on_unfinished="ask")
+                    run.step("pay", key="bill", effect=True, on_unfinished="ask")(lambda: 1)()
                 asked = []
                 value = run.step(
                     "pay",
-                    lambda: 1,
                     key="bill",
                     effect=True,
                     on_unfinished=lambda s: asked.append(s.name) or ("value", 9),
-                )
+                )(lambda: 1)()
                 assert (value, asked) == (9, ["pay"])
-                assert run.step("pay", lambda: 1, key="bill", effect=True) == 9
-                assert run.step("other", lambda: 1, effect=True) == 1
+                assert run.step("pay", key="bill", effect=True)(lambda: 1)() == 9
+                assert run.step("other", effect=True)(lambda: 1)() == 1
 
 
 def die_in_effect(report, url):
     with outlive.open(url) as store:
         run = store.run("t", run_id="r").start()
         report("started")
-        run.step("pay", os.kill, os.getpid(), signal.SIGKILL, key="bill", effect=True)
+        run.step("pay", key="bill", effect=True)(os.kill)(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_may_have_any_id():
@@ -283,7 +282,7 @@ def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
             async with store.run("t", run_id="r") as run:
                 with pytest.raises(AmbiguousStep):
                     await asyncio.gather(*(run.step("ask", slow, n) for n in range(3)))
-                assert await asyncio.gather(*(run.step("ask", slow, n, key=str(n)) for n in range(3))) == [
+                assert await asyncio.gather(*(run.step("ask", key=str(n))(slow)(n) for n in range(3))) == [
                     0,
                     1,
                     2,
@@ -295,14 +294,14 @@ def test_steps_of_one_name_at_once_need_keys_and_keep_their_results_apart():
 @pytest.mark.parametrize("backend", ["memory", *ALL])
 def test_steps_in_many_threads_keep_their_results_apart(backend, url):
     with outlive.open(url) as store, store.run("t", run_id="r") as run, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: run.step("ask", lambda n: f"answer {n}", n, key=str(n)), range(40)))
+        found = list(pool.map(lambda n: run.step("ask", key=str(n))(lambda n: f"answer {n}")(n), range(40)))
         assert found == [f"answer {n}" for n in range(40)]
         gate = threading.Barrier(8)
 
         def meet(key):
             gate.wait()
             try:
-                return run.step("meet", lambda: time.sleep(0.05) or key, key=key)
+                return run.step("meet", key=key)(lambda: time.sleep(0.05) or key)()
             except AmbiguousStep:
                 return "ambiguous"
 
@@ -690,8 +689,8 @@ def gather_and_die(report, url):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return f"answer {n}"
 
-            others = [asyncio.create_task(run.step("ask", ask, n, key=f"model {n}")) for n in range(1, 5)]
-            await run.step("ask", ask, 0, key="model 0")
+            others = [asyncio.create_task(run.step("ask", key=f"model {n}")(ask)(n)) for n in range(1, 5)]
+            await run.step("ask", key="model 0")(ask)(0)
 
     report("started")
     asyncio.run(main())
@@ -706,7 +705,7 @@ def test_gathered_steps_of_one_name_keep_their_results_apart_after_a_crash(backe
     with outlive.open(url) as store, store.run("t", run_id="r") as run:
         called = []
         found = [
-            run.step("ask", lambda n: called.append(n) or f"answer {n}", n, key=f"model {n}")
+            run.step("ask", key=f"model {n}")(lambda n: called.append(n) or f"answer {n}")(n)
             for n in range(5)
         ]
         assert found == [f"answer {n}" for n in range(5)]
@@ -966,3 +965,17 @@ def test_handlers_that_are_none_are_refused(handlers):
                 store.worker(handlers)
 
     asyncio.run(main())
+
+
+def test_a_step_passes_every_argument_to_its_function():
+    def told(name, *, key, effect, function=None):
+        return [name, key, effect, function]
+
+    with outlive.open("memory:") as store, store.run("t") as run:
+        assert run.step("sort", sorted, [3, 1, 2], key=abs) == [1, 2, 3]
+        assert run.step("tell", told, name="n", key=1, effect=2, function=3) == ["n", 1, 2, 3]
+        assert run.step("tell", key="a", effect=True)(told)("m", key=4, effect=5) == ["m", 4, 5, None]
+        with pytest.raises(
+            outlive.errors.BadArgument, match="has no option 'n', only key, effect and on_unfinished"
+        ):
+            run.step("tell", n=1)

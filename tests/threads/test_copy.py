@@ -165,13 +165,13 @@ def test_a_run_that_was_copied_goes_on_in_the_target_and_a_repeated_copy_leaves_
             thread.save({"n": n})
         run = source.run("t", run_id="r", agent="a").start()
         with pytest.raises(ZeroDivisionError):
-            run.step("s", lambda: 1 / 0, effect=True)
+            run.step("s", effect=True)(lambda: 1 / 0)()
         thread.write("task", [("__error__", "old")])
         at = thread.checkpoint().id
         run.release()
         source.copy_to(target)
         target.thread("t").write("task", [("__error__", "new")], checkpoint=at)
-        report = target.recover({"a": lambda run: run.step("s", lambda: 5, effect=True)})
+        report = target.recover({"a": lambda run: run.step("s", effect=True)(lambda: 5)()})
         assert (len(report.resumed), report.failed) == (1, [])
         source.copy_to(target)
         assert runs(target, "t") == [("r", "completed", None, 5, 2)]

@@ -17,7 +17,7 @@ from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import format_age, format_duration, format_time
 from outlive.cli.output.values import lines, one_line, to_json
-from outlive.runs.steps import Step
+from outlive.runs.steps import StepInfo
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class RunView:
             return usage
         return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepInfo]:
         """Return the steps in the order in which they began."""
         steps = []
         for entry in sorted(self._entries("step"), key=lambda entry: entry.revision):
             name, key = entry.key[len(self.info.id) + 1 :].split("\n", 1)
             arguments, value, error = engine_of(self.store).codec.unpack(entry.body or b"")
-            steps.append(Step(name, key, entry.status, arguments, value, error))
+            steps.append(StepInfo(name, key, entry.status, arguments, value, error))
         return steps
 
     def responses(self) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _step_item(step: Step) -> dict[str, Any]:
+def _step_item(step: StepInfo) -> dict[str, Any]:
     return {
         "name": step.name,
         "key": step.key,
@@ -226,7 +226,7 @@ def show_run(view: RunView, full: bool) -> None:
         _show_responses(responses, min(room, 60))
 
 
-def _show_steps(steps: list[Step], room: int) -> None:
+def _show_steps(steps: list[StepInfo], room: int) -> None:
     columns = (Column("STEP"), Column("KEY"), Column("STATUS", keeps=True), Column("VALUE"))
     rows = [
         (

@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from outlive.arguments import check_iteration, check_phase, check_run_durability, check_usage
 from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
@@ -40,7 +40,7 @@ from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import RunOptions, Start
-from outlive.runs.steps import Ledger
+from outlive.runs.steps import Ledger, StepOptions
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
@@ -49,6 +49,19 @@ from outlive.values import CheckpointInfo, moment
 
 _SAVE_OPTIONS = frozenset(inspect.signature(AsyncThread._draft).parameters) - {"self", "run"}
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncStepDecorator(Protocol):
+    """Turns a function, sync or async, into a step that is awaited."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[T]], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
 
 class Live(Protocol):
@@ -289,20 +302,40 @@ class AsyncRun(AsyncContext):
             except OutliveError:
                 pass  # the next write of the run, or the next tick, tries again; a lost lease is noted
 
-    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
-        """Do a step once: `await run.step("ask", call_model, prompt)`; on a later attempt its result is given back instead.
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(
+        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+    ) -> AsyncStepDecorator: ...
+    def step(
+        self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a function once: `answer = await run.step("ask", call_model, prompt)`.
 
-        Options: `key` (which of several of this name), `effect=True` (note that it began), `on_unfinished` ("retry", "skip",
-        "ask" or a function) for an effect that had begun when its process died; all others go to the function. Without a
-        function it is a decorator.
+        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
+        function. For options, leave the function out: `await run.step("pay", effect=True)(charge)(42)`, or as a decorator,
+        `@run.step("ask", key="a")`.
+
+        key:            which of several steps of this name; without it they are counted in the order in which they begin
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
+                        function of a `StepInfo` that returns one of these
         """
         if function is not None:
-            return self._ledger.step(name, function, args, options)
+            return self._ledger.step(name, function, args, kwargs)
+        options = StepOptions.of(name, kwargs)
 
         def decorate(wrapped: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
             @functools.wraps(wrapped)
             async def call(*args: Any, **kwargs: Any) -> Any:
-                return await self._ledger.step(name, wrapped, args, {**options, **kwargs})
+                return await self._ledger.step(name, wrapped, args, kwargs, options)
 
             return call
 

@@ -40,8 +40,8 @@ class Writer(Protocol):
 
 
 @dataclass(slots=True)
-class Step:
-    """A step as it is stored."""
+class StepInfo:
+    """A step of a run as it is stored. `status` is "started", "done" or "raised"; `key` is "=KEY", or "#N" for the Nth without a key."""
 
     name: str
     key: str
@@ -51,12 +51,32 @@ class Step:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is told apart from others of its name, and what happens when its process died in the middle of it."""
+
+    key: str | None = None
+    effect: bool = False
+    on_unfinished: Any = "retry"
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any]) -> StepOptions:
+        """Check the options of a decorator."""
+        for option in options:
+            if option not in cls.__slots__:
+                known = "key, effect and on_unfinished"
+                raise BadArgument(
+                    f"step {name!r} has no option {option!r}, only {known}; arguments of the function belong after the function"
+                )
+        return cls(**options)
+
+
 class Ledger:
     """The steps of one run, read once when it is taken and kept up to date by it."""
 
     def __init__(self, run: Writer) -> None:
         self._run = run
-        self._steps: dict[tuple[str, str], Step] = {}
+        self._steps: dict[tuple[str, str], StepInfo] = {}
         self._counts: dict[str, int] = {}
         self._order: dict[tuple[str, str], int] = {}  # which began when, from 1 on
         self._begun = 0
@@ -84,7 +104,12 @@ class Ledger:
             after = (page[-1][1].key, page[-1][0].digest)
 
     async def step(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: StepOptions | None = None,
     ) -> Any:
         """Return the value of a step, from the ledger or by calling the function.
 
@@ -92,12 +117,10 @@ class Ledger:
         a step of that name is in flight already. A run that this process has lost or ended calls nothing.
         """
         self._run.check_live()
-        kwargs = dict(options)
-        key, effect = kwargs.pop("key", None), kwargs.pop("effect", False)
-        policy = kwargs.pop("on_unfinished", "retry")
-        place = self._enter(name, key)
+        options = options or StepOptions()
+        place = self._enter(name, options.key)
         try:
-            return await self._do(place, function, args, kwargs, effect=effect, policy=policy)
+            return await self._do(place, function, args, kwargs, options)
         finally:
             with self._lock:
                 self._in_flight.discard(place)
@@ -108,9 +131,7 @@ class Ledger:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        effect: bool,
-        policy: Any,
+        options: StepOptions,
     ) -> Any:
         digest = self._digest(args, kwargs)
         known = self._steps.get(place)
@@ -123,12 +144,12 @@ class Ledger:
             raise StepMismatch(self._run.id, *place)
         if known is not None and known.status == _DONE:
             return known.value
-        if known is not None and known.status == _STARTED and effect:
-            settled, value = await self._settle(known, policy)
+        if known is not None and known.status == _STARTED and options.effect:
+            settled, value = await self._settle(known, options.on_unfinished)
             if settled:
                 return await self._finish(place, digest, value)
-        if effect:  # fenced: when another process has the run, it is refused and nothing is called
-            await self._write(Step(*place, _STARTED, digest))
+        if options.effect:  # fenced: when another process has the run, it is refused and nothing is called
+            await self._write(StepInfo(*place, _STARTED, digest))
         return await self._call(place, digest, function, args, kwargs)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
@@ -172,15 +193,15 @@ class Ledger:
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:
-            await self._write(Step(*place, _RAISED, digest, error=f"{type(error).__name__}: {error}"))
+            await self._write(StepInfo(*place, _RAISED, digest, error=f"{type(error).__name__}: {error}"))
             raise
         return await self._finish(place, digest, value)
 
     async def _finish(self, place: tuple[str, str], digest: bytes | None, value: Any) -> Any:
-        await self._write(Step(*place, _DONE, digest, value))
+        await self._write(StepInfo(*place, _DONE, digest, value))
         return value
 
-    async def _settle(self, step: Step, policy: Any) -> tuple[bool, Any]:
+    async def _settle(self, step: StepInfo, policy: Any) -> tuple[bool, Any]:
         """Decide about a step that had begun when its process died: (it has a value, the value)."""
         if callable(policy):
             policy = policy(step)
@@ -198,7 +219,7 @@ class Ledger:
             f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
         )
 
-    async def _write(self, step: Step) -> None:
+    async def _write(self, step: StepInfo) -> None:
         codec, run = self._run.engine.codec, self._run
         where = f"step {step.name!r}"
         body = codec.pack([step.arguments, step.value, step.error], where)
@@ -218,8 +239,8 @@ class Ledger:
         await run.write_entries(entry)
         self._steps[step.name, step.key] = step
 
-    def _unpack(self, entry: EntryRecord) -> Step:
+    def _unpack(self, entry: EntryRecord) -> StepInfo:
         with well_formed(f"step {entry.key!r}", self._run.key.id):
             name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
             arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
-        return Step(name, key, entry.status, arguments, value, error)
+        return StepInfo(name, key, entry.status, arguments, value, error)

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from outlive.arguments import check_handlers
 from outlive.backend import ThreadKey
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from outlive.runs.worker import AsyncWorker
     from outlive.sync.responses import Responses
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -276,6 +277,18 @@ class Thread:
         run_now(self._thread.flush())
 
 
+class StepDecorator(Protocol):
+    """Turns a function into a step."""
+
+    def __call__(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+def _blocking(name: str, function: Callable[P, T]) -> Callable[P, T]:
+    if inspect.iscoroutinefunction(function):
+        raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
+    return function
+
+
 class Run(SyncContext):
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
@@ -341,19 +354,35 @@ class Run(SyncContext):
     def flush(self) -> None:
         run_now(self._run.flush())
 
-    def step(self, name: str, function: Callable[..., Any] | None = None, *args: Any, **options: Any) -> Any:
-        if function is None:
-            return lambda wrapped: functools.wraps(wrapped)(
-                functools.partial(self._step, name, wrapped, options)
-            )
-        return self._step(name, function, options, *args)
-
-    def _step(
-        self, name: str, function: Callable[..., Any], options: Mapping[str, Any], *args: Any, **more: Any
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def step(
+        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+    ) -> StepDecorator: ...
+    def step(
+        self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
     ) -> Any:
-        if inspect.iscoroutinefunction(function):
-            raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
-        return run_now(self._run.step(name, function, *args, **{**options, **more}))
+        """Call a function once: `answer = run.step("ask", call_model, prompt)`.
+
+        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
+        function. For options, leave the function out: `run.step("pay", effect=True)(charge)(42)`, or as a decorator,
+        `@run.step("ask", key="a")`.
+
+        key:            which of several steps of this name; without it they are counted in the order in which they begin
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
+                        function of a `StepInfo` that returns one of these
+        """
+        if function is not None:
+            return run_now(self._run.step(name, _blocking(name, function), *args, **kwargs))
+        step: Any = self._run.step(name, **kwargs)
+
+        def decorate(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+            call = step(_blocking(name, wrapped))
+            return functools.wraps(wrapped)(lambda *args, **kwargs: run_now(call(*args, **kwargs)))
+
+        return decorate
 
     def complete(self, result: Any = None) -> None:
         run_now(self._run.complete(result))

@@ -57,7 +57,7 @@ def fill_more(store):
         store.thread(name, namespace="sub").save({"n": 2}, id="c2")
     run = store.run("alice", run_id="half").start()
     run.step("add", lambda: 1)
-    run.step("send", lambda: "sent", effect=True)
+    run.step("send", effect=True)(lambda: "sent")()
     run.responses.open(["m1", "m2"], prompt="why?")
     run.responses.update("m2", {"text": "part"})
     run.release()
@@ -149,7 +149,7 @@ def _start(store, thread, run_id):
     run = store.run(thread, run_id=run_id).start()
     if run.is_finished:
         return run.status, plain(run.result)
-    values = [run.step(name, called.append, name, key=None) for name in ("add", "send") if run_id == "half"]
+    values = [run.step(name, key=None)(called.append)(name) for name in ("add", "send") if run_id == "half"]
     responses = run.responses.open().all() if run_id == "half" else []
     answer = values, called, [plain(one) for one in responses], run.info.attempt
     run.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -93,7 +94,8 @@ def _act(run: Run, *, is_killed: bool) -> str:
     """Run the steps. Completed steps are not repeated, and saved states are not saved again."""
     state: dict[str, Any] = run.load() or {"notes": {}, "messages": []}
     for number, name in enumerate(STEPS, 1):
-        text = run.step(name, lambda name=name, number=number: _tool(name, is_killed and number == 3))
+        # A partial, because a step records the arguments, and the second attempt has others.
+        text = run.step(name, functools.partial(_tool, name, is_killed and number == 3))
         if number <= run.info.iteration:
             print(f"  process {os.getpid()}: {name}: was done before", flush=True)
             continue

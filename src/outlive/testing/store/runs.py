@@ -99,9 +99,9 @@ class RunContract(Contract):
             {3},
         ]
         assert called == [0, 1, 2, 3]
-        assert await run.step("s", lambda n: n, 9, key="x") == 9
+        assert await run.step("s", key="x")(lambda n: n)(9) == 9
         with pytest.raises(StepMismatch):
-            await run.step("s", lambda n: n, 8, key="x")
+            await run.step("s", key="x")(lambda n: n)(8)
         await run.complete()
 
     async def test_what_was_interrupted_is_recovered_once(self, trial: Trial) -> None:
