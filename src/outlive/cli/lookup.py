@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MATCHES = 6  # that an error lists
 
 
-# The only way from a store to what is below it: the commands need records and settings that it does not show.
+# Where commands reach below a store, for records and settings that it does not show.
 
 
 def engine_of(store: Store) -> Engine:
@@ -155,15 +155,15 @@ def find_run(store: Store, text: str, *, thread: str | None = None, is_exact: bo
     engine, tenant = engine_of(store), settings_of(store).tenant
     key = None if thread is None else key_of(store, find_thread(store, thread))
 
-    def match(id: str) -> list[str]:
+    def find_ids(id: str) -> list[str]:
         entries = run_now(
             engine.backend.entries(EntryQuery(tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
         )
         ids = list(dict.fromkeys(entry.key for _, entry in entries))
         return [id] if id in ids else [] if is_exact else ids
 
-    id = _only_match("run", text, match, "outlive runs --all lists all runs", is_exact)
-    matches = [found for found in run_now(find_all(engine, tenant, id)) if key in (None, found[0])]
+    id = _only_match("run", text, find_ids, "outlive runs --all lists all runs", is_exact)
+    matches = [match for match in run_now(find_all(engine, tenant, id)) if key in (None, match[0])]
     if len(matches) > 1:
         raise AmbiguousRun(id, [key.id for key, _ in matches])
     if not matches:

@@ -88,7 +88,7 @@ class RunView:
             elif ordinal.isdecimal():
                 fields = unwrap(body[0])
                 records[model, int(ordinal)] = fields if isinstance(fields, dict) else {}
-        return [records[place] for place in order if place in records] or list(records.values())
+        return [records[key] for key in order if key in records] or list(records.values())
 
     def _entries(self, kind: str) -> list[EntryRecord]:
         key = key_of(self.store, self.info.thread)

@@ -240,7 +240,7 @@ def _sizes(thread: Thread) -> Sizes | None:
 
 
 def _runs(store: Store, thread: Thread) -> tuple[int, RunInfo | None]:
-    """Count the runs of a thread, and return a live one; without keys none can be told."""
+    """Count the runs of a thread, and return a live one; without keys none can be identified."""
     try:
         runs = list(store.runs(thread=thread.id))
     except (Corrupt, KeyMissing):
