@@ -114,6 +114,12 @@ def check_url(url: str) -> None:
         raise BadArgument(f"{url!r} is a folder; for a store in this folder write file:{quote_path(url)}")
 
 
+def to_url(location: str) -> str:
+    """Return the URL of a store that may be named by a plain path."""
+    check_url(location)
+    return location if ":" in location else f"sqlite:///{quote_path(location)}"
+
+
 def pair_options(
     url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
 ) -> dict[str, Any]:

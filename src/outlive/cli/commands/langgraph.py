@@ -50,14 +50,14 @@ def import_langgraph(
     from outlive.backends.server.urls import hide_secrets
     from outlive.cli.config import open_arguments
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_url, pair_options
+    from outlive.cli.stores import pair_options, to_url
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
     types_named, serde_named = naming.named_types(types), naming.named_serde(serde)
     open_source(source_url).close()  # before a mistake in its URL has made an empty store
-    call.store_url = target_url or call.url
-    check_url(call.store_url)
+    # As a URL: the importer compares it with the source, and looks whether it exists.
+    call.store_url = to_url(target_url or call.url)
     options = pair_options(call.store_url, call.store_options())
     moving.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
