@@ -427,7 +427,7 @@ class ReplicaOpenedAlone(CallerError):
         if is_old_copy:
             said = (
                 f"this store is an old copy: it was the {role} of a pair that outlive replication --leave has ended, and the "
-                f"{active} goes on alone. Open that one; to change what is here, copy it into a new store: outlive copy THIS NEW"
+                f"{active} goes on alone. Open that one; to change what is here, copy it into a new store: outlive copy NEW --store THIS"
             )
         super().__init__(said)
         self.role = role

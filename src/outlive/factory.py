@@ -237,7 +237,7 @@ async def _open_inline(target: StoreConfig) -> AsyncStore:
         async def make() -> Backend:
             return served.sync(target.settings.timeout_s)
 
-        return make if target.creates else lambda: _existing(served, make)
+        return make if target.creates else lambda: existing_backend(served, make)
 
     runtime = SyncRuntime()
     primary, secondary = await _made(target, opener, runtime)
@@ -254,7 +254,7 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
         def make() -> Awaitable[Backend]:
             return served.asynchronous(target.settings.timeout_s)
 
-        return make if target.creates else lambda: _existing(served, make)
+        return make if target.creates else lambda: existing_backend(served, make)
 
     runtime = AsyncRuntime()
     primary, secondary = await _made(target, opener, runtime)
@@ -265,7 +265,7 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
     return store
 
 
-async def _existing(served: BackendFactory, make: Callable[[], Awaitable[Backend]]) -> Backend:
+async def existing_backend(served: BackendFactory, make: Callable[[], Awaitable[Backend]]) -> Backend:
     """Open a backend only if there is a store in it: opening would otherwise create one."""
     if served.is_missing is not None and served.is_missing():
         raise StoreMissing(served.shown)

@@ -14,7 +14,7 @@ import outlive
 from rig.world import build
 
 OLD, NEW = random.Random(1).randbytes(32), random.Random(2).randbytes(32)
-GIVE = "give the file that holds it by --key-file PATH, or the keys themselves in OUTLIVE_KEYS\n"
+GIVE = "pass the key file with --key-file PATH, or the keys in OUTLIVE_KEYS\n"
 SECRET = "the launch code is 0451"
 
 
@@ -65,9 +65,12 @@ def test_without_keys_it_is_verified_and_all_else_says_what_is_missing(sealed):
     ):
         ended = sealed(*arguments)
         assert (ended.code, ended.out) == (2, "")
-        assert ended.err == f"outlive: this is sealed under key 'old', which was not given; {GIVE}"
+        assert ended.err == f"outlive: this store is encrypted under key 'old', which was not given; {GIVE}"
     doctor = sealed("doctor", "-q")
-    assert (doctor.code, "keys: this is sealed under key 'old', which was not given" in doctor.out) == (
+    assert (
+        doctor.code,
+        "keys: this store is encrypted under key 'old', which was not given" in doctor.out,
+    ) == (
         1,
         True,
     )
@@ -88,13 +91,13 @@ def test_wrong_keys_are_told_apart_and_never_shown(sealed):
     wrong = sealed("ls", OUTLIVE_KEYS=other)
     assert (wrong.code, "another key 'old'" in wrong.err) == (2, True)
     missing = sealed("ls", "--key-file", "new.keys")
-    assert missing.err == f"outlive: this is sealed under key 'old', which was not given; {GIVE}"
+    assert missing.err == f"outlive: this store is encrypted under key 'old', which was not given; {GIVE}"
     for keys in (other[:-4], "old=x", words(old=b"secret")):
         bad = sealed("ls", OUTLIVE_KEYS=keys)
         assert bad.code == 2
         assert keys.partition(":")[2] not in bad.err or not keys.partition(":")[2]
     assert sealed("ls", "--key-file", "none.keys").err == (
-        "outlive: the key file 'none.keys' cannot be read: No such file or directory\n"
+        "outlive: cannot read the key file 'none.keys': No such file or directory\n"
     )
 
 
@@ -105,7 +108,7 @@ def test_keys_are_changed(sealed):
     assert done["total"] > 2
     assert (
         sealed("rotate", "--key-file", "both.keys").out
-        == "sealed nothing anew; all of 1 thread is under key new\n"
+        == "re-encrypted nothing; all data of 1 thread is under key new\n"
     )
     assert sealed("show", "trip", "--path", "said", "--key-file", "new.keys").out == f"{SECRET}\n"
     assert sealed("ls", "--key-file", "old.keys").code == 2
@@ -114,15 +117,15 @@ def test_keys_are_changed(sealed):
 def test_a_store_is_encrypted_and_decrypted_by_copying_it(sealed):
     plain, again = (f"sqlite:///{sealed.folder}/{name}.db" for name in ("plain", "again"))
     same = f"sqlite:///{sealed.folder}/same.db"
-    assert sealed("backup", plain, "--key-file", "old.keys", "--decrypt", "--verify").code == 0
+    assert sealed("copy", plain, "--key-file", "old.keys", "--decrypt", "--verify").code == 0
     assert sealed("show", "trip", "--path", "said", "--store", plain).out == f"{SECRET}\n"
-    assert sealed("copy", plain, again, "--target-key-file", "new.keys", "--verify").code == 0
+    assert sealed("copy", again, "--store", plain, "--target-key-file", "new.keys", "--verify").code == 0
     assert (
-        sealed("run", "r-1", "--store", again, "--key-file", "new.keys", "--json").items[0]["prompt"]
+        sealed("runs", "show", "r-1", "--store", again, "--key-file", "new.keys", "--json").items[0]["prompt"]
         == SECRET
     )
     assert SECRET.encode() not in (sealed.folder / "again.db").read_bytes()
-    assert sealed("backup", same, "--key-file", "old.keys").code == 0
+    assert sealed("copy", same, "--key-file", "old.keys").code == 0
     assert sealed("ls", "--store", same).code == 2  # encrypted as its source is
 
 
@@ -130,7 +133,7 @@ def test_keys_for_a_store_that_is_not_encrypted_are_refused(program):
     build(f"sqlite:///{program.folder}/agent.db")
     ended = program("ls", OUTLIVE_KEYS=words(old=OLD))
     assert ended.code == 2
-    assert "this store is not encrypted; leave --key-file and OUTLIVE_KEYS out" in ended.err
+    assert "this store is not encrypted; remove --key-file and OUTLIVE_KEYS" in ended.err
     assert (
         program("rotate")
         .err.splitlines()[-1]
@@ -144,12 +147,12 @@ def test_async_handlers_recover_in_an_encrypted_store(sealed):
     keys = words(old=OLD)
     retried = sealed("retry", "r-1", "--handlers", "agents:go_on", OUTLIVE_KEYS=keys)
     assert retried.code == 0, retried.err
-    assert sealed("run", "r-1", "--json", OUTLIVE_KEYS=keys).items[0]["result"] == f"done: {SECRET}"
+    assert sealed("runs", "show", "r-1", "--json", OUTLIVE_KEYS=keys).items[0]["result"] == f"done: {SECRET}"
 
 
 def test_a_key_is_made_in_a_file_that_only_its_owner_reads(program):
     made = program("new-key", "agent.keys", "--id", "a")
-    assert (made.code, made.out) == (0, "made key a in agent.keys; the newest is a\n")
+    assert (made.code, made.out) == (0, "created key a in agent.keys; the newest key is a\n")
     assert (program.folder / "agent.keys").stat().st_mode & 0o777 == 0o600
     (program.folder / "agent.keys").chmod(0o644)
     (item,) = program("new-key", "agent.keys", "--json").items
@@ -166,7 +169,7 @@ def test_a_key_is_made_in_a_file_that_only_its_owner_reads(program):
     assert outlive.KeyRing.parse(program("new-key", "-", "--id", "b").out).ids == ("b",)
     store = f"sqlite:///{program.folder}/agent.db"
     build(f"{store}.plain")
-    assert program("copy", f"{store}.plain", store, "--target-key-file", "agent.keys").code == 0
+    assert program("copy", store, "--store", f"{store}.plain", "--target-key-file", "agent.keys").code == 0
     assert program("ls", "-q", "--store", store, "--key-file", "agent.keys").code == 0
 
 
@@ -182,7 +185,7 @@ def test_without_keys_a_thread_is_deleted_but_nothing_is_chosen_to_go(sealed):
     ):
         ended = sealed(*command, "--key-file", "/dev/null")
         assert (ended.code, ended.out) == (2, "")
-        assert "a key is needed" in ended.err
+        assert "no key was given" in ended.err
     (item,) = sealed("rm", "trip", "--yes", "--json", "--key-file", "/dev/null").items
     assert (item["checkpoints"], item["runs"]) == (2, 1)
     assert sealed("ls", "-q", "--key-file", "/dev/null").out == ""
@@ -193,4 +196,4 @@ def test_a_ring_without_keys_is_refused_for_a_store_that_is_not_encrypted(progra
     for command in (["ls"], ["show", "trip-42"], ["verify"]):
         ended = program(*command, "--key-file", "/dev/null")
         assert (ended.code, ended.out) == (2, "")
-        assert "this store is not encrypted; leave --key-file" in ended.err
+        assert "this store is not encrypted; remove --key-file" in ended.err

@@ -61,15 +61,15 @@ def states(two, **options):
 def test_a_pair_is_made_by_being_told_and_then_shown(two):
     before = two("replication")
     assert before.code == 1
-    assert states(two) in (["not joined", "absent"], ["not joined", "not joined"])
+    assert states(two) in (["not joined", "missing"], ["not joined", "not joined"])
     assert before.out.splitlines()[-1].endswith(
-        "outlive replication --join makes the secondary a copy of the primary"
+        "outlive replication --join copies the primary to the secondary"
     )
     asked = two("replication", "--join")
     assert (asked.code, asked.out) == (2, "")
     assert "this would make" in asked.err
     assert "outlive replication --leave ends that; add --yes" in asked.err
-    assert states(two) in (["not joined", "absent"], ["not joined", "not joined"]), "nothing was done"
+    assert states(two) in (["not joined", "missing"], ["not joined", "not joined"]), "nothing was done"
     made = two("replication", "--join", "--yes")
     assert (made.code, made.err) == (0, "")
     heading, primary, secondary = made.out.splitlines()
@@ -104,7 +104,7 @@ def test_the_stores_change_places_when_they_are_told(joined):
     assert "this would make the secondary" in asked.err
     assert states(joined) == ["active", "standby"]
     assert joined("failback", "--yes").out == "the primary is active already\n"
-    assert joined("promote", "--yes", "--json").items == [{"active": "secondary", "epoch": 1, "carried": 0, "branched": []}]  # fmt: skip
+    assert joined("promote", "--yes", "--json").items == [{"active": "secondary", "epoch": 1, "transferred": 0, "branched": []}]  # fmt: skip
     assert joined("promote").out == "the secondary is active already\n"
     assert joined("replication").code == 1
     assert states(joined) == ["standby", "active"]
@@ -117,11 +117,11 @@ def test_the_stores_change_places_when_they_are_told(joined):
 
 def test_a_person_is_asked_before_the_stores_change_places(joined):
     with joined.program.on_terminal("promote", **joined.env) as terminal:
-        terminal.wait_for("This will make the secondary").wait_for("Go on?").type("n\n")
+        terminal.wait_for("This will make the secondary").wait_for("Continue?").type("n\n")
         assert terminal.end() == 1
     assert states(joined) == ["active", "standby"]
     with joined.program.on_terminal("promote", **joined.env) as terminal:
-        terminal.wait_for("Go on?").type("y\n")
+        terminal.wait_for("Continue?").type("y\n")
         assert terminal.end() == 0
     assert states(joined) == ["standby", "active"]
 
@@ -144,7 +144,7 @@ def test_dead_runs_are_left_alone_after_a_failover_unless_asked(joined, kind):
 def test_doctor_tells_how_a_pair_is(joined):
     def pair(*arguments, **options):
         found = items(joined("doctor", "--json", *arguments, **options))
-        return next((item["level"], item["said"]) for item in found if item["check"] == "pair")
+        return next((item["level"], item["message"]) for item in found if item["check"] == "pair")
 
     assert pair() == ("ok", "primary active, secondary standby; epoch 0")
     alone = pair("--store", joined.env["OUTLIVE_STORE"])
@@ -175,7 +175,7 @@ def test_a_primary_that_has_lost_everything_is_left_and_filled_again(joined):
         if name.startswith("near.db"):
             os.unlink(joined.folder / name)
     gone = joined("ls")
-    assert (gone.code, "if it has lost everything, outlive promote" in gone.err) == (3, True)
+    assert (gone.code, "if its data is lost, outlive promote" in gone.err) == (3, True)
     assert joined("promote", "--yes").code == 0
     assert len(joined("ls", "-q").out.splitlines()) == 5
     assert joined("failback", "--yes").code == 0
@@ -201,12 +201,12 @@ def test_looking_never_fails_over_but_promote_does(distant):
     with distant.network.refusing():
         looked = distant("ls")
         assert (looked.code, "outlive promote makes the secondary active" in looked.err) == (3, True)
-        assert states(distant) == ["out of reach", "standby"]
-        assert items(distant("doctor", "--json"))[3]["mend"] == "outlive promote makes the secondary active"
+        assert states(distant) == ["unreachable", "standby"]
+        assert items(distant("doctor", "--json"))[3]["fix"] == "outlive promote makes the secondary active"
         asked = distant("promote")
-        assert "the primary cannot be reached" in asked.err
+        assert "the primary is unreachable" in asked.err
         assert distant("promote", "--yes").code == 0
-        assert states(distant) == ["out of reach", "active"]
+        assert states(distant) == ["unreachable", "active"]
         forked = distant("fork", "trip-42", "forked")
         assert (
             forked.code,
@@ -227,7 +227,7 @@ def test_a_secondary_that_is_down_is_told(program):
     primary = f"sqlite:///{program.folder}/near.db"
     build(primary)
     two = Two(program, f"{primary}?timeout_s=0.3", "postgresql://localhost:1/none")
-    assert states(two) == ["not joined", "out of reach"]
+    assert states(two) == ["not joined", "unreachable"]
     assert two("replication", "--join", "--yes").code == 3
 
 
@@ -239,7 +239,7 @@ def test_a_pair_that_is_encrypted_is_looked_at_without_keys(program):
     ) as store:
         store.thread("t").save({"n": 1})
     assert two("replication").code == 0
-    assert "sealed under key 'k', which was not given" in two("ls").err
+    assert "encrypted under key 'k', which was not given" in two("ls").err
     for url in two.env.values():
         assert program("verify", "--store", url).out.startswith("ok: 1 thread, ")
     assert two("verify").out.startswith("ok: 1 thread, ")
@@ -254,7 +254,7 @@ def test_a_pair_that_is_paused_stays_so(joined):
         store.thread("alone").save({"n": 1})
     assert "alone" in joined("ls", "-q").out
     assert states(joined) == ["active", "paused"]
-    assert "this would switch replication on again" in joined("replication", "--join").err
+    assert "this would resume replication" in joined("replication", "--join").err
     assert joined("replication", "--join", "--yes").code == 0
     assert joined("replication", "--join").code == 0, "there is nothing to ask when it is so already"
     assert states(joined) == ["active", "standby"]
@@ -283,8 +283,8 @@ def test_a_pair_whose_secondary_is_down_is_written_when_one_says_so(program, pos
 
 def test_a_store_is_copied_into_a_pair(joined):
     third, fourth = (f"sqlite:///{joined.folder}/{name}.db" for name in ("third", "fourth"))
-    assert joined("backup", third, "--target-secondary", fourth, "--verify").out.endswith(
-        "the target is whole\n"
+    assert joined("copy", third, "--target-secondary", fourth, "--verify").out.endswith(
+        "the target has no damage\n"
     )
     for url in (third, fourth):
         assert len(joined.program("ls", "-q", "--store", url).out.splitlines()) == 5
@@ -302,12 +302,12 @@ def test_one_of_two_stores_is_not_changed_behind_the_back_of_the_other(joined):
         ):
             ended = joined.program(*command, *alone)
             assert (ended.code, f"this store is the {role} of a pair" in ended.err) == (2, True)
-        assert joined.program("copy", f"sqlite:///{joined.folder}/near.db", url).code == 2
+        assert joined.program("copy", url, "--store", f"sqlite:///{joined.folder}/near.db").code == 2
         assert joined.program("ls", "-q", *alone).out == joined("ls", "-q").out
         assert joined.program("prune", "--all", "--keep-last", "1", "--dry-run", *alone).code == 0
-    assert joined("ls", "--replication", "none").code == 0
+    assert joined("ls", "--single").code == 0
     assert states(joined) == ["active", "standby"], "who only looks changes nothing"
-    assert joined("rm", "trip-7", "--yes", "--replication", "none").code == 0
+    assert joined("rm", "trip-7", "--yes", "--single").code == 0
     assert states(joined) == ["active", "paused"]
     assert joined("rm", "trip-42", "--yes").code == 0
     assert joined("replication", "--join", "--yes", "-q").code == 0
@@ -327,13 +327,16 @@ def test_an_active_secondary_that_has_lost_everything_is_given_up_when_one_says_
         path.unlink()
     for command in (["ls"], ["failback", "--yes"], ["promote", "--yes"]):
         ended = two(*command)
-        assert (ended.code, "outlive replication --pause goes on with what the primary has" in ended.err) == (
+        assert (
+            ended.code,
+            "outlive replication --pause continues with the data of the primary" in ended.err,
+        ) == (
             3,
             True,
         )
     assert "outlive replication --pause" in two("replication", "--join").err
     asked = two("replication", "--pause")
-    assert (asked.code, "what only the secondary had is given up" in asked.err) == (2, True)
+    assert (asked.code, "what only the secondary had is lost" in asked.err) == (2, True)
     two("replication", "--pause", "--yes")
     assert len(two("ls", "-q").out.splitlines()) == 5
     assert two("replication", "--join", "--yes").code == 0
@@ -359,7 +362,7 @@ def test_replication_is_switched_off_and_on_again(joined, active):
 
 def test_a_person_is_asked_before_two_stores_become_a_pair(two):
     with two.program.on_terminal("replication", "--join", columns=300, **two.env) as terminal:
-        terminal.wait_for("This will make").wait_for("Go on?").type("n\n")
+        terminal.wait_for("This will make").wait_for("Continue?").type("n\n")
         assert terminal.end() == 1
     assert states(two)[0] == "not joined"
 
@@ -375,7 +378,7 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
     with outlive.open(alone) as store, pytest.raises(outlive.errors.ReplicaOpenedAlone):
         store.thread("t").save(1)
     (item,) = items(joined("replication", "--leave", "--yes", "--json"))
-    assert (item["alone"], item["old_copy"], item["is_told"]) == (*map(shown_url, (alone, old)), True)
+    assert (item["alone"], item["old_copy"], item["is_marked"]) == (*map(shown_url, (alone, old)), True)
     with outlive.open(alone) as store:
         assert store.thread("last").exists()
         store.thread("t").save("alone")
@@ -393,10 +396,7 @@ def test_a_pair_is_ended_and_its_active_store_goes_on_alone(joined, active):
     for command in (["ls"], ["promote", "--yes"], ["failback", "--yes"], ["replication", "--pause", "--yes"]):
         assert joined(*command).code != 0
     assert "ended already" in joined("replication", "--leave").out
-    assert (
-        "is an old copy"
-        in joined.program("rm", "trip-42", "--yes", "--store", old, "--replication", "none").err
-    )
+    assert "is an old copy" in joined.program("rm", "trip-42", "--yes", "--store", old, "--single").err
     third = f"sqlite:///{joined.folder}/third.db"
     assert joined.program("replication", "--store", alone, "--secondary", third, "--join", "--yes").code == 0
     with open_pair(alone, third) as store:
@@ -447,15 +447,15 @@ def test_a_pair_is_ended_though_its_other_store_cannot_be_reached_and_that_one_i
         assert two("replication", "--join", "--yes", "-q").code == 0
         with network.refusing():
             asked = two("replication", "--leave")
-            assert (asked.code, "cannot be told now" in asked.err) == (2, True)
+            assert (asked.code, "cannot be marked now" in asked.err) == (2, True)
             done = two("replication", "--leave", "--yes")
-            assert (done.code, "was not told: run this again" in done.out) == (0, True)
+            assert (done.code, "was not marked: run this again" in done.out) == (0, True)
         with outlive.open(near) as store:
             store.thread("t").save("alone")
         with pytest.raises(outlive.errors.StoreUnavailable, match="no pair any more"):
             open_pair(near, postgres_store)
         assert states(two)[0] == "alone"
-        assert "tells the other one" in two("replication").out
+        assert "when the other is reachable" in two("replication").out
         assert two("replication", "--leave", "--yes").code == 0
         assert states(two) == ["alone", "old copy"]
     with (
@@ -488,7 +488,7 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
     with outlive.open(urls[0], tenant=tenant) as store, pytest.raises(outlive.errors.ReplicaOpenedAlone):
         store.thread("t").save(2)
     said = ("--tenant", tenant) if tenant else ()
-    assert "outlive replication --leave finishes that" in two("replication", *said).out
+    assert "outlive replication --leave completes that" in two("replication", *said).out
     assert two("replication", "--leave", "--yes", *said).code == 0
     assert [item["state"] for item in items(two("replication", "--json", *said))] == ["alone", "old copy"]
     with outlive.open(urls[0], tenant=tenant) as store:
@@ -500,16 +500,16 @@ def test_an_end_that_was_interrupted_is_finished_by_repeating_it(program, valkey
         store.thread("t").save(2)
     third = f"sqlite:///{program.folder}/third.db"
     fresh = program("replication", "--store", urls[0], "--secondary", third, *said)
-    assert "outlive replication --join makes the secondary a copy" in fresh.out
+    assert "outlive replication --join copies the primary" in fresh.out
 
 
 def test_what_would_be_left_behind_is_no_way_to_end_a_pair(program):
     urls = [f"sqlite:///{program.folder}/{name}.db" for name in ("near", "far")]
     two = Two(program, *urls)
-    assert "are no pair" in two("replication", "--leave", "--yes").err
+    assert "are not a pair" in two("replication", "--leave", "--yes").err
     for url in urls:
         outlive.open(url).close()
-    assert "are no pair" in two("replication", "--leave", "--yes").err
+    assert "are not a pair" in two("replication", "--leave", "--yes").err
     for name in program.folder.glob("far.db*"):
         name.unlink()
     assert two("replication", "--join", "--yes", "-q").code == 0
@@ -517,5 +517,5 @@ def test_what_would_be_left_behind_is_no_way_to_end_a_pair(program):
     for name in program.folder.glob("far.db*"):
         name.unlink()
     refused = two("replication", "--leave", "--yes")
-    assert (refused.code, "would go on alone, but it is not there" in refused.err) == (3, True)
+    assert (refused.code, "is the active store, but it is not available" in refused.err) == (3, True)
     assert two("replication", "--join", "--leave").code == 2

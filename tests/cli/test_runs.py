@@ -136,7 +136,7 @@ def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
         "gpt", {"text": "Porto\x1b[2J", "input_tokens": 12, "output_tokens": 3, "cost_usd": 0.01}
     )
     run.complete({"city": "Lisbon"})
-    (item,) = cli("run", "r-", "--json").items
+    (item,) = cli("runs", "show", "r-", "--json").items
     assert [(step["name"], step["key"], step["status"]) for step in item["steps"]] == [
         ("ask", "=first", "done"), ("count", "#1", "done"), ("book", "#1", "raised"),
     ]  # fmt: skip
@@ -147,12 +147,12 @@ def test_one_run_is_shown_with_its_steps_and_responses(cli, store):
     ]
     assert (item["input_tokens"], item["output_tokens"], item["cost_usd"]) == (12, 3, 0.01)
     assert item["result"] == {"city": "Lisbon"}
-    text = cli("run", "r-1").out
+    text = cli("runs", "show", "r-1").out
     assert "\x1b" not in text
     assert '"Porto\\x1b[2J"' in text
     assert "RuntimeError: no flight" in text
     assert 'prompt   "Where to?"' in text
-    assert cli("run", "nope").err == "outlive: there is no run 'nope'; outlive runs --all lists them\n"
+    assert cli("runs", "show", "nope").err == "outlive: no run 'nope'; outlive runs --all lists all runs\n"
 
 
 def test_steps_stand_in_the_order_in_which_they_began(cli, store):
@@ -164,7 +164,10 @@ def test_steps_stand_in_the_order_in_which_they_began(cli, store):
     with store.retry("r-1") as again:
         for name in (*names, "step 0"):
             again.step(name, lambda: 2)
-    assert [step["name"] for step in cli("run", "r-1", "--json").items[0]["steps"]] == [*names, "step 0"]
+    assert [step["name"] for step in cli("runs", "show", "r-1", "--json").items[0]["steps"]] == [
+        *names,
+        "step 0",
+    ]
 
 
 def test_runs_come_in_pages(cli, store):
@@ -172,7 +175,7 @@ def test_runs_come_in_pages(cli, store):
         begin(store, f"r-{number}", thread=f"t-{number}").fail("broken")
     first = json.loads(cli("runs", "--limit", 2, "--json").out)
     assert ([item["id"] for item in first["items"]], first["next"]) == (["r-0", "r-1"], "r-1")
-    assert cli("runs", "--limit", 2).err.endswith("outlive: there are more: --after r-1\n")
+    assert cli("runs", "--limit", 2).err.endswith("outlive: more: --after r-1\n")
     assert cli("runs", "--after", "r-1", "-q").out == "r-2\n"
     begin(store, "r-1\x1bz", thread="t").fail("broken")
     assert cli("runs", "--after", "r-1\\x1bz", "-q").out == "r-2\n"
@@ -189,8 +192,8 @@ def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
     (first, second) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
     assert (first["outcome"], first["run"], first["attempt"]) == ("resumed", "r-1", 2)
     assert second["outcome"] == "resumed"
-    assert cli("run", "r-1", "--json").items[0]["result"] == "Belem!"
-    assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
+    assert cli("runs", "show", "r-1", "--json").items[0]["result"] == "Belem!"
+    assert cli("recover", "--handlers", "handlers:SYNC").out == "no runs to recover\n"
 
 
 def test_what_handlers_print_does_not_stand_in_the_json(cli, store):
@@ -207,7 +210,7 @@ def test_what_handlers_print_does_not_stand_in_the_json(cli, store):
 def test_async_handlers_recover_too(cli, store):
     begin(store, "r-1").release()
     assert cli("recover", "--handlers", "handlers:ASYNC", "-q").out == "resumed r-1\n"
-    assert cli("run", "r-1", "--json").items[0]["result"] == "Porto"
+    assert cli("runs", "show", "r-1", "--json").items[0]["result"] == "Porto"
 
 
 def test_what_recovery_could_not_do_is_a_finding(cli, store):
@@ -225,7 +228,7 @@ def test_what_recovery_could_not_do_is_a_finding(cli, store):
     "said, mend",
     [
         ("handlers", "--handlers takes MODULE:NAME"),
-        ("nowhere:X", "the module 'nowhere' cannot be imported"),
+        ("nowhere:X", "cannot import the module 'nowhere'"),
         ("handlers:NOPE", "the module 'handlers' has no 'NOPE'"),
         ("handlers:NUMBER", "is neither a function nor a dict"),
     ],
@@ -240,17 +243,17 @@ def test_wrong_handlers_are_explained(cli, said, mend):
 def test_a_run_that_ended_is_given_back_or_retried_at_once(cli, store):
     fail(store, "r-1")
     assert cli("retry", "r-1").out == (
-        "run r-1 was failed and is released now: the next recover, or a worker, takes it\n"
+        "run r-1 was failed and is released: the next recover or a worker resumes it\n"
     )
     assert statuses(cli) == {"r-1": "released"}
     fail(store, "r-2")
     (item,) = cli("retry", "r-2", "--handlers", "handlers:SYNC", "--json").items
     assert (item["was"], item["status"]) == ("failed", "completed")
     done = cli("retry", "r-2")
-    assert (done.code, done.err) == (2, "outlive: run 'r-2' is completed: there is nothing left to do\n")
+    assert (done.code, done.err) == (2, "outlive: run 'r-2' is completed; nothing is left to do\n")
     fail(store, "r-3")
     assert cli("retry", "r-3", "--handlers", "handlers:ASYNC", "-q").code == 0
-    assert cli("run", "r-3", "--json").items[0]["result"] == "Porto"
+    assert cli("runs", "show", "r-3", "--json").items[0]["result"] == "Porto"
 
 
 def test_a_run_is_given_back_without_reading_its_responses(cli, store):
@@ -276,7 +279,7 @@ def test_a_retry_that_fails_again_is_a_finding(cli, store):
     fail(store, "r-1")
     ended = cli("retry", "r-1", "--handlers", "handlers:FAILING")
     assert (ended.code, ended.err) == (1, "")
-    assert ended.out == "run r-1 is failed: RuntimeError: no answer; outlive run r-1 shows it\n"
+    assert ended.out == "run r-1 is failed: RuntimeError: no answer; outlive runs show r-1 shows it\n"
     (item,) = cli("retry", "r-1", "--handlers", "handlers:raises_async", "--json").items
     assert (item["status"], item["error"]) == ("failed", "RuntimeError: no answer")
     assert "Traceback" in cli("retry", "r-1", "--handlers", "handlers:FAILING", "--debug").err
@@ -300,7 +303,7 @@ def test_the_handler_of_a_run_that_is_finished_is_not_called(cli, store):
         ended = cli("retry", "r-1", "--handlers", f"handlers:{name}")
         assert (ended.code, ended.err) == (
             2,
-            "outlive: run 'r-1' is completed: there is nothing left to do\n",
+            "outlive: run 'r-1' is completed; nothing is left to do\n",
         )
 
 
@@ -308,15 +311,15 @@ def test_a_live_run_is_cancelled_from_outside_and_its_place_is_free(cli, store):
     live = begin(store, "r-1", "trip", prompt={"city": "Lisbon"}, lease_s=600)
     asked = cli("cancel", "r-1")
     assert asked.code == 2
-    assert f"it is at work in process {os.getpid()} on" in asked.err
-    assert cli("cancel", "r-1", "--yes").out == "run r-1 is cancelled; outlive retry r-1 goes on with it\n"
+    assert f"it is running in process {os.getpid()} on" in asked.err
+    assert cli("cancel", "r-1", "--yes").out == "run r-1 is cancelled; outlive retry r-1 resumes it\n"
     with pytest.raises(outlive.LeaseLost):
         live.save({"n": 2})
     begin(store, "r-2", "trip").complete()  # at once: the lease of the other would last ten minutes
-    (item,) = cli("run", "r-1", "--json").items
+    (item,) = cli("runs", "show", "r-1", "--json").items
     assert (item["status"], item["prompt"]) == ("cancelled", {"city": "Lisbon"})
     assert cli("cancel", "r-1", "--yes").err == (
-        "outlive: run 'r-1' is cancelled; outlive retry r-1 goes on with it\n"
+        "outlive: run 'r-1' is cancelled; outlive retry r-1 resumes it\n"
     )
 
 
@@ -325,8 +328,8 @@ def test_a_parked_run_waits_for_a_person(cli, store):
     assert cli("park", "r-1", "--yes", "--json").items == [
         {"id": "r-1", "thread": "thread of r-1", "was": "released", "status": "parked"}
     ]
-    assert cli("recover", "--handlers", "handlers:SYNC").out == "no run to recover\n"
-    assert "parked ones wait for a person" in cli("doctor").out
+    assert cli("recover", "--handlers", "handlers:SYNC").out == "no runs to recover\n"
+    assert "parked runs need a decision" in cli("doctor").out
     assert cli("retry", "r-1", "--handlers", "handlers:go_on").code == 0
     assert statuses(cli) == {"r-1": "completed"}
 
@@ -335,7 +338,7 @@ def test_deleting_a_thread_tells_of_its_runs(cli, store):
     live = begin(store, "r-1", "trip", lease_s=600)
     asked = cli("rm", "trip").err
     assert "with its 1 checkpoint (" in asked
-    assert f"and 1 run; r-1 is live in process {os.getpid()} on" in asked
+    assert f"and 1 run; run r-1 is live in process {os.getpid()} on" in asked
     assert cli("rm", "trip", "--yes").code == 0
     with pytest.raises(outlive.LeaseLost):
         live.save({"n": 2})
@@ -345,24 +348,24 @@ def test_deleting_a_thread_tells_of_its_runs(cli, store):
 def test_a_run_that_cannot_be_ended_is_refused_before_anybody_is_asked(cli, store):
     begin(store, "r-1").complete()
     for command in ("park", "cancel"):
-        assert cli(command, "r-1").err == "outlive: run 'r-1' is completed; there is nothing left to do\n"
+        assert cli(command, "r-1").err == "outlive: run 'r-1' is completed; nothing is left to do\n"
 
 
 def test_a_live_run_is_not_retried_and_the_error_says_how_to_take_it(cli, store):
     begin(store, "r-1", lease_s=600)
     ended = cli("retry", "r-1")
     assert ended.code == 2
-    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-1\n")
+    assert ended.err.endswith("; wait for it, or stop it: outlive park r-1\n")
     begin(store, "r-3", "other", lease_s=600).fail("broken")
     begin(store, "r-4", "other", lease_s=600)
     ended = cli("retry", "r-3")
     assert (ended.code, "is held by run 'r-4'" in ended.err) == (2, True)
-    assert ended.err.endswith("; wait for it, or take it from there: outlive park r-4\n")
+    assert ended.err.endswith("; wait for it, or stop it: outlive park r-4\n")
 
 
 def test_what_would_be_recovered_is_told_as_it_is_in_the_list_of_runs(cli, store):
     assert cli("runs", "--all").out == "no runs\n"
-    assert cli("runs").out == "no runs; --all shows those that have ended too\n"
+    assert cli("runs").out == "no runs; --all includes completed and cancelled runs\n"
     run = begin(store, "r-1")
     run.save({"n": 1}, usage={"input_tokens": 7, "cost_usd": 0.5})
     run.release()
@@ -375,18 +378,18 @@ def test_doctor_tells_of_dead_runs(cli, store):
     begin(store, "r-1").release()
     ended = cli("doctor")
     assert ended.code == 1
-    assert "runs: 1 released: dead and released ones wait to be recovered" in ended.out
-    assert "  → outlive recover --handlers MODULE:NAME goes on with them" in ended.out
+    assert "runs: 1 released: dead and released runs wait for recovery" in ended.out
+    assert "  → outlive recover --handlers MODULE:NAME resumes them" in ended.out
 
 
 def test_of_several_runs_of_one_id_none_is_taken_in_silence(cli, store):
     for thread in ("a", "b"):  # as copies from two stores bring them
         run_now(run_now(store._store._run(RunInfo("r", thread)).start()).release())
-    for command in (["run", "r"], ["cancel", "r", "--yes"], ["park", "r", "--yes"], ["retry", "r"]):
+    for command in (["runs", "show", "r"], ["cancel", "r", "--yes"], ["park", "r", "--yes"], ["retry", "r"]):
         refused = cli(*command)
         assert refused.code != 0
         assert "threads 'a', 'b' have a run 'r' each" in refused.err
         assert "--thread THREAD" in refused.err
     assert cli("cancel", "r", "--thread", "b", "--yes").code == 0
     assert {run.thread: run.status for run in store.runs()} == {"a": "released", "b": "cancelled"}
-    assert [item["thread"] for item in cli("run", "r", "--thread", "a", "--json").items] == ["a"]
+    assert [item["thread"] for item in cli("runs", "show", "r", "--thread", "a", "--json").items] == ["a"]

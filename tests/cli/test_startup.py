@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive.cli.commands import doctor_checks as examining
+from outlive.cli.commands import doctor
 from outlive.testing.patience import PATIENCE_S
 from rig.crash import ram_folder
 from rig.program import SOURCE, environment, fresh
@@ -60,7 +60,7 @@ def test_a_listing_imports_only_what_it_needs(folder):
     assert "outlive.store" in found
     unneeded = {f"outlive.{name}" for name in (
         "runs.run", "runs.recovery", "runs.response_values", "runtime.loop", "backends.local.threaded", "backends.postgres.urls",
-        "backends.redis.urls", "layers.replication.layer", "layers.encryption.rotation", "cli.commands.doctor_checks", "cli.pair_state",
+        "backends.redis.urls", "layers.replication.layer", "layers.encryption.rotation", "cli.commands.doctor", "cli.pair_state",
     )}  # fmt: skip
     assert all(importlib.util.find_spec(name) for name in unneeded)
     assert not found & (HEAVY | unneeded)
@@ -218,14 +218,14 @@ def test_the_demo_kills_and_recovers_and_leaves_a_store_to_look_at(tmp_path):
     ],
 )  # fmt: skip
 def test_versions_of_sqlite_with_the_wal_reset_bug_are_known(version, is_affected):
-    assert examining.has_wal_bug(version) is is_affected
-    assert (examining.sqlite_finding(version).level == "problem") is is_affected
+    assert doctor.has_wal_bug(version) is is_affected
+    assert (doctor.sqlite_finding(version).level == "problem") is is_affected
 
 
 def test_a_clock_that_is_off_is_a_finding():
-    assert examining.skew_finding(0.5).level == "ok"
-    off = examining.skew_finding(-90)
-    assert (off.level, off.said) == ("warning", "the server's clock is 90.00 s behind")
+    assert doctor.skew_finding(0.5).level == "ok"
+    off = doctor.skew_finding(-90)
+    assert (off.level, off.message) == ("warning", "the server's clock is 90.00 s behind")
 
 
 def test_the_source_is_the_one_under_test():

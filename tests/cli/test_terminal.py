@@ -62,7 +62,7 @@ def test_what_is_short_stays_whole_in_a_narrow_terminal(here):
     with here.on_terminal("doctor", columns=50) as terminal:
         assert terminal.end() == 0
     words = terminal.text.split()
-    assert {"ormsgpack", "cryptography", "survives", "nobody"} <= set(words)
+    assert {"ormsgpack", "cryptography", "survives", "monotonic"} <= set(words)
     assert max(map(columns_of, terminal.text.splitlines())) <= 50 or "outlive:" in terminal.text
 
 
@@ -117,10 +117,10 @@ def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
     wrong = f"nobody{UNSEEN}"
     for command in (
         ["ls"], ["ls", "-q"], ["ls", "--json"], ["stats"], ["show", "t"], ["show", "t", "--json"], ["show", "t", "--path", "text"],
-        ["history", "t"], ["history", "t", "-q"], ["heads", "t"], ["heads", "t", "-q"], ["writes", "t"], ["diff", "t"], ["export", "t"],
-        ["export", "t", "-"], ["export", "t", "--json"], ["runs", "--all"], ["runs", "--all", "-q"], ["run", "r"], ["run", "r", "--json"],
+        ["history", "t"], ["history", "t", "-q"], ["tips", "t"], ["tips", "t", "-q"], ["writes", "t"], ["diff", "t"], ["export", "t"],
+        ["export", "t", "-"], ["export", "t", "--json"], ["runs", "--all"], ["runs", "--all", "-q"], ["runs", "show", "r"], ["runs", "show", "r", "--json"],
         ["recover", "--dry-run"], ["verify"], ["fork", "t", f"fork{UNSEEN}"], ["copy-thread", "t", f"copy{UNSEEN}"],
-        ["export", "t", f"file{UNSEEN}"], ["rm", "copy", "--yes"], ["cancel", "dead", "--yes"], ["show", wrong], ["run", wrong],
+        ["export", "t", f"file{UNSEEN}"], ["rm", "copy", "--yes"], ["cancel", "dead", "--yes"], ["show", wrong], ["runs", "show", wrong],
         [wrong], ["ls", f"--{wrong}"], ["ls", "--store", f"sqlite:///{wrong}.db"], ["show", wrong, "--json"],
     ):  # fmt: skip
         with program.on_terminal(*command, columns=200) as terminal:
@@ -134,7 +134,7 @@ def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
         }
         assert not found | {hex(ord(char)) for char in seen if char == "\ufe0f"}, (command, found)
     with program.on_terminal("rm", "fork") as terminal:
-        terminal.wait_for("Go on?").type("n\n")
+        terminal.wait_for("Continue?").type("n\n")
         assert terminal.end() == 1
     assert "fork\\x1b[31mred" in terminal.text
     assert not {"\u202e", "\u200b"} & {*terminal.seen}
@@ -148,7 +148,7 @@ def test_no_command_passes_on_what_a_terminal_obeys_or_nobody_sees(program):
 
 def test_export_writes_to_no_device(here):
     """To put a file in its place would replace it."""
-    assert "is no file" in here("export", "trip-42", "/dev/stdout", "--yes").err
+    assert "is not a regular file" in here("export", "trip-42", "/dev/stdout", "--yes").err
     assert json.loads(here("export", "trip-42", "-").out)
     assert not (here.folder / "-").exists()
 
@@ -189,7 +189,7 @@ def test_ids_are_shortened_to_what_tells_them_apart(program):
     for full, short in zip(reversed(saved), rows, strict=True):
         assert program("show", "t", short, "--json").items[0]["id"] == full.id
     for command in (
-        ["heads", "t"],
+        ["tips", "t"],
         ["history", "t", "--limit", 1],
     ):  # others, which are not shown, begin alike
         short = run(program, *command).text.splitlines()[2].split()[-1]
@@ -198,13 +198,13 @@ def test_ids_are_shortened_to_what_tells_them_apart(program):
 
 def test_a_destructive_command_says_what_it_will_do_and_asks(here):
     with here.on_terminal("rm", "trip-4") as terminal:  # a prefix will do: the whole id is shown before
-        terminal.wait_for("Go on? [y/N]").type("n\n")
+        terminal.wait_for("Continue? [y/N]").type("n\n")
         assert terminal.end() == 1
     assert "This will delete thread trip-42 with its 5 checkpoints" in terminal.text
-    assert terminal.text.endswith("Nothing was done.\n")
+    assert terminal.text.endswith("Nothing was changed.\n")
     assert "trip-42" in here("ls", "-q").out
     with here.on_terminal("rm", "trip-4") as terminal:
-        terminal.wait_for("Go on? [y/N]").type("y\n")
+        terminal.wait_for("Continue? [y/N]").type("y\n")
         assert terminal.end() == 0
     assert "deleted thread trip-42: 5 checkpoints" in terminal.text
     assert "trip-42" not in here("ls", "-q").out
@@ -213,7 +213,7 @@ def test_a_destructive_command_says_what_it_will_do_and_asks(here):
 @pytest.mark.parametrize("key", ["\x03", "\x04"])
 def test_ctrl_c_at_a_question_does_nothing(here, key):
     with here.on_terminal("prune", "trip-42", "--keep-last", 1) as terminal:
-        assert terminal.wait_for("Go on? [y/N]: ").press(key) == 130
+        assert terminal.wait_for("Continue? [y/N]: ").press(key) == 130
     assert "Traceback" not in terminal.seen
     assert len(here("history", "trip-42", "-q").out.split()) == 4
 
@@ -232,6 +232,6 @@ def test_ctrl_c_in_a_handler_leaves_the_run_to_be_recovered(program, name):
 
 def test_progress_is_shown_on_a_terminal_only(here):
     assert "verifying" in run(here, "verify").seen
-    assert "copying" in run(here, "backup", "file:copy").seen
+    assert "copying" in run(here, "copy", "file:copy").seen
     assert "verifying" not in run(here, "verify", "--quiet").seen
     assert here("verify", "-q").err == ""

@@ -51,8 +51,8 @@ def test_a_sweep_says_what_goes_asks_and_then_deletes_it(cli):
 def test_threads_that_nobody_uses_go_as_a_whole_but_for_open_questions(cli):
     assert cli("sweep", "--ttl", "1h", "--max-age", "30d").out == "nothing to delete in 5 threads\n"
     swept = cli("sweep", "--ttl", "0.001s", "--yes")
-    assert ", and 4 whole threads with them" in swept.out
-    assert "kept, though due: 1 open interrupt" in swept.out
+    assert ", including 4 whole threads" in swept.out
+    assert "kept although a rule applies: 1 open interrupt" in swept.out
     assert cli("ls", "-q").out == "trip-7\n"
 
 
@@ -67,7 +67,7 @@ def test_a_sweep_without_a_sound_rule_is_refused(program, arguments):
 def test_a_person_may_say_no_to_a_sweep(program):
     build(f"sqlite:///{program.folder}/agent.db")
     with program.on_terminal("sweep", "--keep-last", 1) as terminal:
-        terminal.wait_for("This will delete 3 checkpoints").wait_for("Go on?").type("n\n")
+        terminal.wait_for("This will delete 3 checkpoints").wait_for("Continue?").type("n\n")
         assert terminal.end() == 1
     assert len(program("history", "trip-42", "-q").out.split()) == 4
 
@@ -77,18 +77,18 @@ def test_a_person_may_say_no_to_a_sweep(program):
 
 def test_some_threads_are_copied_by_name(cli):
     target = f"sqlite:///{cli.folder}/some.db"
-    said = cli("copy", cli.url, target, "--thread", "trip-4", "--threads", "typ", "--verify")
-    assert said.out == f"copied 2 threads to {target}; the target is whole\n"
+    said = cli("copy", target, "--thread", "trip-4", "--threads", "typ", "--verify")
+    assert said.out == f"copied 2 threads to {target}; the target has no damage\n"
     assert cli("ls", "--store", target, "-q").out.split() == ["trip-42", "types"]
     with open_knowing(target) as store:
         assert store.thread("trip-42").load("c3")["plan"] == Plan("Lisbon", 3)
-    assert cli("copy", cli.url, target, "--thread", "nope").code == 2
+    assert cli("copy", target, "--thread", "nope").code == 2
 
 
 def test_a_store_is_not_copied_into_itself(cli):
     others = ["sqlite:///agent.db", "sqlite:agent.db"] if cli.url.startswith("sqlite") else []
     for target in (cli.url, *others):
-        ended = cli("backup", target)
+        ended = cli("copy", target)
         assert (ended.code, ended.err) == (
             2,
             "outlive: source and target are the same store; name another target\n",
@@ -100,10 +100,10 @@ def test_threads_that_changed_since_a_moment_are_copied(cli):
     before = dt.datetime.now(dt.UTC).isoformat()
     with outlive.open(cli.url) as store:
         store.thread("new").save({"n": 1})
-    assert cli("backup", target, "--since", before, "--json").items[0]["threads"] == 1
+    assert cli("copy", target, "--since", before, "--json").items[0]["threads"] == 1
     assert cli("ls", "--store", target, "-q").out == "new\n"
-    assert cli("backup", target, "--since", "2020-01-01", "--json").items[0]["threads"] == 6
-    assert cli("backup", target, "--since", "yesterday").code == 2
+    assert cli("copy", target, "--since", "2020-01-01", "--json").items[0]["threads"] == 6
+    assert cli("copy", target, "--since", "yesterday").code == 2
 
 
 # Threads as JSON
@@ -148,7 +148,7 @@ def test_what_is_no_export_is_refused_and_makes_no_thread(program, text):
     build(f"sqlite:///{program.folder}/agent.db")
     ended = program("import", "-", stdin=text)
     assert (ended.code, "this is no exported thread" in ended.err) == (2, True)
-    assert program("import", "nope.json").err.endswith("cannot be read: No such file or directory\n")
+    assert program("import", "nope.json").err.endswith("cannot read 'nope.json': No such file or directory\n")
     assert len(program("ls", "-q").out.splitlines()) == 5
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outlive
-from outlive.cli.output.escape import as_argument, meant, shown, shown_json, shown_lines
+from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal, quote_argument, unescape
 from outlive.cli.output.path import pick
-from outlive.cli.output.units import age, size, span
+from outlive.cli.output.units import format_age, format_duration, format_size
 from outlive.cli.output.values import lines, one_line, to_json
 from outlive.format.diff import diff
 from outlive.format.extensions import Opaque, Raw
@@ -48,17 +48,17 @@ def test_a_long_text_is_cut_to_the_width_there_is():
 
 @given(TEXT)
 def test_text_is_shown_on_one_harmless_line_and_read_back(text):
-    assert is_harmless(shown(text))
-    assert shown(shown(text)) == shown(text)
+    assert is_harmless(escape_terminal(text))
+    assert escape_terminal(escape_terminal(text)) == escape_terminal(text)
     if "\\" not in text:
-        assert meant(shown(text)) == text
-    assert all(is_harmless(line.replace("\t", "")) for line in shown_lines(text).split("\n"))
-    assert is_harmless(as_argument(text))
+        assert unescape(escape_terminal(text)) == text
+    assert all(is_harmless(line.replace("\t", "")) for line in escape_lines(text).split("\n"))
+    assert is_harmless(quote_argument(text))
 
 
 @given(TEXT, st.booleans())
 def test_json_says_the_same_without_what_would_harm(text, is_ascii):
-    safe = shown_json(json.dumps([text], ensure_ascii=False, indent=1), is_ascii=is_ascii)
+    safe = escape_json(json.dumps([text], ensure_ascii=False, indent=1), is_ascii=is_ascii)
     assert json.loads(safe) == [text]
     assert is_harmless(safe.replace("\n", ""))
     assert safe.isascii() or not is_ascii
@@ -113,14 +113,14 @@ def test_sizes_and_times_are_short():
         999_999: "1.0 MB",
         5 * 10**15: "5.0 PB",
     }
-    assert {count: size(count) for count in sizes} == sizes
-    assert [span(seconds) for seconds in (0.04, 1, 59.9, 60, 3600, 86_400, 400 * 86_400)] == [
+    assert {count: format_size(count) for count in sizes} == sizes
+    assert [format_duration(seconds) for seconds in (0.04, 1, 59.9, 60, 3600, 86_400, 400 * 86_400)] == [
         "0.0 s", "1 s", "59 s", "1 min", "1 h", "1 d", "1 y",
     ]  # fmt: skip
     now = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
-    assert age(now - dt.timedelta(hours=5), now) == "5 h ago"
-    assert age(now + dt.timedelta(minutes=2), now) == "in 2 min"
-    assert (age(now, now), age(None)) == ("just now", "")
+    assert format_age(now - dt.timedelta(hours=5), now) == "5 h ago"
+    assert format_age(now + dt.timedelta(minutes=2), now) == "in 2 min"
+    assert (format_age(now, now), format_age(None)) == ("just now", "")
 
 
 def test_long_things_are_cut_in_the_middle_unless_asked():

@@ -98,10 +98,13 @@ def test_a_secondary_that_was_a_store_of_its_own_can_be_copied_into_the_primary_
         with outlive.open(url) as store:
             store.thread(f"of {url[-4]}").save({"text": "x" * 3000, "url": url})
     with pytest.raises(
-        outlive.errors.BadURL, match="copy them into the primary first: outlive copy SECONDARY PRIMARY"
+        outlive.errors.BadURL,
+        match="copy them into the primary first: outlive copy PRIMARY --store SECONDARY",
     ):
         open_pair(a, b)
-    done = subprocess.run([sys.executable, "-m", "outlive", "copy", b, a], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "outlive", "copy", a, "--store", b], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     with open_pair(a, c, health_check_interval_s=0.05) as store:
         wait_until_whole(store)

@@ -32,12 +32,8 @@ from rig.crash import ram_folder
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 _LAZY = (
-    "cli.commands.doctor_checks",
-    "cli.commands.recover",
-    "cli.run_view",
-    "cli.commands.showing",
-    "cli.commands.comparing",
-    "cli.commands.deleting",
+    *(f"cli.commands.{name}" for name in ("checkpoints", "doctor", "recover", "threads", "transfer")),
+    "cli.output.advice",
     "cli.stores",
 )
 

@@ -1,7 +1,7 @@
-"""One call of the program: which store it is about, and how its answer is shown.
+"""One call of the program: the store that it uses, and how it prints its answer.
 
-Every command is a function whose first argument is the call. It answers once: with items, which are the same for
-`--json` and for people, and with functions that show them.
+Every command is a function whose first argument is the call. It answers once, with items for `--json`
+and a function that shows the same items to people.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlive.cli.output.escape import shown, shown_json, shown_lines
+from outlive.cli.output.escape import escape_json, escape_lines, escape_terminal
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -26,77 +26,101 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3
-_PATIENCE_S = 2.0  # before a person is told what is waited for
+_PATIENCE_S = 2.0  # before a note says what the program is waiting for
 
 
-@dataclass(slots=True)
-class Call:
-    """What every command has to go on."""
+@dataclass(frozen=True, slots=True)
+class SharedOptions:
+    """The options that every command has, by the names of their parameters."""
 
-    command: str
-    store_url: str | None = None
-    tenant: str | None = None
-    is_json: bool = False
-    is_quiet: bool = False
-    is_debug: bool = False
-    is_yes: bool = False
-    secondary_url: str | None = None
-    key_file: str | None = None
-    timeout: str | None = None
+    store: str | None = None
+    secondary: str | None = None
     replication: str | None = None
-    found_url: str | None = None
-    shown_store: str | None = None
-    shown_tenant: str | None = None  # it may also stand in the URL
-    code: int = OK
+    single: bool = False
+    key_file: str | None = None
+    tenant: str | None = None
+    timeout: str | None = None
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    @classmethod
+    def take(cls, params: dict[str, Any], before: SharedOptions | None) -> SharedOptions:
+        """Remove the shared options from a command's parameters; those before the command's name are defaults."""
+        taken = {field.name: params.pop(field.name) for field in fields(cls)}
+        return cls(**{name: value or getattr(before, name, value) for name, value in taken.items()})
+
+
+class Call:
+    """What a command needs: the options of every command, the store, and ways to answer."""
+
+    def __init__(self, command: str, options: SharedOptions, *, is_confirmed: bool = False) -> None:
+        self.command = command
+        self.options = options
+        self.store_url = options.store
+        self.key_file = options.key_file
+        self.is_confirmed = is_confirmed
+        self.is_json = options.json
+        self.is_quiet = options.quiet
+        self.is_debug = options.debug
+        self.is_single = options.single
+        self.store_name: str | None = None  # the URL without secrets, once the store is open
+        self.tenant = options.tenant or ""  # the URL may name it too
+        self.code = OK
+        self._found_url: str | None = None
+
+    @property
+    def hides_progress(self) -> bool:
+        return self.is_quiet or self.is_json
 
     # The store
 
     @property
     def url(self) -> str:
-        """The URL of the store that is meant; says which one was found when none was named."""
-        named = self.store_url or os.environ.get("OUTLIVE_STORE") or self.found_url
-        if named:
-            return named
+        """The URL of the store. If none was given, a note says which file was found."""
+        url = self.store_url or os.environ.get("OUTLIVE_STORE") or self._found_url
+        if url:
+            return url
         from outlive.cli.stores import find_store
 
-        self.found_url = found = find_store()
+        self._found_url = url = find_store()
         if not self.is_json:
-            self.note(f"using {found}, found in this folder")
-        return found
+            self.note(f"using {url}, found in this folder")
+        return url
 
     @property
     def secondary(self) -> str | None:
-        """The URL of the second store of a pair. OUTLIVE_SECONDARY belongs to OUTLIVE_STORE, not to another that --store names."""
-        if self.replication == "none":
+        """The URL of the second store. OUTLIVE_SECONDARY belongs to OUTLIVE_STORE, not to --store."""
+        if self.is_single:
             return None
-        return self.secondary_url or (None if self.store_url else os.environ.get("OUTLIVE_SECONDARY")) or None
+        default = None if self.store_url else os.environ.get("OUTLIVE_SECONDARY")
+        return self.options.secondary or default or None
 
-    def options(self) -> dict[str, Any]:
-        """Return what the store is opened with beside its URL."""
-        from outlive.cli.key_files import read_ring
+    def store_options(self) -> dict[str, Any]:
+        """Return the options for `outlive.open`."""
+        from outlive.cli.key_files import read_key_ring
 
-        found = {
-            "tenant": self.tenant,
-            "key": read_ring(self.key_file),
+        options = {
+            "tenant": self.options.tenant,
+            "key": read_key_ring(self.key_file),
             "secondary": self.secondary,
-            "timeout_s": self.timeout_s,
-            **self._way(),
+            "timeout_s": self._timeout_s(),
+            **self._replication(),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
-    @property
-    def timeout_s(self) -> float | None:
-        from outlive.cli.output.units import seconds
+    def _timeout_s(self) -> float | None:
+        from outlive.cli.output.units import parse_duration
 
-        return None if self.timeout is None else seconds("--timeout", self.timeout)
+        timeout = self.options.timeout
+        return None if timeout is None else parse_duration("--timeout", timeout)
 
-    def _way(self) -> dict[str, str]:
-        """Return how a pair is written."""
-        if self.replication not in (None, "none") and self.secondary is None:
-            raise BadArgument("--replication is for two stores; name the second one: --secondary URL")
-        return {"queue": {"on_secondary_down": "queue"}, "async": {"mode": "async"}}.get(
-            self.replication or "", {}
-        )
+    def _replication(self) -> dict[str, str]:
+        mode = self.options.replication
+        if mode is not None and self.secondary is None:
+            raise BadArgument("--replication needs a second store; name it with --secondary URL")
+        modes = {"queue": {"on_secondary_down": "queue"}, "async": {"mode": "async"}}
+        return modes.get(mode or "", {})
 
     @contextlib.contextmanager
     def open(
@@ -107,29 +131,37 @@ class Call:
         needs_key: bool = True,
         takes_over: bool = False,
     ) -> Iterator[Store]:
-        """Open the store for this command. `takes_over` says that a primary which cannot be reached, or is empty, may be left."""
-        from outlive.cli.stores import opened
+        """Open the store for this command. `takes_over`: the primary may be unreachable or empty."""
+        from outlive.cli.stores import open_store
 
-        warnings.showwarning = lambda message, *_, **__: self.note(
-            str(message)
-        )  # of a pair: what is still queued
-        url, options = self.url, self.options()
-        if writes and self.replication == "none":
-            options["single"] = True  # the other store of a pair gets it when both are opened again
+        # A pair warns about commits that are still queued when it closes.
+        warnings.showwarning = lambda message, *_, **__: self.note(str(message))
+        url, options = self.url, self.store_options()
+        if writes and self.is_single:
+            # The other store of the pair gets the changes when both are opened again.
+            options["single"] = True
         with contextlib.ExitStack() as stack:
-            with self._impatience(url):
+            with self._waiting_note(url):
                 store = stack.enter_context(
-                    opened(url, options, knows_types=knows_types, needs_key=needs_key, takes_over=takes_over)
+                    open_store(
+                        url, options, knows_types=knows_types, needs_key=needs_key, takes_over=takes_over
+                    )
                 )
-            settings = store._store._settings
-            self.shown_store, self.shown_tenant = settings.url, settings.tenant
+            self.use(store)
             if writes:
-                self.check_alone(store)
+                self.check_unpaired(store)
             yield store
 
+    def use(self, store: Store) -> None:
+        """Name a store in the answer."""
+        from outlive.cli.lookup import settings_of
+
+        settings = settings_of(store)
+        self.store_name, self.tenant = settings.url, settings.tenant
+
     @contextlib.contextmanager
-    def _impatience(self, url: str) -> Iterator[None]:
-        """Tell a person who waits for a store what for."""
+    def _waiting_note(self, url: str) -> Iterator[None]:
+        """Tell a person at a terminal what the program is waiting for."""
         if self.is_quiet or not sys.stderr.isatty():
             yield
             return
@@ -137,8 +169,8 @@ class Call:
 
         from outlive.backends.server.urls import hide_secrets
 
-        said = f"still trying to open {hide_secrets(url)}; --timeout says for how long, Ctrl-C ends it"
-        timer = threading.Timer(_PATIENCE_S, self.note, [said])
+        note = f"still trying to open {hide_secrets(url)}; --timeout limits the wait, Ctrl-C ends it"
+        timer = threading.Timer(_PATIENCE_S, self.note, [note])
         timer.daemon = True
         timer.start()
         try:
@@ -146,15 +178,16 @@ class Call:
         finally:
             timer.cancel()
 
-    def check_alone(self, store: Store) -> None:
-        """Refuse to change one store of a pair behind the back of the other, which would bring back what is deleted."""
-        from outlive.cli.lookup import side_of
+    def check_unpaired(self, store: Store) -> None:
+        """Refuse to change one store of a pair alone: the other one would bring back what is deleted."""
+        from outlive.cli.lookup import pair_record_of
         from outlive.layers.replication.pair import ROLES
 
-        if (side := side_of(store)) is not None and not side.ended and self.replication != "none":
+        record = pair_record_of(store)
+        if record is not None and not record.ended and not self.is_single:
             raise BadArgument(
-                f"this store is the {ROLES[side.role]} of a pair, and the other one would not learn of it; name both by --store PRIMARY --secondary "
-                "SECONDARY, or say --replication none"
+                f"this store is the {ROLES[record.role]} of a pair; name both stores with --store PRIMARY "
+                "--secondary SECONDARY, or change only this one with --single"
             )
 
     # The answer
@@ -168,7 +201,7 @@ class Call:
         next: str | None = None,
         is_ok: bool = True,
     ) -> None:
-        """Print items as JSON, or let `show` print them; with --quiet only `brief`, a line for each."""
+        """Print items as JSON, or let `show` print them; with --quiet print only the lines of `brief`."""
         if not is_ok:
             self.code = FINDINGS
         if self.is_json:
@@ -180,48 +213,48 @@ class Call:
             show()
 
     def _json(self, items: Sequence[dict[str, Any]], next: str | None, is_ok: bool) -> str:
-        said = {
+        answer = {
             "format": FORMAT,
             "command": self.command,
-            "store": self.shown_store,
-            "tenant": self.shown_tenant if self.shown_tenant is not None else self.tenant or "",
+            "store": self.store_name,
+            "tenant": self.tenant,
             "ok": is_ok,
             "items": list(items),
             "next": next,
         }
-        return shown_json(json.dumps(said, indent=2))  # ASCII: nothing in it can steer a terminal
+        return escape_json(json.dumps(answer, indent=2))
 
-    def did(self, sentence: str, **item: Any) -> None:
-        """Say what was done."""
-        self.answer([item], lambda: print(shown_lines(sentence)))
+    def report(self, sentence: str, *, is_ok: bool = True, **item: Any) -> None:
+        """Answer with one sentence about what was done, and one item."""
+        self.answer([item], lambda: print(escape_lines(sentence)), is_ok=is_ok)
 
     def note(self, sentence: str) -> None:
-        """Say something beside the answer, to whoever watches."""
+        """Print a line to standard error, unless --quiet was given."""
         if not self.is_quiet:
-            sys.stdout.flush()  # what was printed before stands before, also where both go into one file
-            print(f"outlive: {shown(sentence)}", file=sys.stderr)
+            sys.stdout.flush()  # keeps the order where both streams go into one file
+            print(f"outlive: {escape_terminal(sentence)}", file=sys.stderr)
 
-    def tell_damaged(self, errors: Iterable[Corrupt]) -> None:
-        """Say which threads were left out of a list."""
-        from outlive.cli.output.advice import mended
+    def note_damaged(self, errors: Iterable[Corrupt]) -> None:
+        """Name the threads that were left out of a list."""
+        from outlive.cli.output.advice import message_with_advice
 
         for error in errors:
-            self.note(mended(error))
+            self.note(message_with_advice(error))
 
-    def confirm(self, what: str) -> None:
-        """Say what will be done and ask; without a terminal nobody can answer, and --yes is needed."""
-        if self.is_yes:
+    def confirm(self, action: str) -> None:
+        """Ask before an action. Without a terminal nobody can answer: then --yes is required."""
+        if self.is_confirmed:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise BadArgument(f"this would {what}; add --yes to do it without being asked")
-        print(f"This will {what}.", file=sys.stderr)
-        if not click.confirm("Go on?", err=True):
+            raise BadArgument(f"this would {action}; add --yes to confirm")
+        print(f"This will {action}.", file=sys.stderr)
+        if not click.confirm("Continue?", err=True):
             raise Declined
 
 
-class Unread(Exception):
-    """Whoever read the output has closed it."""
+class OutputClosed(Exception):
+    """The reader of the output has closed it."""
 
 
 class Declined(Exception):
-    """The person at the terminal said no."""
+    """The user answered no."""

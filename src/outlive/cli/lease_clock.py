@@ -1,4 +1,4 @@
-"""The clock that times leases, as seen from here: how much is left of one, and how far off a server's clock is."""
+"""The clock that times leases: how long a lease still lasts, and how far a server's clock is off."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClock:
-    """The moment by the clock that times leases."""
+    """The time by the clock that times leases."""
 
     now: int  # microseconds
     id: str | None  # of a clock of this machine
     skew_s: float | None = None  # how far a server's clock is ahead of ours
-    trip_s: float | None = None  # how long the server took to tell
+    trip_s: float | None = None  # the round trip to the server
 
     @classmethod
     def of(cls, store: Store) -> LeaseClock:
@@ -36,23 +36,23 @@ class LeaseClock:
     @classmethod
     def _of_server(cls, backend: Any) -> LeaseClock:
         ask = _ask_postgres if backend.name == "postgresql" else _ask_redis
-        run_now(ask(backend))  # the first one opens a connection
+        run_now(ask(backend))  # the first call opens a connection
         before = time.time_ns() // 1000
-        said = run_now(ask(backend))
+        now = run_now(ask(backend))
         trip = time.time_ns() // 1000 - before
-        return cls(said, None, (said - before - trip / 2) / 1e6, trip / 1e6)
+        return cls(now, None, (now - before - trip / 2) / 1e6, trip / 1e6)
 
     def left_s(self, run: RunInfo) -> float | None:
-        """Return how long the lease of a run still lasts; 0 or less when it has run out."""
+        """Return how long the lease of a run still lasts; 0 or less when it has expired."""
         entry = run._entry
         if entry is None or not entry.until:
             return None
         if self.id is not None and entry.clock != self.id:
-            return 0.0  # of a former boot of the machine
+            return 0.0  # the machine has booted since
         return (entry.until - self.now) / 1e6
 
     def standing(self, run: RunInfo) -> str:
-        """Return what a run is doing: its status, but a running one is live or dead."""
+        """Return the status of a run; a running one is live or dead."""
         if run.status != "running":
             return run.status
         left_s = self.left_s(run)

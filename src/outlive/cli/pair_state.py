@@ -1,4 +1,7 @@
-"""A pair as each of its two stores tells it. Looking joins nothing, fills nothing and moves no role: opening the pair might."""
+"""Reads the state of a pair from each of its stores, without opening the pair.
+
+Opening a pair may join the stores, copy data or change roles; inspecting it does none of that.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
-from outlive.cli.output.units import counted, size, span
-from outlive.cli.stores import Absent, check_path, check_served, configured
-from outlive.errors import KeyMissing, OutliveError, StoreError, StoreUnavailable
+from outlive.cli.config import configure_store, open_backend
+from outlive.cli.output.units import format_count, format_duration, format_size
+from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.pair import (
@@ -26,214 +29,215 @@ from outlive.layers.replication.pair import (
 )
 from outlive.runtime.runtime import SyncRuntime, run_now
 
-_PATIENCE_S = 5.0
-_JOIN = "outlive replication --join makes the secondary a copy of the primary"
+_TIMEOUT_S = 5.0
+_JOIN = "outlive replication --join copies the primary to the secondary"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What one of the two stores says, or why it says nothing."""
+class Replica:
+    """What one of the two stores reports, or the error why it does not."""
 
     role: int
     url: str
-    side: PairRecord | None = None
+    record: PairRecord | None = None
     error: OutliveError | None = None
     queued: int = 0
     queued_bytes: int = 0
     lag_s: float = 0.0
-    key: str | None = None  # the id of the one that it is sealed under
+    key: str | None = None  # the id of the key that encrypts it
 
     @property
-    def is_absent(self) -> bool:
-        """Tell whether it answers, and is no store of a pair."""
-        return self.side is None and (self.error is None or isinstance(self.error, Absent))
+    def is_missing(self) -> bool:
+        """True if the store answers but does not belong to a pair."""
+        return self.record is None and (self.error is None or isinstance(self.error, StoreMissing))
 
     @property
-    def is_out_of_reach(self) -> bool:
-        return self.error is not None and not self.is_absent
+    def is_unreachable(self) -> bool:
+        return self.error is not None and not self.is_missing
 
 
-Replicas = Sequence[Seen]  # the primary and the secondary
+Replicas = Sequence[Replica]  # the primary and the secondary
 
 
-def look(url: str, options: dict[str, Any]) -> Replicas:
+def inspect_pair(url: str, options: dict[str, Any]) -> Replicas:
     """Ask both stores of a pair, each by itself."""
-    target = configured(url, options)
-    assert target.secondary is not None
-    tenant, timeout_s = target.settings.tenant, min(_PATIENCE_S, target.settings.timeout_s or _PATIENCE_S)
-    seen = [
-        _look(PRIMARY, url, target.served, tenant, timeout_s),
-        _look(SECONDARY, options["secondary"], target.secondary, tenant, timeout_s),
-    ]
-    if seen[0].side is not None and seen[1].side is not None:
-        check_match(seen[0].side, seen[1].side)
-    return [_unjoined(one, other) for one, other in zip(seen, reversed(seen), strict=True)]
+    config = configure_store(url, options)
+    assert config.secondary is not None
+    tenant, timeout_s = config.settings.tenant, min(_TIMEOUT_S, config.settings.timeout_s or _TIMEOUT_S)
+    primary = _inspect(PRIMARY, config.served, tenant, timeout_s)
+    secondary = _inspect(SECONDARY, config.secondary, tenant, timeout_s)
+    if primary.record is not None and secondary.record is not None:
+        check_match(primary.record, secondary.record)
+    return [_forget_ended(primary, secondary), _forget_ended(secondary, primary)]
 
 
-def _unjoined(one: Seen, other: Seen) -> Seen:
-    """A store that goes on alone after its pair has ended is like any other beside one that it was never joined with."""
-    is_free = one.side is not None and one.side.ended == ALONE and other.is_absent
-    return replace(one, side=None) if is_free else one
+def _forget_ended(replica: Replica, other: Replica) -> Replica:
+    """A store whose former pair has ended can join a new one."""
+    is_free = replica.record is not None and replica.record.ended == ALONE and other.is_missing
+    return replace(replica, record=None) if is_free else replica
 
 
-def _look(role: int, url: str, served: BackendFactory, tenant: str, timeout_s: float) -> Seen:
+def _inspect(role: int, served: BackendFactory, tenant: str, timeout_s: float) -> Replica:
     try:
-        check_path(url, served)
-        backend: Any = served.sync(timeout_s)
-        check_served(backend, served)
+        backend = open_backend(served, timeout_s)
         try:
-            return run_now(_ask(role, served.shown, backend, tenant, timeout_s))
+            return run_now(_read_replica(role, served.shown, backend, tenant, timeout_s))
         finally:
             run_now(backend.close())
     except StoreError as error:
-        return Seen(role, served.shown, error=error)
+        return Replica(role, served.shown, error=error)
 
 
-async def _ask(role: int, shown: str, backend: Any, tenant: str, timeout_s: float) -> Seen:
-    side = await read_pair_record(backend, tenant, timeout_s)
-    replicator: Any = None  # for counting nothing is transferred
-    backlog = Backlog(backend, replicator, tenant, SyncRuntime(), timeout_s)
-    counts = await backlog.count()
-    naming = (
-        b"" if side is None else await backend.identity(b"")
-    )  # one that is not of a pair may have none yet
-    return Seen(role, shown, side, None, *counts, key_of(naming) if is_sealed(naming) else None)
+async def _read_replica(role: int, url: str, backend: Any, tenant: str, timeout_s: float) -> Replica:
+    record = await read_pair_record(backend, tenant, timeout_s)
+    replicator: Any = None  # counting transfers nothing
+    counts = await Backlog(backend, replicator, tenant, SyncRuntime(), timeout_s).count()
+    # A store outside a pair may have no identity yet, and reading it would create one.
+    identity = b"" if record is None else await backend.identity(b"")
+    return Replica(role, url, record, None, *counts, key_of(identity) if is_sealed(identity) else None)
 
 
-def epoch_of(seen: Replicas) -> int | None:
-    """Return the epoch that the pair is in, as far as it can be seen."""
-    return max((one.side.epoch for one in seen if one.side is not None), default=None)
+def epoch_of(replicas: Replicas) -> int | None:
+    """Return the epoch of the pair, as far as it is known."""
+    return max((replica.record.epoch for replica in replicas if replica.record is not None), default=None)
 
 
-def active_of(seen: Replicas) -> int | None:
-    """Return which store is active."""
-    epoch = epoch_of(seen)
+def active_of(replicas: Replicas) -> int | None:
+    epoch = epoch_of(replicas)
     return None if epoch is None else active_role(epoch)
 
 
 def options_of_pair(
-    seen: Replicas, options: dict[str, Any], *, takes_over: bool, needs_key: bool = True
+    replicas: Replicas, options: dict[str, Any], *, takes_over: bool, needs_key: bool = True
 ) -> dict[str, Any]:
-    """Return options with which the pair is opened as it is; refuse what opening would change without being asked.
+    """Return the options that open the pair as it is; refuse if opening would change it.
 
-    An empty secondary would be filled, and an empty primary left: a mistake in a URL must do neither. `takes_over` means the latter.
+    Opening fills an empty secondary and abandons an empty primary: a typo in a URL must do neither.
+    `takes_over` permits the latter.
     """
-    primary, secondary = seen
-    if (ended := ended_of(seen)) is not None:
+    primary, secondary = replicas
+    if (ended := ended_record(replicas)) is not None:
         raise PairEnded(ended)
-    for one in seen:
-        if one.is_absent and not (takes_over and one is primary and secondary.side is not None):
-            reason = one.error or f"{one.url} is a store, but the {ROLES[one.role]} of no pair"
-            raise Absent(f"{reason}; {_mend(seen, [state_of(seen, each) for each in seen])}")
-    if primary.is_out_of_reach and active_of(seen) == PRIMARY and not takes_over:
+    for replica in replicas:
+        may_be_missing = takes_over and replica is primary and secondary.record is not None
+        if replica.is_missing and not may_be_missing:
+            reason = (
+                f"{replica.url} is a store, but not the {ROLES[replica.role]} of a pair"
+                if replica.error is None
+                else f"no store at {replica.url}"
+            )
+            raise StoreUnavailable(f"{reason}; {_advice(replicas, states_of(replicas))}")
+    if primary.is_unreachable and active_of(replicas) == PRIMARY and not takes_over:
         raise StoreUnavailable(
-            f"the primary cannot be reached ({primary.error}); outlive promote makes the secondary active"
+            f"cannot reach the primary ({primary.error}); outlive promote makes the secondary active"
         )
-    keys = [one.key for one in seen if one.key is not None]
+    keys = [replica.key for replica in replicas if replica.key is not None]
     if keys and "key" not in options:
         if needs_key:
             raise KeyMissing(keys[0])
         options = {**options, "key": KeyRing()}
-    return {**options, "auto_failover": takes_over, "enabled": not _is_paused(seen)}
+    return {**options, "auto_failover": takes_over, "enabled": not _is_paused(replicas)}
 
 
-def ended_of(seen: Replicas) -> PairRecord | None:
-    """Return what a store says of a pair that has ended, or None."""
-    return next((one.side for one in seen if one.side is not None and one.side.ended), None)
+def ended_record(replicas: Replicas) -> PairRecord | None:
+    """Return the record of a store whose pair has ended, or None."""
+    return next((replica.record for replica in replicas if replica.record and replica.record.ended), None)
 
 
-def _is_paused(seen: Replicas) -> bool:
-    side = seen[active_of(seen) or PRIMARY].side
-    return side is not None and side.is_paused
+def _is_paused(replicas: Replicas) -> bool:
+    record = replicas[active_of(replicas) or PRIMARY].record
+    return record is not None and record.is_paused
 
 
-def lost_of(seen: Replicas) -> int | None:
-    """Return which store was active and is not there any more, though the other is."""
-    active = active_of(seen)
-    return active if active is not None and seen[active].is_absent else None
+def lost_role(replicas: Replicas) -> int | None:
+    """Return the role of the active store if it is missing although the other store is there."""
+    active = active_of(replicas)
+    return active if active is not None and replicas[active].is_missing else None
 
 
-# What is said of it -------------------------------------------------------------------------------------------
+# Reports
 
 
-def item_of(seen: Replicas, one: Seen) -> dict[str, Any]:
-    """Return what --json says of one store."""
-    side = one.side
+def replica_item(replicas: Replicas, replica: Replica) -> dict[str, Any]:
+    """Return one store as an item of --json."""
+    is_known = not replica.is_unreachable
     return {
-        "role": ROLES[one.role],
-        "url": one.url,
-        "state": state_of(seen, one),
-        "is_active": one.role == active_of(seen),
-        "epoch": None if side is None else side.epoch,
-        "queued": None if one.is_out_of_reach else one.queued,
-        "queued_bytes": None if one.is_out_of_reach else one.queued_bytes,
-        "lag_s": None if one.is_out_of_reach else round(one.lag_s, 3),
-        "error": None if one.error is None else str(one.error),
+        "role": ROLES[replica.role],
+        "url": replica.url,
+        "state": state_of(replicas, replica),
+        "is_active": replica.role == active_of(replicas),
+        "epoch": None if replica.record is None else replica.record.epoch,
+        "queued": replica.queued if is_known else None,
+        "queued_bytes": replica.queued_bytes if is_known else None,
+        "lag_s": round(replica.lag_s, 3) if is_known else None,
+        "error": None if replica.error is None else str(replica.error),
     }
 
 
-def state_of(seen: Replicas, one: Seen) -> str:
-    """Return how one store is, in a word or two."""
-    if one.is_out_of_reach:
-        return "out of reach"
-    if one.side is None:
-        return "absent" if one.error is not None else "not joined"
-    if one.side.ended:
-        return "old copy" if one.side.ended == OLD_COPY else "alone"
-    if one.role == active_of(seen):
+def state_of(replicas: Replicas, replica: Replica) -> str:
+    if replica.is_unreachable:
+        return "unreachable"
+    if replica.record is None:
+        return "missing" if replica.error is not None else "not joined"
+    if replica.record.ended:
+        return "old copy" if replica.record.ended == OLD_COPY else "alone"
+    if replica.role == active_of(replicas):
         return "active"
-    if _is_paused(seen):
+    if _is_paused(replicas):
         return "paused"
-    return "standby" if one.side.is_caught_up else "being filled"
+    return "standby" if replica.record.is_caught_up else "filling"
 
 
-def is_well(seen: Replicas) -> bool:
-    """Tell whether the primary is active and the secondary could take over."""
-    return [state_of(seen, one) for one in seen] == ["active", "standby"]
+def states_of(replicas: Replicas) -> list[str]:
+    return [state_of(replicas, replica) for replica in replicas]
 
 
-def told(seen: Replicas) -> tuple[str, str]:
-    """Return how a pair is, and what mends it."""
-    states = [state_of(seen, one) for one in seen]
-    epoch = epoch_of(seen)
-    said = ", ".join(f"{ROLES[one.role]} {state}" for one, state in zip(seen, states, strict=True))
-    said += f"; epoch {epoch}" if epoch is not None else ""
-    queued = sum(one.queued for one in seen)
-    if any(one.is_out_of_reach for one in seen):
-        said += "; what it has queued is not known"
-    if queued:
-        behind = f"{size(sum(one.queued_bytes for one in seen))}, the oldest {span(max(one.lag_s for one in seen))} old"
-        said += f"; {counted(queued, 'commit')} queued ({behind})"
-    return said, _mend(seen, states)
+def is_healthy(replicas: Replicas) -> bool:
+    """Tell whether the primary is active and the secondary can take over."""
+    return states_of(replicas) == ["active", "standby"]
 
 
-def _mend(seen: Replicas, states: list[str]) -> str:
-    active = active_of(seen)
+def describe(replicas: Replicas) -> tuple[str, str]:
+    """Return the state of a pair in one line, and what to do."""
+    states, epoch = states_of(replicas), epoch_of(replicas)
+    text = ", ".join(
+        f"{ROLES[replica.role]} {state}" for replica, state in zip(replicas, states, strict=True)
+    )
+    text += f"; epoch {epoch}" if epoch is not None else ""
+    if "unreachable" in states:
+        text += "; its queue is unknown"
+    if queued := sum(replica.queued for replica in replicas):
+        bytes = format_size(sum(replica.queued_bytes for replica in replicas))
+        oldest = format_duration(max(replica.lag_s for replica in replicas))
+        text += f"; {format_count(queued, 'commit')} queued ({bytes}, the oldest {oldest} old)"
+    return text, _advice(replicas, states)
+
+
+def _advice(replicas: Replicas, states: list[str]) -> str:
+    active = active_of(replicas)
     if "alone" in states:
-        rest = (
-            ""
-            if "old copy" in states
-            else "; outlive replication --leave tells the other one, when it can be reached"
-        )
-        return f"the pair has ended: open the {ROLES[states.index('alone')]} without a secondary{rest}"
+        role = ROLES[states.index("alone")]
+        rest = "" if "old copy" in states else "; run outlive replication --leave when the other is reachable"
+        return f"the pair has ended: open the {role} without a secondary{rest}"
     if "old copy" in states:
-        return "the pair is about to end: outlive replication --leave finishes that"
-    if active == SECONDARY and lost_of(seen) is not None:
+        return "the pair is about to end: outlive replication --leave completes that"
+    if active == SECONDARY and lost_role(replicas) is not None:
         return (
-            "check the URL of the secondary, which is active; if it has lost everything, outlive replication --pause goes on with what the "
-            "primary has"
+            "check the URL of the secondary, which is active; if its data is lost, outlive replication --pause "
+            "continues with the data of the primary"
         )
-    if active is None or states[SECONDARY] in ("absent", "not joined"):
-        can_join = not any(one.is_out_of_reach for one in seen) and states[PRIMARY] != "absent"
+    if active is None or states[SECONDARY] in ("missing", "not joined"):
+        can_join = "unreachable" not in states and states[PRIMARY] != "missing"
         return f"check both URLs; {_JOIN}" if can_join else "check both URLs"
     if active == SECONDARY:
-        return "outlive failback brings the primary up to date and makes it active again"
-    if states[PRIMARY] in ("absent", "not joined"):
-        return "check the URL of the primary; if it has lost everything, outlive promote makes the secondary active"
-    if states[PRIMARY] == "out of reach":
+        return "outlive failback updates the primary and makes it active again"
+    if states[PRIMARY] in ("missing", "not joined"):
+        return "check the URL of the primary; if its data is lost, outlive promote makes the secondary active"
+    if states[PRIMARY] == "unreachable":
         return "outlive promote makes the secondary active"
-    if states[SECONDARY] == "out of reach":
-        return f"start the secondary again: what is saved meanwhile is refused or queued ({seen[SECONDARY].error})"
+    if states[SECONDARY] == "unreachable":
+        error = replicas[SECONDARY].error
+        return f"start the secondary again; until then saves are refused or queued ({error})"
     if states[SECONDARY] == "paused":
-        return "outlive replication --join switches it on again: the secondary gets everything then"
-    return "" if states[SECONDARY] == "standby" else "wait: the program that has opened the pair fills it"
+        return "outlive replication --join resumes replication and updates the secondary"
+    return "" if states[SECONDARY] == "standby" else "wait: a program that has opened the pair is filling it"

@@ -1,11 +1,12 @@
-"""The program: its commands, the options that all of them have, and how it ends.
+"""The program: its commands, the options that all of them have, and its exit codes.
 
-Exit codes: 0 done; 1 something was found, or the person said no; 2 the call is to be changed (usage, `CallerError`); 3 the store is in
-the way (`StoreError`); 130 interrupted; 141 the reader of the output, `head` perhaps, closed it. A traceback is shown with --debug only.
+Exit codes: 0 success; 1 findings, or the user declined; 2 wrong usage (`CallerError`); 3 the store
+failed (`StoreError`); 130 interrupted; 141 the reader of the output closed it, as `head` does.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -14,41 +15,75 @@ from typing import Any
 
 import click
 
-from outlive.cli import completion
-from outlive.cli.command import SHARED, Command
-from outlive.cli.commands import checkpoints, demo, doctor, langgraph, runs, threads, transfer
-from outlive.cli.commands import keys as new_key
-from outlive.cli.commands import maintenance as care
-from outlive.cli.commands import replication as pairs
-from outlive.cli.commands import sweep as sweeping
-from outlive.cli.context import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, Unread
-from outlive.cli.output.escape import shown, shown_json
+from outlive.cli.command import HELP, SHARED
+from outlive.cli.context import FINDINGS, FORMAT, OK, STORE, USAGE, Declined, OutputClosed, SharedOptions
+from outlive.cli.output.escape import escape_json, escape_terminal
 from outlive.errors import CallerError, OutliveError
 
-# The one place where commands are registered: what they are about → the commands, in the order of the help.
-SECTIONS: dict[str, tuple[Command, ...]] = {
-    "Threads": (
-        threads.ls, checkpoints.show, checkpoints.history, checkpoints.heads, checkpoints.diff, checkpoints.writes,
-        threads.fork, threads.copy_thread, transfer.export, transfer.import_, threads.rm, threads.prune,
-    ),
-    "Runs": (runs.runs, runs.run, runs.recover, runs.retry, runs.park, runs.cancel),
-    "Care": (
-        care.verify, doctor.doctor, care.stats, sweeping.sweep, transfer.copy, transfer.backup, new_key.new_key, care.rotate, langgraph.import_langgraph,
-    ),
-    "Two stores": (pairs.replication, pairs.promote, pairs.failback),
-    "More": (demo.demo, completion.completion),
-}  # fmt: skip
+# All commands in the order of the help: name → module (imported when the command is called) and help.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Threads": {
+        "ls": ("threads", "List threads."),
+        "show": ("checkpoints", "Show a checkpoint and its state."),
+        "history": ("checkpoints", "List the checkpoints of a thread as a tree."),
+        "tips": ("checkpoints", "List the newest checkpoint of each branch."),
+        "diff": ("checkpoints", "Compare two checkpoints."),
+        "writes": ("checkpoints", "List the pending writes of a checkpoint."),
+        "fork": ("threads", "Start a new thread from a checkpoint."),
+        "copy-thread": ("threads", "Copy a thread with its whole history."),
+        "export": ("transfer", "Write a thread as JSON."),
+        "import": ("transfer", "Create a thread from exported JSON."),
+        "rm": ("threads", "Delete a thread or some of its checkpoints."),
+        "prune": ("threads", "Delete all but the newest checkpoints."),
+    },
+    "Runs": {
+        "runs": ("runs", "List runs; runs show RUN shows one."),
+        "recover": ("recover", "Resume all dead and released runs."),
+        "retry": ("recover", "Resume a run that has ended."),
+        "park": ("runs", "Exclude a run from recovery."),
+        "cancel": ("runs", "Cancel a run."),
+    },
+    "Maintenance": {
+        "verify": ("maintenance", "Check every stored byte."),
+        "doctor": ("doctor", "Check the installation and the store, and suggest fixes."),
+        "stats": ("maintenance", "Show the size of threads."),
+        "sweep": ("maintenance", "Delete old checkpoints from all threads."),
+        "copy": ("transfer", "Copy the store into another, also as a backup."),
+        "new-key": ("keys", "Create a key for an encrypted store."),
+        "rotate": ("maintenance", "Re-encrypt everything under the newest key."),
+        "import-langgraph": ("langgraph", "Import a LangGraph database."),
+    },
+    "Replication": {
+        "replication": ("replication", "Show the state of a pair of stores, or change it."),
+        "promote": ("replication", "Make the secondary the active store."),
+        "failback": ("replication", "Make the primary the active store again."),
+    },
+    "More": {
+        "demo": ("demo", "Kill an agent and watch another process resume its run."),
+        "completion": ("completion", "Print the completion script of a shell."),
+    },
+}
+_MODULES = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 
 
 class Program(click.Group):
-    """All commands, listed by what they are about."""
+    """All commands, listed by topic. Only the module of the called command is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = importlib.import_module(f"outlive.cli.commands.{_MODULES[cmd_name]}")
+        attribute = "import_" if cmd_name == "import" else cmd_name.replace("-", "_")
+        command: click.Command = getattr(module, attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(str(command.name), command.get_short_help_str(90)) for command in commands]
-                )
+                formatter.write_dl([(name, help) for name, (_, help) in commands.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -56,12 +91,12 @@ class Program(click.Group):
         except click.UsageError as error:
             import difflib
 
-            close = difflib.get_close_matches(args[0], list(self.commands), 1)
-            hint = f"did you mean {close[0]}?" if close else "outlive --help lists all"
-            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx) from error
+            close = difflib.get_close_matches(args[0], list(_MODULES), 1)
+            hint = f"did you mean {close[0]}?" if close else "outlive --help lists all commands"
+            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx) from error
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         from outlive import __version__
 
@@ -71,77 +106,75 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.group(
     cls=Program,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
     params=[
         *SHARED,
         click.Option(
-            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
         ),
     ],
-    epilog="Options of every command may stand before or behind its name. Threads, runs and checkpoints are named by id or its beginning, "
-    "checkpoints also by place: @7 has seq 7, @ is the head, @-1 the one before it. An id that begins with - goes behind --.",
+    epilog="Options of every command may come before or after its name. Threads, runs and checkpoints are named by id or "
+    "the beginning of it, checkpoints also by position: @7 has seq 7, @ is the head, @-1 the one before it. Put -- before "
+    "an id that begins with -.",
 )  # fmt: skip
 @click.pass_context
-def program(ctx: click.Context, /, **said: Any) -> None:
-    """Look at and care for a store of outlive: threads, their checkpoints, and runs."""
-    ctx.obj = said
+def program(ctx: click.Context, /, **params: Any) -> None:
+    """Inspect and maintain an outlive store: threads, their checkpoints, and runs."""
+    ctx.obj = SharedOptions.take(params, None)
 
 
-for _commands in SECTIONS.values():
-    for _command in _commands:
-        program.add_command(_command)
-
-
-UNREAD = 141  # as a shell says of a program that SIGPIPE ended
+OUTPUT_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; return the exit code."""
-    _open_closed()
+    """Run the program; return the exit code."""
+    _reopen_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show it all is no error
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no error
+    if "_OUTLIVE_COMPLETE" in os.environ:
+        from outlive.cli.commands import completion  # noqa: F401  # registers itself with click
     try:
-        ended = _run(list(arguments))
+        code = _run(list(arguments))
         sys.stdout.flush()
-        return ended
-    except (BrokenPipeError, Unread):  # the reader has seen enough
-        _forget_output()
-        return UNREAD
-    except OSError as error:  # nothing but the output is left to fail here
-        _forget_output()
-        print(f"outlive: the output could not be written: {error.strerror}", file=sys.stderr)
+        return code
+    except (BrokenPipeError, OutputClosed):
+        _discard_output()
+        return OUTPUT_CLOSED
+    except OSError as error:  # only the output can still fail here
+        _discard_output()
+        print(f"outlive: cannot write the output: {error.strerror}", file=sys.stderr)
         return STORE
 
 
-def _open_closed() -> None:
-    """Let streams that were closed lead nowhere: files that are opened later must not take their place."""
+def _reopen_streams() -> None:
+    """Connect closed standard streams to /dev/null: a file that is opened later must not take their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _forget_output() -> None:
+def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
     try:
-        ended = program.main(arguments, prog_name="outlive", standalone_mode=False)
-        return ended if isinstance(ended, int) else OK
+        code = program.main(arguments, prog_name="outlive", standalone_mode=False)
+        return code if isinstance(code, int) else OK
     except click.exceptions.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        if error.__cause__ is None:  # else click has begun a new line already
+        if error.__cause__ is None:  # otherwise click has begun a new line already
             print(file=sys.stderr)
         return 130
     except Declined:
-        print("Nothing was done.", file=sys.stderr)
+        print("Nothing was changed.", file=sys.stderr)
         return FINDINGS
-    except (BrokenPipeError, Unread):
+    except (BrokenPipeError, OutputClosed):
         raise
-    except Exception as error:  # noqa: BLE001  # told in a line below; --debug shows all of it
-        if not arguments:  # then it is the help that click raises
+    except Exception as error:  # noqa: BLE001  # reported in one line; --debug prints the traceback
+        if not arguments:  # click raises the help
             print(error, file=sys.stderr)
             return USAGE
         arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -149,39 +182,39 @@ def _run(arguments: list[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        return _tell(error, arguments)
+        return _report(error, arguments)
 
 
-def _tell(error: Exception, arguments: list[str]) -> int:
-    """Say what went wrong, in one line, or as JSON; return the exit code."""
-    code, message = _weigh(error)
+def _report(error: Exception, arguments: list[str]) -> int:
+    """Print an error in one line, or as JSON; return the exit code."""
+    code, message = _describe(error)
     if "--json" in arguments:
-        kind = type(error).__name__
-        said = {"format": FORMAT, "error": kind, "message": message, "exit": code}
-        print(shown_json(json.dumps(said)), file=sys.stderr)
+        item = {"format": FORMAT, "error": type(error).__name__, "message": message, "exit": code}
+        print(escape_json(json.dumps(item)), file=sys.stderr)
     else:
-        print(f"outlive: {shown(message)}", file=sys.stderr)
+        print(f"outlive: {escape_terminal(message)}", file=sys.stderr)
     return code
 
 
-def _weigh(error: Exception) -> tuple[int, str]:
+def _describe(error: Exception) -> tuple[int, str]:
     if isinstance(error, click.ClickException):
         return USAGE, _usage(error)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, OutliveError):
-        from outlive.cli.output.advice import mended
+        from outlive.cli.output.advice import message_with_advice
 
-        return USAGE if isinstance(error, CallerError) else STORE, f"{mended(error)}{notes}"
+        code = USAGE if isinstance(error, CallerError) else STORE
+        return code, f"{message_with_advice(error)}{notes}"
     if isinstance(error, OSError):
-        what = f" ({error.filename!r})" if error.filename is not None else ""
-        return STORE, f"the system refused: {error.strerror or error}{what}; --debug shows where"
-    return STORE, f"internal error: {type(error).__name__}: {error}; --debug shows where"
+        file = f" ({error.filename!r})" if error.filename is not None else ""
+        return STORE, f"the system reports: {error.strerror or error}{file}; --debug prints the traceback"
+    return STORE, f"internal error: {type(error).__name__}: {error}; --debug prints the traceback"
 
 
 def _usage(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
-    hint = f" (outlive {ctx.info_name} --help)" if ctx is not None and ctx.parent is not None else ""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    hint = f" ({ctx.command_path} --help)" if ctx is not None and ctx.parent is not None else ""
+    message = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and not error.option_name.startswith("--"):
-        said += "; an id that begins with - goes behind --"
-    return f"{said}{hint}"
+        message += "; put -- before an id that begins with -"
+    return f"{message}{hint}"

@@ -1,18 +1,21 @@
-"""What `runs` and `run` show."""
+"""Shows runs with their leases, steps and responses: what `runs`, `runs show` and `recover` print."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlive.backend import EntryQuery, escape
+from outlive.backend.paging import all_entries
 from outlive.cli.lease_clock import LeaseClock
-from outlive.cli.lookup import engine_of, key_of, shortened
-from outlive.cli.output.items import run_item
-from outlive.cli.output.opaque import fields_of
+from outlive.cli.lookup import engine_of, key_of
+from outlive.cli.output.ids import shorten_ids
+from outlive.cli.output.items import USAGE_FIELDS, run_item
+from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
-from outlive.cli.output.units import age, local, span
+from outlive.cli.output.units import format_age, format_duration, format_time
 from outlive.cli.output.values import lines, one_line, to_json
 from outlive.runs.steps import StepInfo
 from outlive.runtime.runtime import run_now
@@ -22,26 +25,27 @@ if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
     from outlive.sync.facades import Store
 
-_PAGE = 500
-_SUMMED = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
+_UNLIMITED = 1_000_000  # characters
 
 
 @dataclass(slots=True)
-class Running:
-    """A run with its lease, its steps and its responses."""
+class RunView:
+    """A run with its lease, steps and responses."""
 
     info: RunInfo
     clock: LeaseClock
     store: Store
 
     @classmethod
-    def of(cls, store: Store, info: RunInfo) -> Running:
+    def of(cls, store: Store, info: RunInfo) -> RunView:
         return cls(info, LeaseClock.of(store), store)
 
     def item(self) -> dict[str, Any]:
-        return run_item(self.info, self.clock, self._used())
+        left_s = self.clock.left_s(self.info) if self.info.status == "running" else None
+        standing = self.clock.standing(self.info)
+        return run_item(self.info, standing=standing, lease_left_s=left_s, usage=self._usage())
 
-    def whole_item(self) -> dict[str, Any]:
+    def full_item(self) -> dict[str, Any]:
         info = self.info
         return {
             **self.item(),
@@ -54,52 +58,42 @@ class Running:
             "responses": [to_json(response) for response in self.responses()],
         }
 
-    def _used(self) -> dict[str, Any]:
-        """Return tokens and cost: what the run itself says, else the sum over its models."""
-        said = {name: self.info.usage[name] for name in _SUMMED if _is_number(self.info.usage.get(name))}
-        if said:
-            return said
-        responses = self.responses()
-        return {name: sum(one.get(name) or 0 for one in responses) for name in _SUMMED} if responses else {}
+    def _usage(self) -> dict[str, Any]:
+        """Return tokens and cost as the run reports them, else the sum over its models."""
+        usage = {
+            name: self.info.usage[name] for name in USAGE_FIELDS if _is_number(self.info.usage.get(name))
+        }
+        if usage or not (responses := self.responses()):
+            return usage
+        return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
 
     def steps(self) -> list[StepInfo]:
-        """Return the ledger, in the order in which steps began."""
-        found = []
+        """Return the steps in the order in which they began."""
+        steps = []
         for entry in sorted(self._entries("step"), key=lambda entry: entry.revision):
             name, key = entry.key[len(self.info.id) + 1 :].split("\n", 1)
             arguments, value, error = engine_of(self.store).codec.unpack(entry.body or b"")
-            found.append(StepInfo(name, key, entry.status, arguments, value, error))
-        return found
+            steps.append(StepInfo(name, key, entry.status, arguments, value, error))
+        return steps
 
     def responses(self) -> list[dict[str, Any]]:
-        """Return what each model answered, in the order in which the models were named."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        """Return the responses of the models, in the order in which the models were named."""
+        records: dict[tuple[str, int], dict[str, Any]] = {}
         order: list[tuple[str, int]] = []
         for entry in self._entries("response"):
-            said = engine_of(self.store).codec.unpack(entry.body or b"")
+            body = engine_of(self.store).codec.unpack(entry.body or b"")
             ordinal, _, model = entry.key[len(self.info.id) + 1 :].partition("\n")
             if not ordinal:
-                order = [(model_id, number) for model_id, number in said["places"]]
+                order = [(model_id, number) for model_id, number in body["places"]]
             elif ordinal.isdecimal():
-                found[model, int(ordinal)] = fields_of(said[0])
-        return [found[place] for place in order if place in found] or list(found.values())
+                fields = unwrap(body[0])
+                records[model, int(ordinal)] = fields if isinstance(fields, dict) else {}
+        return [records[key] for key in order if key in records] or list(records.values())
 
     def _entries(self, kind: str) -> list[EntryRecord]:
-        engine, key = engine_of(self.store), key_of(self.store, self.info.thread)
-        found: list[EntryRecord] = []
-        after = None
-        while True:
-            page = run_now(
-                engine.backend.entries(
-                    EntryQuery(
-                        key.tenant, kind, thread=key, prefix=f"{self.info.id}\n", after=after, limit=_PAGE
-                    )
-                )
-            )
-            found += [entry for _, entry in page]
-            if len(page) < _PAGE:
-                return found
-            after = (page[-1][1].key, page[-1][0].digest)
+        key = key_of(self.store, self.info.thread)
+        query = EntryQuery(key.tenant, kind, thread=key, prefix=f"{self.info.id}\n")
+        return [entry for _, entry in run_now(all_entries(engine_of(self.store).backend, query))]
 
 
 def _is_number(value: object) -> bool:
@@ -118,26 +112,28 @@ def _step_item(step: StepInfo) -> dict[str, Any]:
 
 def list_runs(
     store: Store, wanted: set[str], agent: str | None, thread: str | None, limit: int, after: str | None
-) -> tuple[list[Running], str | None]:
-    """Return runs that are in one of the wanted states, by id, and behind which of them there are more."""
+) -> tuple[list[RunView], str | None]:
+    """Return the runs in one of the wanted states by id, and the id after which there are more."""
     clock = LeaseClock.of(store)
-    found: list[Running] = []
+    views: list[RunView] = []
     for info in store.runs(agent=agent, thread=thread):
         if after is not None and escape(info.id) <= escape(after):
             continue
         if wanted & {clock.standing(info), info.status}:
-            if len(found) == limit:
-                return found, found[-1].info.id
-            found.append(Running(info, clock, store))
-    return found, None
+            if len(views) == limit:
+                return views, views[-1].info.id
+            views.append(RunView(info, clock, store))
+    return views, None
+
+
+# A table of runs
 
 
 def show_runs(items: list[dict[str, Any]], *, are_all: bool = True) -> None:
-    """Print runs as a table."""
     if not items:
-        print("no runs" if are_all else "no runs; --all shows those that have ended too")
+        print("no runs" if are_all else "no runs; --all includes completed and cancelled runs")
         return
-    ids = shortened(item["id"] for item in items)
+    ids = shorten_ids(item["id"] for item in items)
     columns = (
         Column("RUN", is_id=True), Column("STATUS", keeps=True, styles=standing_style), Column("THREAD", is_id=True), Column("AGENT", drops=3), Column("OWNER", drops=2),
         Column("LEASE", keeps=True), Column("ATTEMPT", right=True, keeps=True, drops=1), Column("AT", drops=7), Column("TOKENS", right=True, drops=6),
@@ -147,43 +143,33 @@ def show_runs(items: list[dict[str, Any]], *, are_all: bool = True) -> None:
 
 
 def _run_cells(item: Mapping[str, Any]) -> tuple[str, ...]:
+    owner, started = item["owner"], item["started_at"]
     return (
         item["standing"],
         item["thread"],
         item["agent"] or "",
-        _owner(item) if item["status"] == "running" else "",
+        f"{owner['pid']}@{owner['host']}" if owner and item["status"] == "running" else "",
         _lease(item),
         _attempt(item),
         _progress(item),
         _tokens(item),
         _cost(item["cost_usd"]),
-        age(_when(item["started_at"])),
+        format_age(None if started is None else dt.datetime.fromisoformat(started)),
         item["error"] or "",
     )
 
 
 def _attempt(item: Mapping[str, Any]) -> str:
-    """Return which attempt it is of those that may fail; one that was released does not count."""
+    """Return the number of the attempt out of those that may fail; a released attempt does not count."""
     is_failure = item["status"] in ("failed", "parked")
     return f"{item['failures'] + (not is_failure)}/{item['max_attempts']}"
-
-
-def _when(text: str | None) -> Any:
-    import datetime as dt
-
-    return None if text is None else dt.datetime.fromisoformat(text)
-
-
-def _owner(item: Mapping[str, Any]) -> str:
-    owner = item["owner"]
-    return "" if owner is None else f"{owner['pid']}@{owner['host']}"
 
 
 def _lease(item: Mapping[str, Any]) -> str:
     left = item["lease_left_s"]
     if left is None:
         return ""
-    return f"{span(left)} left" if left > 0 else "run out"
+    return f"{format_duration(left)} left" if left > 0 else "expired"
 
 
 def _progress(item: Mapping[str, Any]) -> str:
@@ -192,19 +178,20 @@ def _progress(item: Mapping[str, Any]) -> str:
 
 
 def _tokens(item: Mapping[str, Any]) -> str:
-    if item["input_tokens"] is None and item["output_tokens"] is None:
-        return ""
-    return f"{item['input_tokens'] or 0:,} → {item['output_tokens'] or 0:,}"
+    tokens = item.get("input_tokens"), item.get("output_tokens")
+    return "" if tokens == (None, None) else f"{tokens[0] or 0:,} → {tokens[1] or 0:,}"
 
 
 def _cost(dollars: float | None) -> str:
     return "" if dollars is None else f"${dollars:.4f}"
 
 
-def show_run(running: Running, full: bool) -> None:
-    """Print all of one run."""
-    item, info = running.item(), running.info
-    room = 1_000_000 if full else 200
+# One run
+
+
+def show_run(view: RunView, full: bool) -> None:
+    item, info = view.item(), view.info
+    room = _UNLIMITED if full else 200
     print_fields(
         [
             ("run", info.id),
@@ -222,30 +209,31 @@ def show_run(running: Running, full: bool) -> None:
             ("tokens", _tokens(item)),
             ("cost", _cost(item["cost_usd"])),
             ("usage", one_line(dict(info.usage), room) if info.usage else ""),
-            ("started", local(info.started_at)),
-            ("updated", local(info.updated_at)),
-            ("ended", local(info.ended_at)),
+            ("started", format_time(info.started_at)),
+            ("updated", format_time(info.updated_at)),
+            ("ended", format_time(info.ended_at)),
             ("prompt", "" if info.prompt is None else one_line(info.prompt, room)),
             ("error", info.error or ""),
         ]
     )
     if info.result is not None:
         print("\nresult\n" + "\n".join(lines(info.result, full=full)))
-    _show_steps(running.steps(), room)
-    _show_responses(running.responses(), room)
+    if steps := view.steps():
+        print()
+        _show_steps(steps, min(room, 80))
+    if responses := view.responses():
+        print()
+        _show_responses(responses, min(room, 60))
 
 
 def _show_steps(steps: list[StepInfo], room: int) -> None:
-    if not steps:
-        return
-    print()
     columns = (Column("STEP"), Column("KEY"), Column("STATUS", keeps=True), Column("VALUE"))
     rows = [
         (
             step.name,
             step.key.removeprefix("="),
             step.status,
-            step.error or ("" if step.status != "done" else one_line(step.value, min(room, 80))),
+            step.error or ("" if step.status != "done" else one_line(step.value, room)),
         )
         for step in steps
     ]
@@ -253,24 +241,19 @@ def _show_steps(steps: list[StepInfo], room: int) -> None:
 
 
 def _show_responses(responses: list[dict[str, Any]], room: int) -> None:
-    if not responses:
-        return
-    print()
     columns = (
         Column("MODEL"), Column("STATUS", keeps=True), Column("ATTEMPTS", right=True), Column("TOKENS", right=True),
         Column("COST", right=True), Column("TEXT"),
     )  # fmt: skip
     rows = [
         (
-            f"{one.get('model_id')}{' #' + str(one['ordinal'] + 1) if one.get('ordinal') else ''}",
-            str(one.get("status")),
-            str(one.get("attempts", "")),
-            _tokens(
-                {name: one.get(name) for name in _SUMMED},
-            ),
-            _cost(one.get("cost_usd")),
-            one.get("error") or one_line(one.get("text", ""), min(room, 60)),
+            f"{response.get('model_id')}{' #' + str(response['ordinal'] + 1) if response.get('ordinal') else ''}",
+            str(response.get("status")),
+            str(response.get("attempts", "")),
+            _tokens(response),
+            _cost(response.get("cost_usd")),
+            response.get("error") or one_line(response.get("text", ""), room),
         )
-        for one in responses
+        for response in responses
     ]
     print_table(columns, rows)

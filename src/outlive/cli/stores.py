@@ -1,59 +1,51 @@
-"""Which store a command is about: `--store URL`, OUTLIVE_STORE, or the one SQLite file of outlive's in this folder.
-
-Looking must not create: a URL with a mistake in it would otherwise leave an empty store behind, and say that all is well.
-"""
+"""Finds and opens the store of a command: `--store URL`, OUTLIVE_STORE, or the SQLite store in this folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlive.errors import BadArgument, KeyMissing, NotEncrypted, StoreUnavailable
+from outlive.cli.config import open_arguments
+from outlive.cli.lookup import backend_of, engine_of
+from outlive.cli.output.opaque import OpaqueCodec
+from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 
 if TYPE_CHECKING:
-    from outlive.backends.server.urls import BackendFactory
-    from outlive.factory import StoreConfig
     from outlive.layers.encryption.keyring import KeyRing
-    from outlive.store import AsyncStore
     from outlive.sync.facades import Store
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
-_MANY = 8
+_LISTED = 8
 _EXAMPLE = "outlive --store sqlite:///agent.db, or set OUTLIVE_STORE"
 
 
 class NoStore(BadArgument):
-    """There is no way to tell which store is meant."""
-
-
-class Absent(StoreUnavailable):
-    """There is no store where one was looked for."""
+    """No store was named, and this folder has none or several."""
 
 
 def find_store() -> str:
-    """Return the URL of the one store in this folder."""
-    names = sorted(path.name for path in Path().iterdir() if path.suffix in _SUFFIXES and _is_ours(path))
+    """Return the URL of the only store in this folder."""
+    names = sorted(path.name for path in Path().iterdir() if path.suffix in _SUFFIXES and _is_store(path))
     if len(names) == 1:
-        return f"sqlite:///{quoted(names[0])}"
+        return f"sqlite:///{quote_path(names[0])}"
     if names:
-        example = _EXAMPLE.replace("agent.db", quoted(names[0]))
-        some = ", ".join([*names[:_MANY], *(["…"] if len(names) > _MANY else [])])
-        raise NoStore(f"there are several stores here ({some}); name one: {example}")
+        example = _EXAMPLE.replace("agent.db", quote_path(names[0]))
+        listed = ", ".join([*names[:_LISTED], *(["…"] if len(names) > _LISTED else [])])
+        raise NoStore(f"several stores in this folder ({listed}); name one: {example}")
     raise NoStore(f"no store was named, and there is none in this folder; name one: {_EXAMPLE}")
 
 
-def quoted(name: str) -> str:
-    """Return a path as it stands in a URL."""
-    return name.replace("%", "%25").replace("?", "%3F")
+def quote_path(path: str) -> str:
+    """Return a path as part of a URL."""
+    return path.replace("%", "%25").replace("?", "%3F")
 
 
-def _is_ours(path: Path) -> bool:
-    """Tell whether a file is a store, by its header; one that was just made may have that in its log only."""
+def _is_store(path: Path) -> bool:
+    """Tell whether a file is a store by its header; that of a new one may be in its log only."""
     from outlive.backends.sqlite.connection import APPLICATION_ID
 
     try:
@@ -65,10 +57,10 @@ def _is_ours(path: Path) -> bool:
         return False
     if header[68:72] == APPLICATION_ID.to_bytes(4, "big"):
         return True
-    return path.with_name(f"{path.name}-wal").exists() and _asked(path) == APPLICATION_ID
+    return path.with_name(f"{path.name}-wal").exists() and _application_id(path) == APPLICATION_ID
 
 
-def _asked(path: Path) -> int | None:
+def _application_id(path: Path) -> int | None:
     import apsw
 
     with contextlib.suppress(apsw.Error):
@@ -79,164 +71,72 @@ def _asked(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def opened(
+def open_store(
     url: str,
     options: dict[str, Any],
     *,
-    creates: bool = False,
+    create: bool = False,
     knows_types: bool = False,
     needs_key: bool = True,
     takes_over: bool = False,
 ) -> Iterator[Store]:
-    """Open a store to work on it. Values of types that are not known here come as they are stored.
+    """Open a store. Values of registered types stay as they are stored, unless `knows_types`.
 
-    With `knows_types` values are built, as a program would: its types must be registered. Without `needs_key` a store whose keys
-    are not given is opened for what can be done without them.
+    Without `needs_key` an encrypted store is opened without keys, for what needs none.
     """
-    from outlive.cli.output.opaque import OpaqueCodec
-    from outlive.sync.facades import Store
-
-    check_scheme(url)
-    if not creates:
-        options = checked(url, options, takes_over=takes_over, needs_key=needs_key)
-    target = configured(url, options)
-    if not creates and target.secondary is None:
-        check_path(url, target.served)
-    with Store(_built(target, creates, needs_key)) as store:
+    if not create:
+        options = pair_options(url, options, takes_over=takes_over, needs_key=needs_key)
+    # Inspecting a pair has shown that both stores exist, or that the one that is missing may be filled.
+    with _open(url, {**options, "create": create or "secondary" in options}, needs_key) as store:
+        _check_encrypted(store, options.get("key"))
         if not knows_types:
-            store._store._engine.codec = OpaqueCodec()
+            engine_of(store).codec = OpaqueCodec()
         yield store
 
 
-def store_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options as `outlive.open` takes them: those of a pair in one object."""
-    from outlive.layers.replication.options import Replication
+def _open(url: str, options: dict[str, Any], needs_key: bool) -> Store:
+    import outlive
 
-    pair = {name: value for name, value in options.items() if name in Replication.__slots__}
-    others = {name: value for name, value in options.items() if name not in pair}
-    return {**others, "replication": Replication(**pair)} if "secondary" in pair else others
-
-
-def configured(url: str, options: dict[str, Any]) -> StoreConfig:
-    """Return what a URL and options ask for."""
-    from outlive.factory import configure
-
-    return configure(url, **store_options(options))
-
-
-def check_scheme(url: str) -> None:
-    if ":" not in url:  # a person means the file
-        meant = f"file:{quoted(url)}" if os.path.isdir(url) else f"sqlite:///{quoted(url)}"
-        raise BadArgument(f"{url!r} is no URL; for the file or folder of that name write {meant}")
-
-
-def checked(
-    url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
-) -> dict[str, Any]:
-    """Return options with which a pair can be opened without changing it."""
-    if "secondary" not in options:
-        return options
-    from outlive.cli.pair_state import look, options_of_pair
-
-    return options_of_pair(look(url, options), options, takes_over=takes_over, needs_key=needs_key)
-
-
-def opening() -> Any:
-    """Return the module that opens stores: it takes its time to import."""
-    from outlive import factory as opening
-
-    return opening
-
-
-def _built(target: Any, creates: bool, needs_key: bool) -> AsyncStore:
-    from outlive.runtime.runtime import SyncRuntime, run_now
-
-    timeout_s = target.settings.timeout_s
-    backend = target.served.sync(timeout_s)
-    secondary = None if target.secondary is None else target.secondary.sync(timeout_s)
-    if not creates and secondary is None:
-        check_served(backend, target.served)
-        _check_sealed(backend, target.ring)
-    opener: Any = None  # of further stores: this program opens them itself
+    check_url(url)
     try:
-        built = opening()._build(
-            backend, secondary, target, SyncRuntime(), opener, checks_pair=target.is_single
-        )
-        store: AsyncStore = run_now(built)
-        return store
+        return outlive.open(url, **open_arguments(options))
     except KeyMissing:
-        if needs_key or target.ring is not None:
+        if needs_key or "key" in options:
             raise
     from outlive.layers.encryption.keyring import KeyRing
 
-    return _built(replace(target, ring=KeyRing()), creates, needs_key)
+    return outlive.open(url, **open_arguments({**options, "key": KeyRing()}))
 
 
-def _check_sealed(backend: Any, ring: KeyRing | None) -> None:
-    """Refuse a ring without keys for a store that is not encrypted: all of it would be taken for broken."""
+def check_url(url: str) -> None:
+    """Refuse the path of a folder: a plain path means a SQLite file."""
+    if os.path.isdir(url):
+        raise BadArgument(f"{url!r} is a folder; for a store in this folder write file:{quote_path(url)}")
+
+
+def to_url(location: str) -> str:
+    """Return the URL of a store that may be named by a plain path."""
+    check_url(location)
+    return location if ":" in location else f"sqlite:///{quote_path(location)}"
+
+
+def pair_options(
+    url: str, options: dict[str, Any], *, takes_over: bool = False, needs_key: bool = True
+) -> dict[str, Any]:
+    """Return the options with which a pair is opened without changing it."""
+    if "secondary" not in options:
+        return options
+    from outlive.cli.pair_state import inspect_pair, options_of_pair
+
+    return options_of_pair(inspect_pair(url, options), options, takes_over=takes_over, needs_key=needs_key)
+
+
+def _check_encrypted(store: Store, ring: KeyRing | None) -> None:
+    """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
     from outlive.layers.encryption.keyring import is_sealed
     from outlive.runtime.runtime import run_now
 
-    if not is_sealed(run_now(backend.identity(b""))):
-        run_now(backend.close())
+    if not is_sealed(run_now(backend_of(store).identity(b""))):
         raise NotEncrypted
-
-
-def check_path(url: str, served: BackendFactory) -> None:
-    """Refuse a store of this machine that is not there, which opening would make."""
-    path = local_path(url)
-    if path is None:
-        return
-    is_there = _is_begun(path) if url.startswith("sqlite") else os.path.exists(os.path.join(path, "store"))
-    if not is_there:
-        raise Absent(
-            f"there is no store at {served.shown} ({path}); check the path, or save something there first"
-        )
-
-
-def _is_begun(path: str) -> bool:
-    """Tell whether a SQLite file is more than empty: SQLite would make a database of an empty one. A new one may be in its log only."""
-    return any(
-        os.path.exists(name) and (os.path.isdir(name) or os.path.getsize(name))
-        for name in (path, f"{path}-wal")
-    )
-
-
-def check_served(backend: Any, served: BackendFactory) -> None:
-    """Ask a server for the identity of the store, which opening would otherwise give it."""
-    from outlive.runtime.runtime import run_now
-
-    if backend.name not in ("postgresql", "redis"):
-        return
-    try:
-        if not run_now(_has_identity(backend)):
-            raise Absent(
-                f"{served.shown} answers, but there is no store in it; check database, schema or prefix, "
-                "or save something there first"
-            )
-    except BaseException:
-        run_now(backend.close())
-        raise
-
-
-async def _has_identity(backend: Any) -> bool:
-    if backend.name == "redis":
-        return b"key" in await backend.store_identity.load()
-    from outlive.errors import MissingSchema
-
-    try:
-        return bool(await backend._ask(backend._sql.identity))
-    except MissingSchema:
-        return False
-
-
-def local_path(url: str) -> str | None:
-    """Return where a store of this machine is kept; None for servers and memory."""
-    scheme = url.partition(":")[0]
-    if scheme not in ("sqlite", "file"):
-        return None
-    from outlive import urls
-
-    return urls.local_path(url)

@@ -33,12 +33,12 @@ def _compare(old: Any, new: Any, path: str) -> Iterator[Change]:
 def _compare_dicts(old: dict[Any, Any], new: dict[Any, Any], path: str) -> Iterator[Change]:
     for key, value in old.items():
         if key in new:
-            yield from _compare(value, new[key], _join(path, key))
+            yield from _compare(value, new[key], join_path(path, key))
         else:
-            yield Change(_join(path, key), "removed", old=value)
+            yield Change(join_path(path, key), "removed", old=value)
     for key, value in new.items():
         if key not in old:
-            yield Change(_join(path, key), "added", new=value)
+            yield Change(join_path(path, key), "added", new=value)
 
 
 def _compare_lists(old: Any, new: Any, path: str) -> Iterator[Change]:
@@ -81,7 +81,7 @@ def _equal(old: Any, new: Any) -> bool:
     return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
-def _join(path: str, key: Any) -> str:
+def join_path(path: str, key: Any) -> str:
     if isinstance(key, str) and key.isidentifier():
         return f"{path}.{key}" if path else key
     return f"{path}[{key!r}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 
 import pytest
 
@@ -132,4 +133,11 @@ def test_a_thread_that_cannot_be_moved_says_what_else_there_is_to_do(program, ol
     ended = program("import-langgraph", f"sqlite:///{old}", "sqlite:///new.db", "-q")
     assert ended.code == 2
     assert ended.err.endswith("(--dry-run lists all problems, --skip leaves such threads out)\n")
-    assert "write sqlite:///new.db" in program("import-langgraph", f"sqlite:///{old}", "new.db").err
+
+
+def test_a_target_that_is_a_plain_path_is_treated_as_its_url(old, program):
+    program("import-langgraph", f"sqlite:///{old}", "plain.db", "--dry-run")
+    created = [name for name in os.listdir(program.folder) if name.startswith("plain.db")]
+    assert created == [], "a dry run creates no store"
+    refused = program("import-langgraph", f"sqlite:///{old}", str(old))
+    assert (refused.code, "cannot be its own target" in refused.err) == (2, True)

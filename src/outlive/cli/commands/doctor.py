@@ -1,56 +1,446 @@
-"""`doctor`: is this installation sound, is the store reachable, and is it kept as safely as one believes?"""
+"""The command doctor: checks the installation and the store, and suggests fixes."""
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 from outlive.cli.command import command
 from outlive.cli.context import Call
-from outlive.cli.output.table import Column
+from outlive.cli.lease_clock import LeaseClock
+from outlive.cli.lookup import backend_of, pair_record_of
+from outlive.cli.output.advice import message_with_advice, split_advice
+from outlive.cli.output.escape import escape_terminal
+from outlive.cli.output.table import Column, print_table
+from outlive.cli.output.units import format_count, format_size
+from outlive.cli.stores import NoStore
+from outlive.errors import KeyMissing, NewerFormat, OutliveError, WrongKey
+from outlive.runtime.runtime import run_now
+from outlive.urls import local_path
 
 if TYPE_CHECKING:
-    from outlive.cli.commands.doctor_finding import Finding
+    from outlive.sync.facades import Store
 
+_PACKAGES = (
+    "ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography",
+    "langgraph-checkpoint",
+)  # fmt: skip
+_NETWORK_FILE_SYSTEMS = (
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.s3fs", "lustre", "glusterfs",
+)  # fmt: skip
+_MAX_SKEW_S = 2.0
+_MAX_WAL_BYTES = 256 << 20
+_MIN_FREE_BYTES = 512 << 20
 _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _STYLES = {"WARNING": "yellow", "PROBLEM": "red", "ok": "green"}
 
 
-@command("doctor", "Look for what is wrong, and what mends it.")
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `level` is ok, note, warning or problem."""
+
+    check: str
+    level: str
+    message: str
+    fix: str | None = None
+
+
+@command("doctor")
 def doctor(call: Call) -> None:
-    """Look for what is wrong: versions, reachability, durability, clocks, schema, sizes, dead runs.
+    """Check versions, reachability, durability, clocks, schema, sizes and dead runs, and suggest fixes.
 
-    Each finding says what mends it. Exits with 1 when there is a warning or a problem.
+    Exits with 1 if there is a warning or a problem.
     """
-    from outlive.cli.commands.doctor_checks import examine_installation, examine_store
-    from outlive.cli.commands.doctor_finding import Finding
-    from outlive.cli.stores import NoStore
-
-    found = list(examine_installation())
+    findings = list(_check_installation())
     try:
         url = call.url
-    except NoStore as error:  # the rest is still worth a look
-        found.append(Finding("store", "note", str(error)))
+    except NoStore as error:  # the other checks are still useful
+        findings.append(Finding("store", "note", str(error)))
     else:
-        found += examine_store(call, url)
-    items = [
-        {"check": one.check, "level": one.level, "said": one.said, "mend": one.mend or None} for one in found
-    ]
-    bad = [one for one in found if one.level in ("warning", "problem")]
-    call.answer(items, lambda: _show(found), brief=[f"{one.check}: {one.said}" for one in bad], is_ok=not bad)
+        findings += _check_store(call, url)
+    bad = [finding for finding in findings if finding.level in ("warning", "problem")]
+    call.answer(
+        [asdict(finding) for finding in findings],
+        lambda: _show(findings),
+        brief=[f"{finding.check}: {finding.message}" for finding in bad],
+        is_ok=not bad,
+    )
 
 
-def _show(found: list[Finding]) -> None:
-    from outlive.cli.output.escape import shown
-    from outlive.cli.output.table import print_table
-
-    rows = [(one.check, _MARKS[one.level], one.said) for one in found]
+def _show(findings: list[Finding]) -> None:
     columns = (
         Column("CHECK", keeps=True),
         Column("", keeps=True, styles=_STYLES.get),
-        Column("FOUND", wraps=True),
+        Column("RESULT", wraps=True),
     )
-    print_table(columns, rows)
-    for one in found:
-        if one.mend:
-            sys.stdout.write(f"\n{one.check}: {shown(one.said)}\n  → {shown(one.mend)}\n")
+    print_table(columns, [(finding.check, _MARKS[finding.level], finding.message) for finding in findings])
+    for finding in findings:
+        if finding.fix:
+            message, fix = escape_terminal(finding.message), escape_terminal(finding.fix)
+            sys.stdout.write(f"\n{finding.check}: {message}\n  → {fix}\n")
+
+
+# The installation
+
+
+def _check_installation() -> Iterator[Finding]:
+    import apsw
+
+    from outlive import __version__
+
+    version = f"{__version__} on Python {platform.python_version()}, {platform.system()}"
+    yield Finding("outlive", "ok", version)
+    yield Finding("packages", "ok", ", ".join(_versions()))
+    yield sqlite_finding(apsw.sqlite_lib_version())
+
+
+def _versions() -> Iterator[str]:
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            pass
+
+
+def has_wal_bug(version: str) -> bool:
+    """Tell whether this SQLite may lose commits when two processes checkpoint its log at once.
+
+    The bug is in all versions from 3.7.0 to 3.51.2 except 3.50.7 and 3.44.6.
+    """
+    number = tuple(int(part) for part in version.split(".")[:3])
+    if number >= (3, 51, 3) or number < (3, 7, 0):
+        return False
+    return not any(fixed <= number < (3, fixed[1] + 1) for fixed in ((3, 50, 7), (3, 44, 6)))
+
+
+def sqlite_finding(version: str) -> Finding:
+    if has_wal_bug(version):
+        return Finding(
+            "sqlite",
+            "problem",
+            f"{version} has the WAL-reset bug: several processes on one file may damage it",
+            "pip install -U apsw, which includes SQLite; the bug is fixed in 3.51.3, 3.50.7 and 3.44.6",
+        )
+    return Finding("sqlite", "ok", f"{version}, without the WAL-reset bug")
+
+
+# The store
+
+
+def _check_store(call: Call, url: str) -> list[Finding]:
+    """Check a store; if it cannot be opened, that is the finding."""
+    import outlive.factory  # noqa: F401  # before the clock starts
+
+    findings = list(_check_pair(call, url))
+    start = time.monotonic()
+    try:
+        with call.open() as store:
+            elapsed_ms = (time.monotonic() - start) * 1000
+            findings.append(Finding("store", "ok", f"{call.store_name} opened in {elapsed_ms:.0f} ms"))
+            if call.secondary is None:
+                findings += _guard(_check_role, store, url)
+            for check in (
+                _check_schema,
+                _check_clock,
+                _check_durability,
+                _check_disk,
+                _check_sizes,
+                _check_runs,
+            ):
+                findings += _guard(check, store, url)
+            return findings
+    except NewerFormat as error:
+        return [*findings, Finding("store", "problem", str(error), "pip install -U outlive")]
+    except (KeyMissing, WrongKey) as error:
+        return [*findings, Finding("keys", "problem", *split_advice(error))]
+    except OutliveError as error:
+        message, advice = split_advice(error)
+        return [*findings, Finding("store", "problem", message, advice or _reach_advice(url))]
+
+
+def _guard(check: Callable[[Store, str], Iterable[Finding]], store: Store, url: str) -> Iterable[Finding]:
+    """Run a check; an error becomes a finding and does not prevent the other checks."""
+    try:
+        return list(check(store, url))
+    except OutliveError as error:
+        message, advice = split_advice(error)
+        name = check.__name__.removeprefix("_check_")
+        return [Finding(name, "problem", message, advice or "run outlive verify for details")]
+
+
+def _reach_advice(url: str) -> str:
+    if url.startswith(("postgres", "redis")):
+        return "check host, port, user and database in the URL, and that the server runs and accepts this machine"
+    return "check the path and its permissions; outlive demo creates a store to try"
+
+
+def _check_pair(call: Call, url: str) -> Iterator[Finding]:
+    if call.secondary is None:
+        return
+    from outlive.cli.pair_state import describe, inspect_pair, is_healthy
+
+    try:
+        replicas = inspect_pair(url, call.store_options())
+    except OutliveError as error:
+        yield Finding("pair", "problem", message_with_advice(error), "check both URLs")
+        return
+    yield Finding("pair", "ok" if is_healthy(replicas) else "warning", *describe(replicas))
+
+
+def _check_role(store: Store, url: str) -> Iterator[Finding]:
+    """Report that the store belongs to a pair but was opened alone."""
+    from outlive.layers.replication.pair import ROLES
+
+    record = pair_record_of(store)
+    if record is None:
+        return
+    role = ROLES[record.role]
+    if record.ended:
+        message = f"this store is an old copy: it was the {role} of a pair that has ended"
+        yield Finding("pair", "note", message, "open the other store, which continues alone")
+    else:
+        message = f"this store is the {role} of a pair, in epoch {record.epoch}, and was opened alone"
+        fix = "outlive doctor --store PRIMARY --secondary SECONDARY checks both"
+        yield Finding("pair", "note", message, fix)
+
+
+def _check_clock(store: Store, url: str) -> Iterator[Finding]:
+    clock = LeaseClock.of(store)
+    if clock.skew_s is None or clock.trip_s is None:
+        yield Finding("clock", "ok", "leases use the monotonic clock of this machine")
+        return
+    yield Finding("round trip", "ok", f"{clock.trip_s * 1000:.1f} ms")
+    yield skew_finding(clock.skew_s)
+
+
+def skew_finding(skew_s: float) -> Finding:
+    message = f"the server's clock is {abs(skew_s):.2f} s {'ahead' if skew_s > 0 else 'behind'}"
+    if abs(skew_s) < _MAX_SKEW_S:
+        return Finding("clock", "ok", message)
+    fix = (
+        "run a time service (chrony, systemd-timesyncd) on both machines; leases are safe, because the server "
+        "times them, but the ages shown here are wrong"
+    )
+    return Finding("clock", "warning", message, fix)
+
+
+def _check_disk(store: Store, url: str) -> Iterator[Finding]:
+    path = local_path(url)
+    if path is None:
+        return
+    kind = _file_system(path)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        message = f"{path} is on a {kind} file system, whose locks and fsync are not reliable"
+        fix = "move it to a local disk, or use postgresql: or redis: for several machines"
+        yield Finding("disk", "problem", message, fix)
+    free = os.statvfs(path)
+    free_bytes = free.f_bavail * free.f_frsize
+    message = f"{format_size(free_bytes)} free on {kind or 'its file system'}"
+    if free_bytes < _MIN_FREE_BYTES:
+        fix = "free some space; outlive stats lists the largest threads, outlive prune shrinks them"
+        yield Finding("space", "warning", message, fix)
+    else:
+        yield Finding("space", "ok", message)
+    if os.path.isfile(f"{path}-wal") and (size := os.path.getsize(f"{path}-wal")) > _MAX_WAL_BYTES:
+        fix = "end the process that keeps a read transaction open on the file (find it with lsof), then run outlive ls"
+        yield Finding("log", "warning", f"{path}-wal has grown to {format_size(size)}", fix)
+
+
+def _file_system(path: str) -> str:
+    """Return the type of the file system of a path, by the longest mount point above it."""
+    best = ("", "")
+    try:
+        with open("/proc/mounts", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                _, point, kind, *_ = line.split(" ")
+                point = point.encode().decode("unicode_escape")
+                if f"{os.path.realpath(path)}/".startswith(f"{point.rstrip('/')}/"):
+                    best = max(best, (point, kind), key=lambda mount: len(mount[0]))
+    except (OSError, ValueError):
+        return ""
+    return best[1]
+
+
+def _check_sizes(store: Store, url: str) -> Iterator[Finding]:
+    threads = checkpoints = stored = 0
+    for info in store.threads():
+        threads, checkpoints, stored = threads + 1, checkpoints + info.checkpoints, stored + info.stored_bytes
+    message = (
+        f"{format_count(threads, 'thread')}, {format_count(checkpoints, 'checkpoint')}, {format_size(stored)}"
+    )
+    backend = _base_backend(store)
+    if backend.name == "sqlite":
+        pages, unused, page = (
+            _pragma(backend, name) for name in ("page_count", "freelist_count", "page_size")
+        )
+        message += f"; the file has {format_size(pages * page)}, {format_size(unused * page)} of it unused"
+    yield Finding("sizes", "ok", message)
+
+
+def _check_runs(store: Store, url: str) -> Iterator[Finding]:
+    clock, counts = LeaseClock.of(store), dict[str, int]()
+    for run in store.runs(status=["running", "released", "parked", "failed"]):
+        standing = clock.standing(run)
+        counts[standing] = counts.get(standing, 0) + 1
+    message = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "no unfinished runs"
+    if counts.get("dead") or counts.get("released"):
+        fix = "outlive recover --handlers MODULE:NAME resumes them; outlive cancel RUN cancels one"
+        yield Finding("runs", "warning", f"{message}: dead and released runs wait for recovery", fix)
+    elif counts.get("parked"):
+        fix = "outlive runs show RUN shows the error; outlive retry RUN resumes it, outlive cancel RUN cancels it"
+        yield Finding("runs", "warning", f"{message}: parked runs need a decision", fix)
+    else:
+        yield Finding("runs", "ok", message)
+
+
+# Questions to a backend
+
+
+def _base_backend(store: Store) -> Any:
+    """Return the backend that holds the records."""
+    backend = backend_of(store)
+    return getattr(backend, "local", backend)
+
+
+def _pragma(backend: Any, name: str) -> Any:
+    return backend._link.db().execute(f"pragma {name}").fetchall()[0][0]
+
+
+def _ask_postgres(backend: Any, statement: str) -> str:
+    from outlive.backends.postgres.rows import to_text
+
+    ((cell,),) = run_now(backend._ask(statement))
+    return to_text(cell)
+
+
+def _ask_redis(backend: Any, *command: str) -> Any:
+    """Return the reply of one server; None if the command is not permitted."""
+    reply = run_now(backend.session.ask_each_node(command))[0]
+    return None if isinstance(reply, Exception) else reply
+
+
+# Schema
+
+
+def _check_schema(store: Store, url: str) -> Iterator[Finding]:
+    """Report the version of the schema; a store with a newer one was not opened."""
+    backend = _base_backend(store)
+    schemas = {
+        "sqlite": _sqlite_schema,
+        "postgresql": _postgres_schema,
+        "redis": _redis_schema,
+        "file": _file_schema,
+    }
+    if backend.name in schemas:
+        yield Finding("schema", "ok", schemas[backend.name](backend))
+
+
+def _sqlite_schema(backend: Any) -> str:
+    from outlive.backends.sqlite.connection import SCHEMA_VERSION
+
+    return f"version {_pragma(backend, 'user_version')}, this outlive writes {SCHEMA_VERSION}"
+
+
+def _postgres_schema(backend: Any) -> str:
+    from outlive.backends.postgres.statements import VERSION
+
+    server = _ask_postgres(backend, "show server_version")
+    return f"version {VERSION} in schema {backend._schema}, PostgreSQL {server}"
+
+
+def _redis_schema(backend: Any) -> str:
+    from outlive.backends.redis.identity import FORMAT
+
+    format, prefix = run_now(backend.store_identity.format()), backend.session.prefix
+    reply = (_ask_redis(backend, "INFO", "server") or b"").decode()
+    facts = dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
+    kind = "Valkey" if "valkey_version" in facts else "Redis"
+    version = facts.get("valkey_version") or facts.get("redis_version") or "of an unknown version"
+    return f"version {format} under prefix {prefix!r}, this outlive writes {FORMAT}; {kind} {version}"
+
+
+def _file_schema(backend: Any) -> str:
+    from outlive.backends.file.log import FORMAT
+    from outlive.backends.file.store_file import read_format
+
+    return f"version {read_format(backend._disk)}, this outlive writes {FORMAT}"
+
+
+# Durability
+
+_FSYNC_FIX = "open without fsync=normal, here and in the programs that save"
+
+
+def _check_durability(store: Store, url: str) -> Iterator[Finding]:
+    backend = _base_backend(store)
+    checks = {
+        "sqlite": _sqlite_durability,
+        "file": _file_durability,
+        "postgresql": _postgres_durability,
+        "redis": _redis_durability,
+    }
+    if backend.name in checks:
+        yield checks[backend.name](backend)
+    else:
+        message = f"{backend.name}: everything is lost when the process ends"
+        yield Finding(
+            "durability", "warning", message, "use sqlite:, file:, postgresql: or redis: to keep data"
+        )
+
+
+def _sqlite_durability(backend: Any) -> Finding:
+    journal, level = _pragma(backend, "journal_mode"), _pragma(backend, "synchronous")
+    message = f"journal_mode={journal}, synchronous={('off', 'normal', 'full', 'extra')[level]}"
+    return _power_cut_finding(message, is_safe=level >= 2)
+
+
+def _file_durability(backend: Any) -> Finding:
+    message = "fsync for every save" if backend._is_full else "fsync=normal"
+    return _power_cut_finding(message, is_safe=backend._is_full)
+
+
+def _power_cut_finding(message: str, *, is_safe: bool) -> Finding:
+    if is_safe:
+        return Finding("durability", "ok", f"{message}: a saved checkpoint survives a power cut")
+    return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", _FSYNC_FIX)
+
+
+def _postgres_durability(backend: Any) -> Finding:
+    settings = {
+        name: _ask_postgres(backend, f"show {name}")
+        for name in ("fsync", "synchronous_commit", "full_page_writes")
+    }
+    message = ", ".join(f"{name}={value}" for name, value in settings.items())
+    off = [name for name, value in settings.items() if value == "off"]
+    if not off:
+        return Finding("durability", "ok", message)
+    where = "in postgresql.conf" + (", or for the role" if off == ["synchronous_commit"] else "")
+    fix = f"set {' and '.join(f'{name} = on' for name in off)} {where}, and reload the server"
+    return Finding("durability", "warning", f"{message}: a crash of the server may lose saves", fix)
+
+
+def _redis_durability(backend: Any) -> Finding:
+    settings = {
+        name: _redis_config(backend, name) for name in ("appendonly", "appendfsync", "maxmemory-policy")
+    }
+    message = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+    if settings["appendonly"] is None:
+        return Finding("durability", "note", "unknown, because the server does not permit CONFIG")
+    if settings["appendonly"] != "yes":
+        fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; docs/guarantees.md says what each setting loses"
+        message += ": a crash of the server loses everything since its last snapshot"
+        return Finding("durability", "warning", message, fix)
+    if settings["appendfsync"] != "always":
+        return Finding("durability", "note", f"{message}: a crash of the server loses about a second")
+    return Finding("durability", "ok", message)
+
+
+def _redis_config(backend: Any, name: str) -> str | None:
+    reply = _ask_redis(backend, "CONFIG", "GET", name)
+    return reply[1].decode() if isinstance(reply, list) and len(reply) == 2 else None

@@ -1,75 +1,68 @@
-"""`new-key`: a key for an encrypted store, in a file that only its owner reads."""
+"""The command new-key: creates a key for an encrypted store, in a file that only its owner can read."""
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
+import itertools
 import os
 
 import click
 
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.context import Call
-from outlive.cli.output.escape import shown
+from outlive.cli.key_files import parse_key_ring
+from outlive.cli.output.escape import escape_terminal
+from outlive.cli.output.files import write_file
 from outlive.errors import BadArgument
+from outlive.layers.encryption.keyring import KeyRing
 
 
 @command(
     "new-key",
-    "Make a key for an encrypted store.",
     argument("FILE", type=click.Path()),
-    option("--id", metavar="NAME", help="Its name, which is no secret; default: the date."),
-    flag("--first", help="Put it before the others: the newest, which seals, stays the one that it is."),
+    option("--id", metavar="NAME", help="The id of the key, which is not secret. Default: the date."),
+    flag("--first", help="Put it before the others, so that another key stays the newest."),
 )
 def new_key(call: Call, file: str, id: str | None, first: bool) -> None:
-    """Make a random key and add it to a key file, which is made if there is none; - prints it instead.
+    """Create a random key and add it to a key file, which is created if needed; - prints the key instead.
 
-    The last key of a file is the newest, which seals what is saved. Whoever loses all keys has lost the store: keep the file also
-    elsewhere, and not beside the store.
+    The last key of a file is the newest: it encrypts what is saved. Without the keys the store cannot be
+    read: keep a second copy of the file, away from the store.
     """
-    import base64
-
-    from outlive.cli.key_files import ring_of
-    from outlive.cli.output.files import put
-    from outlive.layers.encryption.keyring import KeyRing
-
-    lines = _lines(file)
-    known = ring_of(" ".join(lines)).ids
-    name = _name(id, known)
-    line = f"{name}:{base64.b64encode(KeyRing.new_key()).decode()}"
+    lines = _read_lines(file)
+    key_id = _choose_id(id, parse_key_ring(" ".join(lines)).ids)
+    line = f"{key_id}:{base64.b64encode(KeyRing.new_key()).decode()}"
     lines = [line, *lines] if first else [*lines, line]
-    KeyRing.parse(" ".join(lines))  # refuses an id that is none
+    KeyRing.parse(" ".join(lines))  # refuses an invalid id
     if file == "-":
         print(line)
         return
-    put(file, "".join(f"{one}\n" for one in lines).encode())
-    keys = [one.partition(":")[0] for one in lines]
-    call.did(
-        f"made key {shown(name)} in {shown(file)}; the newest is {shown(keys[-1])}",
-        key=name,
+    write_file(file, "".join(f"{line}\n" for line in lines).encode())
+    keys = [line.partition(":")[0] for line in lines]
+    call.report(
+        f"created key {escape_terminal(key_id)} in {escape_terminal(file)}; the newest key is {escape_terminal(keys[-1])}",
+        key=key_id,
         file=file,
         keys=keys,
     )
 
 
-def _lines(file: str) -> list[str]:
+def _read_lines(file: str) -> list[str]:
     if file == "-" or not os.path.exists(file):
         return []
     try:
-        with open(file, encoding="ascii") as found:
-            return found.read().split()
+        with open(file, encoding="ascii") as keys:
+            return keys.read().split()
     except (OSError, UnicodeDecodeError):
-        raise BadArgument(f"{file!r} is there, and is no key file that can be read; name another") from None
+        raise BadArgument(f"{file!r} exists but is not a readable key file; choose another name") from None
 
 
-def _name(said: str | None, known: tuple[str, ...]) -> str:
-    import datetime as dt
-    import itertools
-
-    if said is not None:
-        if said in known or ":" in said or len(said.split()) != 1:
-            raise BadArgument(
-                f"the name of a key is one word without a colon that no other has, not {said!r}"
-            )
-        return said
+def _choose_id(id: str | None, used: tuple[str, ...]) -> str:
+    if id is not None:
+        if id in used or ":" in id or len(id.split()) != 1:
+            raise BadArgument(f"the id of a key must be one unused word without a colon, not {id!r}")
+        return id
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    names = itertools.chain((today,), (f"{today}-{number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in known)
+    ids = itertools.chain((today,), (f"{today}-{number}" for number in itertools.count(2)))
+    return next(id for id in ids if id not in used)

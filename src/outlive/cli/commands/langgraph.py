@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outlive.cli.command import argument, command, flag, option
 from outlive.cli.context import Call
-from outlive.cli.output.escape import shown
+from outlive.cli.output.escape import escape_terminal
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 @command(
     "import-langgraph",
-    "Import a LangGraph database into a store.",
     argument("SOURCE_URL"),
     argument("TARGET_URL", required=False),
     option("--type", "types", multiple=True, metavar="MODULE.CLASS", help="A class of yours that states contain; can be repeated."),
@@ -48,27 +47,31 @@ def import_langgraph(
     from outlive.adapters.langgraph.importer import importer
     from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
     from outlive.backends.server.urls import hide_secrets
+    from outlive.cli.config import open_arguments
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import check_scheme, checked, store_options
+    from outlive.cli.stores import pair_options, to_url
     from outlive.factory import open as open_store
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
     state_types, serializer = named_types(types), named_serde(serde)
     importer.open_source(source_url).close()  # a mistake in its URL must not create an empty store
-    call.store_url = target_url or call.url
-    check_scheme(call.store_url)
-    options = checked(call.store_url, call.options())
+    # As a URL: the importer compares it with the source, and checks whether it exists.
+    call.store_url = to_url(target_url or call.url)
+    options = pair_options(call.store_url, call.store_options())
     importer.check_apart(source_url, call.store_url)
     is_quiet = call.is_quiet or call.is_json
     url = call.store_url
     if dry_run and importer.is_absent(url):
         url, options = "memory:", {}
-    with open_store(url, **store_options(options)) as store, progress("importing", is_quiet=is_quiet) as bar:
-        settings = store._store._settings
-        call.shown_store = settings.url if url == call.store_url else hide_secrets(call.store_url)
-        call.shown_tenant = settings.tenant
-        call.check_alone(store)
+    with (
+        open_store(url, **open_arguments(options)) as store,
+        progress("importing", is_quiet=is_quiet) as bar,
+    ):
+        call.use(store)
+        if url != call.store_url:
+            call.store_name = hide_secrets(call.store_url)
+        call.check_unpaired(store)
         with _adding_hint():
             result = importer.import_langgraph(
                 source_url,
@@ -82,7 +85,7 @@ def import_langgraph(
                 verify=not no_verify,
                 dry_run=dry_run,
             )
-    brief = [shown(str(problem)) for problem in result.problems]
+    brief = [escape_terminal(str(problem)) for problem in result.problems]
     call.answer([_item(result)], lambda: _show(result, dry_run=dry_run), brief=brief, is_ok=result.ok)
 
 
@@ -131,7 +134,7 @@ def _item(result: ImportResult) -> dict[str, object]:
 
 def _show(result: ImportResult, *, dry_run: bool) -> None:
     for problem in result.problems:
-        print(shown(str(problem)))
+        print(escape_terminal(str(problem)))
     print(f"{'would import' if dry_run else 'imported'} {result}")
     if result.unknown:
-        print("name the classes: " + " ".join(f"--type {shown(name)}" for name in result.unknown))
+        print("name the classes: " + " ".join(f"--type {escape_terminal(name)}" for name in result.unknown))

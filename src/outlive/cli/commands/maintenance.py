@@ -1,4 +1,4 @@
-"""Commands about the store as a whole: checking, measuring, sealing."""
+"""Commands about the whole store: verify, stats, sweep, rotate."""
 
 from __future__ import annotations
 
@@ -7,114 +7,106 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlive.cli.command import argument, command, option
+from outlive.cli.command import argument, command, flag, limit_option, option, yes_option
 from outlive.cli.context import Call
-from outlive.cli.output.escape import shown
-from outlive.errors import BadArgument, Corrupt
+from outlive.cli.key_files import read_key_ring
+from outlive.cli.lookup import check_keys, find_prefix, find_thread, list_threads
+from outlive.cli.output.escape import escape_terminal
+from outlive.cli.output.table import Column, print_table, progress
+from outlive.cli.output.units import format_count, format_ratio, format_size, parse_duration
+from outlive.errors import BadArgument, Corrupt, StoreError
+from outlive.values import Verified
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.rotation import Rotated
+    from outlive.retention.policy import DeletionCount, Retain, Swept
     from outlive.sync.facades import Store
-    from outlive.values import Sizes, Verified
+    from outlive.values import Sizes
 
 
-@command("verify", "Check every stored byte.", argument("THREAD", nargs=-1))
+# verify
+
+
+@command("verify", argument("THREAD", nargs=-1))
 def verify(call: Call, thread: tuple[str, ...]) -> None:
-    """Check every stored byte of the store, or of some threads. Exits with 1 when something is broken."""
+    """Check every stored byte of the store, or of some threads. Exits with 1 if there is damage."""
     with call.open(needs_key=False) as store:
-        from outlive.cli.lookup import find_thread
-        from outlive.cli.output.table import progress
-
-        names = [find_thread(store, one) for one in thread]
+        names = [find_thread(store, text) for text in thread]
         total = len(names) if names else count_threads(store)
-        with progress("verifying", total, is_quiet=call.is_quiet or call.is_json) as tell:
-            found = _verify_threads(store, names, tell) if names else store.verify(progress=tell)
+        with progress("verifying", total, is_quiet=call.hides_progress) as update:
+            verified = _verify_threads(store, names, update) if names else store.verify(progress=update)
+        problems = [str(problem) for problem in verified.problems]
         item = {
-            "threads": found.threads,
-            "checkpoints": found.checkpoints,
-            "chunks": found.chunks,
-            "problems": list(map(str, found.problems)),
+            "threads": verified.threads,
+            "checkpoints": verified.checkpoints,
+            "chunks": verified.chunks,
+            "problems": problems,
         }
         call.answer(
-            [item],
-            lambda: _show_verified(found),
-            brief=[shown(str(problem)) for problem in found.problems],
-            is_ok=found.ok,
+            [item], lambda: _show_verified(verified), brief=map(escape_terminal, problems), is_ok=verified.ok
         )
 
 
 def count_threads(store: Store) -> int | None:
-    """Count threads for the progress bar; a damaged list is for `verify` to tell."""
-    from outlive.errors import StoreError
-
+    """Count threads for the progress bar; reporting a damaged list is up to `verify`."""
     try:
         return sum(1 for _ in store.threads())
     except StoreError:
         return None
 
 
-def _verify_threads(store: Store, names: list[str], tell: Any) -> Verified:
-    from outlive.values import Verified
-
+def _verify_threads(store: Store, names: list[str], update: Any) -> Verified:
     total = Verified(0, 0, 0)
     for number, name in enumerate(names, 1):
-        one = store.thread(name).verify()
+        verified = store.thread(name).verify()
         total = Verified(
             number,
-            total.checkpoints + one.checkpoints,
-            total.chunks + one.chunks,
-            total.problems + one.problems,
+            total.checkpoints + verified.checkpoints,
+            total.chunks + verified.chunks,
+            total.problems + verified.problems,
         )
-        tell(number)
+        update(number)
     return total
 
 
-def _show_verified(found: Verified) -> None:
-    from outlive.cli.output.units import counted
-
-    counts = f"{counted(found.threads, 'thread')}, {counted(found.checkpoints, 'checkpoint')}, {counted(found.chunks, 'chunk')}"
-    if found.ok:
+def _show_verified(verified: Verified) -> None:
+    counts = ", ".join(
+        format_count(count, noun)
+        for count, noun in (
+            (verified.threads, "thread"),
+            (verified.checkpoints, "checkpoint"),
+            (verified.chunks, "chunk"),
+        )
+    )
+    if verified.ok:
         print(f"ok: {counts}")
         return
-    for problem in found.problems:
-        print(shown(str(problem)))
-    print(f"{counted(len(found.problems), 'problem')} in {counts}")
-    print(
-        "What is broken cannot be mended from within: restore those threads from a copy or backup, or delete them with outlive rm."
-    )
+    for problem in verified.problems:
+        print(escape_terminal(str(problem)))
+    print(f"{format_count(len(verified.problems), 'problem')} in {counts}")
+    print("Damage cannot be repaired: restore these threads from a backup, or delete them with outlive rm.")
 
 
-@command(
-    "stats",
-    "Show what threads hold.",
-    argument("PREFIX", required=False, default=""),
-    option(
-        "--limit",
-        type=click.IntRange(min=1),
-        default=20,
-        show_default=True,
-        help="How many threads the table shows at most.",
-    ),
-)
+# stats
+
+
+@command("stats", argument("PREFIX", required=False, default=""), limit_option(20, "threads in the table"))
 def stats(call: Call, prefix: str, limit: int) -> None:
-    """Show what threads hold, the largest first, against what whole states would take.
+    """Show the size of threads, the largest first, and the size that their full states would have.
 
-    Exits with 1 when there are damaged ones among them, which are told and left out.
+    Damaged threads are reported and skipped; then the exit code is 1.
     """
     with call.open() as store:
-        from outlive.cli.lookup import find_prefix, list_threads
-        from outlive.cli.output.table import progress
-
         damaged: list[Corrupt] = []
-        found = []
-        with progress("measuring", is_quiet=call.is_quiet or call.is_json) as tell:
+        measured: list[tuple[str, Sizes]] = []
+        with progress("measuring", is_quiet=call.hides_progress) as update:
             for info in list_threads(store, damaged, prefix=find_prefix(store, prefix)):
                 try:
-                    found.append((info.id, store.thread(info.id).size()))
+                    measured.append((info.id, store.thread(info.id).size()))
                 except Corrupt as error:
                     damaged.append(error)
-                tell(len(found))
-        found.sort(key=lambda one: -one[1].stored_bytes)
+                update(len(measured))
+        measured.sort(key=lambda row: -row[1].stored_bytes)
         items = [
             {
                 "thread": name,
@@ -122,71 +114,174 @@ def stats(call: Call, prefix: str, limit: int) -> None:
                 "stored_bytes": sizes.stored_bytes,
                 "state_bytes": sizes.state_bytes,
             }
-            for name, sizes in found
+            for name, sizes in measured
         ]
         call.answer(
             items,
-            lambda: _show_stats(found, limit) if found else print("no threads"),
-            brief=[shown(name) for name, _ in found],
+            lambda: _show_stats(measured, limit) if measured else print("no threads"),
+            brief=[escape_terminal(name) for name, _ in measured],
             is_ok=not damaged,
         )
-        call.tell_damaged(damaged)
+        call.note_damaged(damaged)
 
 
-def _show_stats(found: list[tuple[str, Sizes]], limit: int) -> None:
-    from outlive.cli.output.table import Column, print_table
-    from outlive.cli.output.units import size, times
+def _show_stats(measured: list[tuple[str, Sizes]], limit: int) -> None:
+    def cells(name: str, checkpoints: int, stored: int, states: int) -> tuple[str, ...]:
+        return (
+            name,
+            f"{checkpoints:,}",
+            format_size(stored),
+            format_size(states),
+            format_ratio(stored, states),
+        )
 
     rows = [
-        (name, f"{one.checkpoints:,}", size(one.stored_bytes), size(one.state_bytes), times(one.stored_bytes, one.state_bytes))
-        for name, one in found
-    ]  # fmt: skip
-    shown_rows = rows[:limit]
-    if len(rows) > limit:
-        shown_rows.append((f"… {len(rows) - limit:,} more", "", "", "", ""))
-    checkpoints = sum(one.checkpoints for _, one in found)
-    stored, states = sum(one.stored_bytes for _, one in found), sum(one.state_bytes for _, one in found)
-    shown_rows.append(
-        (f"all {len(rows):,}", f"{checkpoints:,}", size(stored), size(states), times(stored, states))
-    )
+        cells(name, sizes.checkpoints, sizes.stored_bytes, sizes.state_bytes)
+        for name, sizes in measured[:limit]
+    ]
+    if len(measured) > limit:
+        rows.append((f"… {len(measured) - limit:,} more", "", "", "", ""))
+    totals = [
+        sum(getattr(sizes, name) for _, sizes in measured)
+        for name in ("checkpoints", "stored_bytes", "state_bytes")
+    ]
+    rows.append(cells(f"all {len(measured):,}", *totals))
     columns = (
         Column("THREAD", is_id=True), Column("CHECKPOINTS", right=True, keeps=True, drops=2), Column("STORED", right=True, keeps=True),
-        Column("AS WHOLE STATES", right=True, keeps=True, drops=1), Column("RATIO", right=True, keeps=True),
+        Column("FULL STATES", right=True, keeps=True, drops=1), Column("RATIO", right=True, keeps=True),
     )  # fmt: skip
-    print_table(columns, shown_rows)
+    print_table(columns, rows)
 
 
-@command("rotate", "Seal everything under the newest key.")
+# sweep
+
+
+@command(
+    "sweep",
+    option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep this many checkpoints of each namespace."),
+    option("--max-age", metavar="TIME", help="Delete checkpoints that are older: 12h, 30d, 8w, 1y."),
+    option("--ttl", metavar="TIME", help="Delete threads that have not changed for this long."),
+    flag("--dry-run", help="Only show what would be deleted."),
+    yes_option(),
+)  # fmt: skip
+def sweep(call: Call, keep_last: int | None, max_age: str | None, ttl: str | None, dry_run: bool) -> None:
+    """Delete old checkpoints from all threads. A checkpoint is deleted if any of the rules applies.
+
+    The newest checkpoint of each namespace, open interrupts and what an unfinished run needs are always
+    kept. Exits with 1 if some threads could not be swept.
+    """
+    retain = _parse_rules(keep_last, max_age, ttl)
+    with call.open(writes=not dry_run) as store:
+        check_keys(store)
+        with progress("checking", is_quiet=call.hides_progress):
+            plan = store.sweep(dry_run=True, retain=retain)
+        if dry_run or not _deletes_any(plan):
+            _answer_swept(call, plan, "would delete")
+            return
+        call.confirm(f"delete {_count_swept(plan)}")
+        with progress("sweeping", is_quiet=call.hides_progress):
+            swept = store.sweep(retain=retain)
+        _answer_swept(call, swept, "deleted")
+
+
+def _parse_rules(keep_last: int | None, max_age: str | None, ttl: str | None) -> Retain:
+    from outlive.retention.policy import Retain
+
+    if keep_last is None and max_age is None and ttl is None:
+        raise BadArgument("give a rule: --keep-last N, --max-age TIME or --ttl TIME")
+    return Retain(
+        keep_last=keep_last,
+        max_age_s=None if max_age is None else parse_duration("--max-age", max_age),
+        ttl_s=None if ttl is None else parse_duration("--ttl", ttl),
+        every_s=None,
+    )
+
+
+def _reasons(swept: Swept) -> list[tuple[str, DeletionCount]]:
+    reasons = [
+        ("unchanged for --ttl", swept.ttl),
+        ("older than --max-age", swept.max_age),
+        ("beyond --keep-last", swept.keep_last),
+        ("left by a crash", swept.orphans),
+    ]
+    return [
+        (reason, count)
+        for reason, count in reasons
+        if count.threads or count.checkpoints or count.freed_bytes
+    ]
+
+
+def _deletes_any(swept: Swept) -> bool:
+    return bool(_reasons(swept))
+
+
+def _count_swept(swept: Swept) -> str:
+    threads = swept.ttl.threads
+    text = f"{format_count(swept.checkpoints, 'checkpoint')} ({format_size(swept.freed_bytes)})"
+    return text + (f", including {format_count(threads, 'whole thread')}" if threads else "")
+
+
+def _answer_swept(call: Call, swept: Swept, verb: str) -> None:
+    item = {**asdict(swept), "checkpoints": swept.checkpoints, "freed_bytes": swept.freed_bytes}
+    is_ok = swept.is_complete and not swept.problems
+    problems = map(escape_terminal, swept.problems)
+    call.answer([item], lambda: _show_swept(swept, verb), brief=problems, is_ok=is_ok)
+
+
+def _show_swept(swept: Swept, verb: str) -> None:
+    if not _deletes_any(swept):
+        print(f"nothing to delete in {format_count(swept.threads, 'thread')}")
+    else:
+        print(f"{verb} {_count_swept(swept)}")
+        columns = (
+            Column("REASON", keeps=True), Column("THREADS", right=True, keeps=True),
+            Column("CHECKPOINTS", right=True, keeps=True), Column("SIZE", right=True, keeps=True),
+        )  # fmt: skip
+        rows = [
+            (reason, f"{count.threads:,}", f"{count.checkpoints:,}", format_size(count.freed_bytes))
+            for reason, count in _reasons(swept)
+        ]
+        print_table(columns, rows)
+    if swept.kept:
+        kept = ", ".join(f"{count:,} {reason}" for reason, count in sorted(swept.kept.items()))
+        print(f"kept although a rule applies: {kept}")
+    for problem in swept.problems:
+        print(escape_terminal(problem))
+    if not swept.is_complete:
+        print("stopped before the end; run it again")
+
+
+# rotate
+
+
+@command("rotate")
 def rotate(call: Call) -> None:
-    """Seal everything of the tenant anew under the newest key, which is the last one of the key file.
+    """Re-encrypt all data of the tenant under the newest key, which is the last one of the key file.
 
-    Others may go on saving. Can be cut off and repeated. Then the old keys can go: docs/encryption.md tells when. Exits with 1 when
-    there are records that no key opens; they stay as they are.
+    Other processes can save meanwhile. If it is interrupted, run it again. docs/encryption.md says when
+    old keys can be deleted. Exits with 1 if no key decrypts some records; they are left unchanged.
     """
     with call.open(writes=True) as store:
-        from outlive.cli.key_files import read_ring
-        from outlive.cli.output.table import progress
-
-        ring = read_ring(call.key_file)
+        ring = read_key_ring(call.key_file)
         if ring is None:
             raise BadArgument(
-                "this store is not encrypted; outlive copy SOURCE_URL TARGET_URL --target-key-file PATH makes a copy that is"
+                "this store is not encrypted; outlive copy TARGET_URL --target-key-file PATH makes an encrypted copy"
             )
-        with progress("sealing", count_threads(store), is_quiet=call.is_quiet or call.is_json) as tell:
-            done = store.rotate(progress=tell)
-        item = {**asdict(done), "total": done.total, "key": ring.newest}
+        with progress("encrypting", count_threads(store), is_quiet=call.hides_progress) as update:
+            rotated = store.rotate(progress=update)
+        item = {**asdict(rotated), "total": rotated.total, "key": ring.newest}
         call.answer(
-            [item], lambda: _show_rotated(done, shown(str(ring.newest))), brief=map(shown, done.problems), is_ok=not done.problems
-        )  # fmt: skip
+            [item],
+            lambda: _show_rotated(rotated, escape_terminal(str(ring.newest))),
+            brief=map(escape_terminal, rotated.problems),
+            is_ok=not rotated.problems,
+        )
 
 
-def _show_rotated(done: Rotated, key: str) -> None:
-    from outlive.cli.output.units import counted
-
-    for problem in done.problems:
-        print(shown(problem))
-    what = counted(done.total, "record") if done.total else "nothing"
-    rest = f"; {len(done.problems):,} could not be opened" if done.problems else ""
-    print(
-        f"sealed {what} anew; all{' else' if rest else ''} of {counted(done.threads, 'thread')} is under key {key}{rest}"
-    )
+def _show_rotated(rotated: Rotated, key: str) -> None:
+    for problem in rotated.problems:
+        print(escape_terminal(problem))
+    count = format_count(rotated.total, "record") if rotated.total else "nothing"
+    rest = f"; {len(rotated.problems):,} could not be decrypted" if rotated.problems else ""
+    scope = f"all{' other' if rest else ''} data of {format_count(rotated.threads, 'thread')}"
+    print(f"re-encrypted {count}; {scope} is under key {key}{rest}")

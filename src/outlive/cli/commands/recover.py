@@ -1,4 +1,4 @@
-"""What `recover` and `retry` do with handlers of the user's."""
+"""Commands that resume runs with the user's handlers: recover, retry."""
 
 from __future__ import annotations
 
@@ -11,194 +11,252 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from outlive.cli.command import argument, command, flag, option
+from outlive.cli.commands.runs import thread_option
+from outlive.cli.config import open_arguments
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
 from outlive.cli.lookup import find_run
-from outlive.cli.output.escape import as_argument, shown, shown_lines
-from outlive.cli.stores import checked, store_options
+from outlive.cli.output.escape import escape_terminal, quote_argument
+from outlive.cli.output.table import Column, print_table
+from outlive.cli.run_view import RunView, show_runs
+from outlive.cli.stores import pair_options
 from outlive.errors import BadArgument, OutliveError
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
     from outlive.runs.recovery import Recovered
+    from outlive.store import AsyncStore
     from outlive.sync.facades import Store
 
 Handlers = Mapping[str | None, Callable[[Any], Any]]
 
 
-def load_handlers(said: str) -> Handlers:
+def _handlers_option() -> click.Option:
+    return option(
+        "--handlers", metavar="MODULE:NAME",
+        help="A dict of agent → function of a run, or one function for all agents. The module may be in this folder.",
+    )  # fmt: skip
+
+
+def load_handlers(text: str) -> Handlers:
     """Return the handlers that MODULE:NAME names."""
-    module, colon, name = said.partition(":")
+    module, colon, name = text.partition(":")
     if not colon or not module or not name:
-        raise BadArgument(f"--handlers takes MODULE:NAME, such as agents.planner:HANDLERS, not {said!r}")
+        raise BadArgument(f"--handlers takes MODULE:NAME, such as agents.planner:HANDLERS, not {text!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
+        handlers: Any = importlib.import_module(module)
     except ImportError as error:
-        raise BadArgument(f"the module {module!r} cannot be imported: {error}") from error
+        raise BadArgument(f"cannot import the module {module!r}: {error}") from error
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise BadArgument(f"the module {module!r} cannot be imported: {said}; --debug shows where") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise BadArgument(
+            f"cannot import the module {module!r}: {reason}; --debug prints the traceback"
+        ) from error
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            handlers = getattr(handlers, part)
     except AttributeError as error:
         raise BadArgument(f"the module {module!r} has no {name!r}") from error
-    if callable(found):
-        return {"*": found}
-    if isinstance(found, Mapping) and found and all(callable(one) for one in found.values()):
-        return found
-    raise BadArgument(f"{said} is neither a function nor a dict of agent → function")
+    if callable(handlers):
+        return {"*": handlers}
+    if isinstance(handlers, Mapping) and handlers and all(map(callable, handlers.values())):
+        return handlers
+    raise BadArgument(f"{text} is neither a function nor a dict of agent → function")
 
 
-def _are_async(handlers: Handlers) -> bool:
-    return any(inspect.iscoroutinefunction(handler) for handler in handlers.values())
-
-
-def list_dead(call: Call, store: Store) -> None:
-    """Show what `recover` would take."""
-    from outlive.cli.run_view import Running, show_runs
-
-    clock = LeaseClock.of(store)
-    items = [Running(run, clock, store).item() for run in store.recoverable()]
-    call.answer(
-        items,
-        lambda: show_runs(items) if items else print("no run to recover"),
-        brief=[shown(item["id"]) for item in items],
-    )
-
-
-def recover_all(call: Call, said: str, **options: Any) -> None:
-    """Recover with the handlers, sync or async, and tell what came of it."""
-    with _aside(call):
-        handlers = load_handlers(said)
-        if _are_async(handlers):
-            report = asyncio.run(_recover_async(call, handlers, options))
-        else:
-            with call.open(writes=True, knows_types=True) as store:
-                report = store.recover(handlers, **options)
-    _tell(call, report)
-
-
-def _aside(call: Call) -> contextlib.AbstractContextManager[Any]:
-    """What handlers print must not stand in the JSON."""
+def _divert_output(call: Call) -> contextlib.AbstractContextManager[Any]:
+    """Keep what handlers print out of the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if call.is_json else contextlib.nullcontext()
 
 
-async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
+@contextlib.asynccontextmanager
+async def _open_async(call: Call) -> Any:
     import outlive
 
-    with call.open(writes=True):  # says which store, and that it is there
-        pass
-    async with outlive.open_async(call.url, **store_options(checked(call.url, call.options()))) as opened:
+    options = pair_options(call.url, call.store_options())
+    async with outlive.open_async(call.url, **open_arguments(options)) as store:
+        yield store
+
+
+# recover
+
+
+@command(
+    "recover",
+    _handlers_option(),
+    option("--policy", type=click.Choice(["resume", "hold"]), default="resume", show_default=True,
+           help="hold: skip runs of another code version."),
+    option("--code-version", metavar="VERSION", help="The version of the handlers' code."),
+    flag("--after-failover", help="Resume runs even while a pair has failed over, when they may still be running on the primary."),
+    flag("--dry-run", help="Only list the runs that would be resumed."),
+)  # fmt: skip
+def recover(call: Call, handlers: str | None, dry_run: bool, **options: Any) -> None:
+    """Resume all dead and released runs: claim each, and call the handler of its agent.
+
+    If several processes recover at once, each run goes to one of them. Exits with 1 if a run failed or was skipped.
+    """
+    if dry_run:
+        with call.open() as store:
+            _list_recoverable(call, store)
+        return
+    if handlers is None:
+        raise BadArgument("give --handlers MODULE:NAME, or --dry-run to list the runs")
+    with _divert_output(call):
+        loaded = load_handlers(handlers)
+        if any(map(inspect.iscoroutinefunction, loaded.values())):
+            with call.open(writes=True):  # checks the store, and names it in the answer
+                pass
+            report = asyncio.run(_recover_async(call, loaded, options))
+        else:
+            with call.open(writes=True, knows_types=True) as store:
+                report = store.recover(loaded, **options)
+    _answer_recovered(call, report)
+
+
+def _list_recoverable(call: Call, store: Store) -> None:
+    clock = LeaseClock.of(store)
+    items = [RunView(run, clock, store).item() for run in store.recoverable()]
+    call.answer(
+        items,
+        lambda: show_runs(items) if items else print("no runs to recover"),
+        brief=[escape_terminal(item["id"]) for item in items],
+    )
+
+
+async def _recover_async(call: Call, handlers: Handlers, options: Any) -> Recovered:
+    async with _open_async(call) as store:
+        opened: AsyncStore = store
         return await opened.recover(handlers, **options)
 
 
-def _tell(call: Call, report: Recovered) -> None:
+def _answer_recovered(call: Call, report: Recovered) -> None:
     rows: list[tuple[str, RunInfo, str | None, str]] = [
         *(("resumed", run, None, run.status) for run in report.resumed),
-        *(("failed", one.run, one.code, f"{one.code}: {one.message}") for one in report.failed),
-        *(("waiting", run, None, "a process holds it") for run in report.waiting),
-        *(("skipped", one.run, one.code, one.message) for one in report.skipped),
+        *(
+            ("failed", failed.run, failed.code, f"{failed.code}: {failed.message}")
+            for failed in report.failed
+        ),
+        *(("waiting", run, None, "another process is running it") for run in report.waiting),
+        *(("skipped", skipped.run, skipped.code, skipped.message) for skipped in report.skipped),
     ]
     items = [
-        {"outcome": outcome, "run": run.id, "thread": run.thread, "agent": run.agent, "attempt": run.attempt, "code": code, "reason": reason}
+        {
+            "outcome": outcome,
+            "run": run.id,
+            "thread": run.thread,
+            "agent": run.agent,
+            "attempt": run.attempt,
+            "code": code,
+            "reason": reason,
+        }
         for outcome, run, code, reason in rows
-    ]  # fmt: skip
+    ]
     call.answer(
         items,
-        lambda: _show(rows),
-        brief=[f"{outcome} {shown(run.id)}" for outcome, run, _, _ in rows],
+        lambda: _show_recovered(items),
+        brief=[f"{outcome} {escape_terminal(run.id)}" for outcome, run, *_ in rows],
         is_ok=not (report.failed or report.skipped),
     )
 
 
-def _show(rows: list[tuple[str, RunInfo, str | None, str]]) -> None:
-    from outlive.cli.output.table import Column, print_table
-
-    if not rows:
-        print("no run to recover")
+def _show_recovered(items: list[dict[str, Any]]) -> None:
+    if not items:
+        print("no runs to recover")
         return
     styles = {"resumed": "green", "failed": "red", "skipped": "yellow"}
     columns = (
         Column("OUTCOME", keeps=True, styles=styles.get), Column("RUN", is_id=True), Column("THREAD", is_id=True), Column("AGENT", drops=1),
-        Column("ATTEMPT", right=True, drops=2), Column("WHY"),
+        Column("ATTEMPT", right=True, drops=2), Column("REASON"),
     )  # fmt: skip
-    print_table(
-        columns,
-        [
-            (outcome, run.id, run.thread, run.agent or "", str(run.attempt), reason)
-            for outcome, run, _, reason in rows
-        ],
-    )
+    fields = ("outcome", "run", "thread", "agent", "attempt", "reason")
+    print_table(columns, [[str(item[field] or "") for field in fields] for item in items])
 
 
-def give_back(call: Call, store: Store, said: str, thread: str | None) -> None:
-    """Make a run that has ended a candidate for recovery again."""
-    found = find_run(store, said, thread=thread)
-    _check_unfinished(run_now(store._store._give_back(found.id, found.thread)))
-    call.did(
-        f"run {shown(found.id)} was {found.status} and is released now: the next recover, or a worker, takes it",
-        id=found.id,
-        thread=found.thread,
-        was=found.status,
+# retry
+
+
+@command("retry", argument("RUN"), thread_option(), _handlers_option())
+def retry(call: Call, run: str, thread: str | None, handlers: str | None) -> None:
+    """Resume a run that failed, was parked, cancelled or released.
+
+    Without --handlers the run is only marked as released: the next `recover`, or a worker, resumes it.
+    """
+    if handlers is None:
+        with call.open(writes=True) as store:
+            _release(call, store, run, thread)
+    else:
+        _resume(call, run, thread, handlers)
+
+
+def _release(call: Call, store: Store, text: str, thread: str | None) -> None:
+    run = find_run(store, text, thread=thread)
+    _check_unfinished(run_now(store._store._give_back(run.id, run.thread)))
+    call.report(
+        f"run {escape_terminal(run.id)} was {run.status} and is released: the next recover or a worker resumes it",
+        id=run.id,
+        thread=run.thread,
+        was=run.status,
         status="released",
         error=None,
     )
 
 
-def retry_now(call: Call, said: str, thread: str | None, handlers_said: str) -> None:
-    """Go on with a run in this process."""
-    with _aside(call):
-        handlers = load_handlers(handlers_said)
+def _resume(call: Call, text: str, thread: str | None, handlers_text: str) -> None:
+    """Resume a run in this process."""
+    with _divert_output(call):
+        handlers = load_handlers(handlers_text)
     with call.open(writes=True) as store:
-        found = find_run(store, said, thread=thread)
-    handler = handlers.get(found.agent) or handlers.get("*")
+        run = find_run(store, text, thread=thread)
+    handler = handlers.get(run.agent) or handlers.get("*")
     if handler is None:
-        raise BadArgument(f"{handlers_said} has no handler for agent {found.agent!r}, and none for '*'")
-    with _aside(call):
+        raise BadArgument(f"{handlers_text} has no handler for agent {run.agent!r}, and none for '*'")
+    with _divert_output(call):
         if inspect.iscoroutinefunction(handler):
-            ended = asyncio.run(_retry_async(call, found, handler))
+            ended = asyncio.run(_call_async(call, run, handler))
         else:
-            ended = _retry(call, found, handler)
-    failed = f": {ended.error}" if ended.status == "failed" else ""
-    sentence = f"run {shown(found.id)} is {ended.status}{shown(failed)}; outlive run {as_argument(found.id)} shows it"
-    item = {
-        "id": found.id,
-        "thread": found.thread,
-        "was": found.status,
-        "status": ended.status,
-        "error": ended.error,
-    }
-    call.answer([item], lambda: print(shown_lines(sentence)), is_ok=not failed)
+            ended = _call(call, run, handler)
+    failure = f": {ended.error}" if ended.status == "failed" else ""
+    quoted = quote_argument(run.id)
+    call.report(
+        f"run {escape_terminal(run.id)} is {ended.status}{escape_terminal(failure)}; outlive runs show {quoted} shows it",
+        is_ok=not failure,
+        id=run.id,
+        thread=run.thread,
+        was=run.status,
+        status=ended.status,
+        error=ended.error,
+    )
 
 
-def _retry(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
+def _call(call: Call, info: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
     with call.open(writes=True, knows_types=True) as store:
-        run = store.retry(found.id, thread=found.thread)
-        with _telling(call), run:
+        run = store.retry(info.id, thread=info.thread)
+        with _handler_errors(call), run:
             _check_unfinished(run)
-            _keep(run, handler(run))
+            _set_result(run, handler(run))
         return run.info
 
 
-async def _retry_async(call: Call, found: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
-    import outlive
-
-    async with outlive.open_async(call.url, **store_options(checked(call.url, call.options()))) as store:
-        run = await store.retry(found.id, thread=found.thread)
-        with _telling(call):
+async def _call_async(call: Call, info: RunInfo, handler: Callable[[Any], Any]) -> RunInfo:
+    async with _open_async(call) as store:
+        run = await store.retry(info.id, thread=info.thread)
+        with _handler_errors(call):
             async with run:
                 _check_unfinished(run)
-                _keep(run, await handler(run))
-        return run.info
+                _set_result(run, await handler(run))
+        ended: RunInfo = run.info
+        return ended
 
 
 @contextlib.contextmanager
-def _telling(call: Call) -> Iterator[None]:
-    """What a handler raises has made the run fail, and is told as that. What the store raises goes on."""
+def _handler_errors(call: Call) -> Iterator[None]:
+    """An error of the handler has made the run fail, which the answer reports. Errors of the store pass."""
     try:
         yield
     except OutliveError:
@@ -212,10 +270,10 @@ def _telling(call: Call) -> Iterator[None]:
 
 def _check_unfinished(run: Any) -> None:
     if run.is_finished:
-        raise BadArgument(f"run '{shown(run.id)}' is {run.status}: there is nothing left to do")
+        raise BadArgument(f"run '{escape_terminal(run.id)}' is {run.status}; nothing is left to do")
 
 
-def _keep(run: Any, result: Any) -> None:
-    """A handler's value is the run's result, as it is for `recover`."""
+def _set_result(run: Any, result: Any) -> None:
+    """Make the handler's return value the result of the run, as `recover` does."""
     if result is not None and run.result is None:
         run.info.result = result

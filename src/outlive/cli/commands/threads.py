@@ -1,10 +1,11 @@
-"""Commands about threads: listing, forking, deleting."""
+"""Commands about threads: ls, fork, copy-thread, rm, prune."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,96 +18,101 @@ from outlive.cli.command import (
     limit_option,
     namespace_option,
     option,
-    read_filters,
+    parse_filters,
     thread_argument,
     yes_option,
 )
 from outlive.cli.context import Call
-from outlive.cli.output.escape import as_argument, shown
-from outlive.cli.output.table import Column, standing_style
-from outlive.errors import BadArgument
+from outlive.cli.lease_clock import LeaseClock
+from outlive.cli.lookup import (
+    backend_of,
+    check_keys,
+    find_checkpoint,
+    find_prefix,
+    find_run,
+    find_thread,
+    key_of,
+    list_threads,
+    run_of_head,
+)
+from outlive.cli.output.escape import escape_lines, escape_terminal, quote_argument
+from outlive.cli.output.items import thread_item
+from outlive.cli.output.table import Column, print_table, progress, standing_style
+from outlive.cli.output.units import format_age, format_count, format_size
+from outlive.cli.output.values import one_line
+from outlive.errors import BadArgument, Corrupt, KeyMissing
+from outlive.values import Pruned
 
 if TYPE_CHECKING:
-    from outlive.errors import Corrupt
-    from outlive.values import ThreadInfo
+    from outlive.runs.lease import RunInfo
+    from outlive.sync.facades import Store, Thread
+    from outlive.values import Sizes, ThreadInfo
 
-_SORTS = ("id", "age", "size", "checkpoints", "step")
+_SORTS: dict[str, Any] = {
+    "id": lambda info: info.id,
+    "age": lambda info: -info.updated_at.timestamp(),
+    "size": lambda info: -info.stored_bytes,
+    "checkpoints": lambda info: -info.checkpoints,
+    "step": lambda info: -((info.head and info.head.step) or 0),
+}
 
 
-# ls ----------------------------------------------------------------------------------------------------------
+# ls
 
 
 @command(
     "ls",
-    "List threads.",
     argument("PREFIX", required=False, default=""),
     filter_option(),
-    option(
-        "--sort",
-        type=click.Choice(_SORTS),
-        default="id",
-        show_default=True,
-        help="Other than id reads all threads.",
-    ),
-    flag("--reverse", help="The other way round."),
+    option("--sort", type=click.Choice(list(_SORTS)), default="id", show_default=True, help="Any order but id reads all threads."),
+    flag("--reverse", help="Reverse the order."),
     limit_option(100, "threads"),
-    option("--after", metavar="THREAD", help="Go on behind this thread: the next page."),
-)
+    option("--after", metavar="THREAD", help="Start after this thread: the next page."),
+)  # fmt: skip
 def ls(
     call: Call, prefix: str, filters: tuple[str, ...], sort: str, reverse: bool, limit: int, after: str | None
 ) -> None:
-    """List threads: head, step, run, size and age; those whose id begins with PREFIX.
+    """List threads, or those whose id begins with PREFIX: head, step, run, size and age.
 
-    Exits with 1 when there are damaged ones among them, which are told and left out.
+    Damaged threads are reported and skipped; then the exit code is 1.
     """
-    if after is not None and (sort != "id" or reverse):
-        raise BadArgument("--after goes with the order by id; leave --sort and --reverse away")
+    is_by_id = sort == "id" and not reverse
+    if after is not None and not is_by_id:
+        raise BadArgument("--after needs the order by id; remove --sort and --reverse")
     with call.open() as store:
-        from outlive.cli.lease_clock import LeaseClock
-        from outlive.cli.lookup import find_prefix, find_thread, list_threads, run_of_head
-        from outlive.cli.output.items import thread_item
-
         if after is not None:
-            with contextlib.suppress(BadArgument):  # it need not be there any more
+            with contextlib.suppress(BadArgument):  # it may have been deleted
                 after = find_thread(store, after, is_exact=True)
         damaged: list[Corrupt] = []
-        chosen = {"prefix": find_prefix(store, prefix), "filter": read_filters(filters), "after": after}
-        found = list_threads(store, damaged, **chosen)
-        page = list(itertools.islice(_sorted(found, sort, reverse), limit + 1))
-        rest, page = page[limit:], page[:limit]
+        infos: Iterable[ThreadInfo] = list_threads(
+            store, damaged, prefix=find_prefix(store, prefix), filter=parse_filters(filters), after=after
+        )
+        if not is_by_id:
+            infos = sorted(infos, key=_SORTS[sort], reverse=reverse)
+        page = list(itertools.islice(infos, limit + 1))
+        has_more, page = len(page) > limit, page[:limit]
         clock = LeaseClock.of(store)
-        rows = [(info, run_of_head(store, info)) for info in page]
-        items = [thread_item(info, run, clock) for info, run in rows]
-        next = page[-1].id if rest and sort == "id" and not reverse else None
+        items = [thread_item(info, _run_item(run_of_head(store, info), clock)) for info in page]
+        next = page[-1].id if has_more and is_by_id else None
         call.answer(
             items,
-            lambda: _show_threads(call, page, items, has_more=bool(rest), next=next),
-            brief=[shown(info.id) for info in page],
+            lambda: _show_threads(page, items),
+            brief=[escape_terminal(info.id) for info in page],
             next=next,
             is_ok=not damaged,
         )
-        call.tell_damaged(damaged)
+        if has_more and not call.is_json:
+            call.note(
+                f"more: --after {quote_argument(next).removeprefix('-- ')}" if next else "more: use --limit"
+            )
+        call.note_damaged(damaged)
 
 
-def _sorted(found: Iterator[ThreadInfo], sort: str, reverse: bool) -> Iterator[ThreadInfo]:
-    if sort == "id" and not reverse:
-        return found
-    keys: dict[str, Any] = {
-        "id": lambda info: info.id,
-        "age": lambda info: -info.updated_at.timestamp(),
-        "size": lambda info: -info.stored_bytes,
-        "checkpoints": lambda info: -info.checkpoints,
-        "step": lambda info: -((info.head and info.head.step) or 0),
-    }
-    return iter(sorted(found, key=keys[sort], reverse=reverse))
+def _run_item(run: RunInfo | None, clock: LeaseClock) -> dict[str, Any] | None:
+    return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
-def _show_threads(
-    call: Call, page: list[ThreadInfo], items: list[dict[str, Any]], *, has_more: bool, next: str | None
-) -> None:
-    from outlive.cli.output.table import print_table
-    from outlive.cli.output.units import age, size
-
+def _show_threads(page: list[ThreadInfo], items: list[dict[str, Any]]) -> None:
     if not page:
         print("no threads")
         return
@@ -115,143 +121,232 @@ def _show_threads(
         Column("RUN", keeps=True, styles=standing_style), Column("CHECKPOINTS", right=True, drops=4),
         Column("SIZE", right=True, keeps=True, drops=2), Column("CHANGED", keeps=True), Column("METADATA", drops=3),
     )  # fmt: skip
-    print_table(
-        columns,
-        [
-            (
-                info.id,
-                f"@{info.head.seq}" if info.head else "",
-                _number(info.head.step) if info.head else "",
-                item["run"]["standing"] if item["run"] else "",
-                str(info.checkpoints),
-                size(info.stored_bytes),
-                age(info.updated_at),
-                _metadata(info.metadata),
-            )
-            for info, item in zip(page, items, strict=True)
-        ],
-    )
-    if next is not None:
-        call.note(f"there are more: --after {as_argument(next).removeprefix('-- ')}")
-    elif has_more:
-        call.note("there are more; --limit shows them")
+    rows = [
+        (
+            info.id,
+            f"@{info.head.seq}" if info.head else "",
+            str(info.head.step) if info.head and info.head.step is not None else "",
+            item["run"]["standing"] if item["run"] else "",
+            str(info.checkpoints),
+            format_size(info.stored_bytes),
+            format_age(info.updated_at),
+            " ".join(f"{key}={one_line(value, 30)}" for key, value in info.metadata.items()),
+        )
+        for info, item in zip(page, items, strict=True)
+    ]
+    print_table(columns, rows)
 
 
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _metadata(metadata: Any) -> str:
-    from outlive.cli.output.values import one_line
-
-    return " ".join(f"{key}={one_line(value, 30)}" for key, value in metadata.items())
-
-
-# fork, copy-thread -------------------------------------------------------------------------------------------
+# fork, copy-thread
 
 
 @command(
     "fork",
-    "Begin a thread with a checkpoint of another.",
     thread_argument(),
     argument("NEW_THREAD"),
-    option("--at", metavar="CHECKPOINT", help="Where the new thread begins; default: the head."),
+    option("--at", metavar="CHECKPOINT", help="The checkpoint to start from. Default: the head."),
     namespace_option(),
 )
 def fork(call: Call, thread: str, new_thread: str, at: str | None, namespace: str) -> None:
-    """Make a new thread that begins with one checkpoint of another."""
+    """Create a thread that starts with a checkpoint of another."""
     with call.open(writes=True) as store:
-        from outlive.cli.lookup import find_checkpoint, find_thread
-
-        place = store.thread(find_thread(store, thread), namespace=namespace)
-        record = find_checkpoint(store, place, at)
-        made = place.fork(new_thread, at=record.id)
-        call.did(
-            f"thread {shown(made.id)} begins with @{record.seq} of {shown(place.id)}",
-            thread=made.id,
-            forked_from={"thread": place.id, "checkpoint": record.id},
+        origin = store.thread(find_thread(store, thread), namespace=namespace)
+        record = find_checkpoint(store, origin, at)
+        fork = origin.fork(new_thread, at=record.id)
+        call.report(
+            f"created thread {escape_terminal(fork.id)} from @{record.seq} of {escape_terminal(origin.id)}",
+            thread=fork.id,
+            forked_from={"thread": origin.id, "checkpoint": record.id},
         )
 
 
-@command("copy-thread", "Copy a thread with its whole history.", thread_argument(), argument("NEW_THREAD"))
+@command("copy-thread", thread_argument(), argument("NEW_THREAD"))
 def copy_thread(call: Call, thread: str, new_thread: str) -> None:
-    """Make a new thread with the whole history of another, all namespaces."""
+    """Copy a thread with its whole history, in all namespaces."""
     with call.open(writes=True) as store:
-        from outlive.cli.lookup import find_thread
-        from outlive.cli.output.units import counted
-
-        place = store.thread(find_thread(store, thread))
-        made = place.copy(new_thread)
-        count = made.size().checkpoints
-        call.did(
-            f"thread {shown(made.id)} has the {counted(count, 'checkpoint')} of {shown(place.id)}",
-            thread=made.id,
-            copied_from=place.id,
+        origin = store.thread(find_thread(store, thread))
+        copy = origin.copy(new_thread)
+        count = copy.size().checkpoints
+        call.report(
+            f"copied {format_count(count, 'checkpoint')} of {escape_terminal(origin.id)} to thread {escape_terminal(copy.id)}",
+            thread=copy.id,
+            copied_from=origin.id,
             checkpoints=count,
         )
 
 
-# rm, prune ---------------------------------------------------------------------------------------------------
+# rm
+
+_NOT_ERASED = "other processes saved at the same time, so deleted bytes may remain; run it again"
+
+
+def _erase_flag() -> click.Option:
+    return flag("--erase", help="Overwrite the deleted bytes, whatever that costs.")
 
 
 @command(
     "rm",
-    "Delete a thread, or some checkpoints.",
     thread_argument(),
     argument("CHECKPOINT", nargs=-1),
     option("--run", metavar="RUN", help="Delete the checkpoints of this run."),
     namespace_option(),
-    flag("--erase", help="Leave no byte of what goes behind, whatever that costs."),
+    _erase_flag(),
     yes_option(),
 )
 def rm(
     call: Call, thread: str, checkpoint: tuple[str, ...], run: str | None, namespace: str, erase: bool
 ) -> None:
-    """Delete a thread with everything of it, or only some of its checkpoints.
+    """Delete a thread with all its data, or only some of its checkpoints.
 
-    With --yes the id of the thread must be written out: nothing is deleted by a part of its name.
+    With --yes ids must be complete: the beginning of an id deletes nothing.
     """
     with call.open(writes=True) as store:
-        from outlive.cli.commands.deleting import remove_checkpoints, remove_thread
-        from outlive.cli.lookup import find_thread
-
-        place = store.thread(find_thread(store, thread, is_exact=call.is_yes), namespace=namespace)
+        handle = store.thread(find_thread(store, thread, is_exact=call.is_confirmed), namespace=namespace)
         if checkpoint or run is not None:
-            remove_checkpoints(call, store, place, checkpoint, run, erase)
+            _delete_checkpoints(call, store, handle, checkpoint, run, erase)
         else:
-            remove_thread(call, store, place, erase)
+            _delete_thread(call, store, handle, erase)
+
+
+def _delete_thread(call: Call, store: Store, thread: Thread, erase: bool) -> None:
+    sizes, name = _sizes(thread), escape_terminal(thread.id)
+    count, live = _runs(store, thread)
+    if sizes is None:
+        action, done = f"{name}, which is damaged", ""
+    else:
+        contents = f"{format_count(sizes.checkpoints, 'checkpoint')} ({format_size(sizes.stored_bytes)})"
+        action, done = f"{name} with its {contents}", f": {contents}"
+    if count:
+        action += f" and {format_count(count, 'run')}"
+    if live is not None:
+        action += f"; run {escape_terminal(live.id)} is live in {live.owner}, its next write will be refused"
+    call.confirm(f"delete thread {action}")
+    thread.delete(erase=erase)
+    call.report(
+        f"deleted thread {name}{done}",
+        thread=thread.id,
+        checkpoints=None if sizes is None else sizes.checkpoints,
+        freed_bytes=None if sizes is None else sizes.stored_bytes,
+        runs=count,
+    )
+
+
+def _sizes(thread: Thread) -> Sizes | None:
+    """Measure a thread; a damaged one can still be deleted."""
+    try:
+        return thread.size()
+    except Corrupt:
+        return None
+
+
+def _runs(store: Store, thread: Thread) -> tuple[int, RunInfo | None]:
+    """Count the runs of a thread, and return a live one; without keys none can be identified."""
+    try:
+        runs = list(store.runs(thread=thread.id))
+    except (Corrupt, KeyMissing):
+        return _count_entries(store, thread), None
+    clock = LeaseClock.of(store)
+    return len(runs), next((run for run in runs if clock.standing(run) == "live"), None)
+
+
+def _count_entries(store: Store, thread: Thread) -> int:
+    from outlive.backend import EntryQuery
+    from outlive.backend.paging import all_entries
+    from outlive.runs.lease import RUN
+    from outlive.runtime.runtime import run_now
+
+    key = key_of(store, thread.id)
+    return len(run_now(all_entries(backend_of(store), EntryQuery(key.tenant, RUN, thread=key))))
+
+
+def _delete_checkpoints(
+    call: Call, store: Store, thread: Thread, texts: tuple[str, ...], run: str | None, erase: bool
+) -> None:
+    records = [find_checkpoint(store, thread, text, is_exact=call.is_confirmed) for text in texts]
+    ids = [record.id for record in records]
+    run_id = None if run is None else find_run(store, run, is_exact=call.is_confirmed).id
+    count = len(records)
+    if run_id is not None:
+        of_run = thread.history(run=run_id, all_namespaces=True)
+        count += sum(1 for checkpoint in of_run if checkpoint.id not in ids)
+    names = [", ".join(f"@{record.seq}" for record in records)]
+    names += [f"those of run {escape_terminal(run_id)}"] if run_id else []
+    call.confirm(
+        f"delete {format_count(count, 'checkpoint')} of thread {escape_terminal(thread.id)}: "
+        + " and ".join(filter(None, names))
+    )
+    deleted = thread.delete_checkpoints(ids, run=run_id, erase=erase)
+    is_ok = deleted.erased or not erase
+    sentence = f"deleted {_count_deleted(deleted)}" + ("" if is_ok else f"; {_NOT_ERASED}")
+    call.report(sentence, is_ok=is_ok, thread=thread.id, **asdict(deleted))
+
+
+def _count_deleted(deleted: Pruned) -> str:
+    return f"{format_count(deleted.checkpoints, 'checkpoint')} ({format_size(deleted.freed_bytes)})"
+
+
+# prune
 
 
 @command(
     "prune",
-    "Keep the newest checkpoints, delete the rest.",
     argument("THREAD", required=False),
-    flag("--all", help="Every thread of the store."),
-    option(
-        "--keep-last",
-        type=click.IntRange(min=1),
-        required=True,
-        metavar="N",
-        help="How many of each namespace stay.",
-    ),
-    flag("--keep-lineage", help="Keep the ancestors of what stays."),
-    flag("--erase", help="Leave no byte of what goes behind, whatever that costs."),
-    flag("--dry-run", help="Say what would go, and delete nothing."),
+    flag("--all", help="All threads of the store."),
+    option("--keep-last", type=click.IntRange(min=1), required=True, metavar="N", help="How many checkpoints of each namespace to keep."),
+    flag("--keep-lineage", help="Keep also the ancestors of those."),
+    _erase_flag(),
+    flag("--dry-run", help="Only show what would be deleted."),
     yes_option(),
-)
+)  # fmt: skip
 def prune(
     call: Call, thread: str | None, all: bool, keep_last: int, keep_lineage: bool, erase: bool, dry_run: bool
 ) -> None:
-    """Keep the newest checkpoints of a thread and its open interrupts; delete the rest and give the space back."""
+    """Keep the newest checkpoints of a thread and its open interrupts, and delete the others."""
     if (thread is None) != all:
-        raise BadArgument("name a thread, or give --all for every one")
+        raise BadArgument("name a thread, or use --all for all threads")
     with call.open(writes=not dry_run) as store:
-        from outlive.cli.commands.deleting import Pruning
-        from outlive.cli.lookup import check_keys, find_thread
-
         check_keys(store)
         if thread is None:
             names = [info.id for info in store.threads()]
         else:
-            names = [find_thread(store, thread, is_exact=call.is_yes)]
-        Pruning(call, store, names, {"keep_last": keep_last, "keep_lineage": keep_lineage}, erase).go(dry_run)
+            names = [find_thread(store, thread, is_exact=call.is_confirmed)]
+        options = {"keep_last": keep_last, "keep_lineage": keep_lineage, "erase": erase}
+        _prune(call, store, names, options, dry_run)
+
+
+def _prune(call: Call, store: Store, names: list[str], options: dict[str, Any], dry_run: bool) -> None:
+    plan = [(name, done) for name, done in _prune_each(call, store, names, options, True) if done.checkpoints]
+    where = f"thread {escape_terminal(names[0])}" if len(names) == 1 else format_count(len(plan), "thread")
+    total = f"{_count_deleted(_sum(plan))} of {where}"
+    if dry_run or not plan:
+        _answer_pruned(call, plan, f"would delete {total}" if plan else "nothing to delete")
+        return
+    call.confirm(f"delete {total}")
+    pruned = list(_prune_each(call, store, [name for name, _ in plan], options, False))
+    is_ok = not options["erase"] or all(done.erased for _, done in pruned)
+    sentence = f"deleted {_count_deleted(_sum(pruned))} of {where}"
+    _answer_pruned(call, pruned, sentence + ("" if is_ok else f"; {_NOT_ERASED}"), is_ok=is_ok)
+
+
+def _prune_each(
+    call: Call, store: Store, names: list[str], options: dict[str, Any], dry_run: bool
+) -> Iterator[tuple[str, Pruned]]:
+    label = "checking" if dry_run else "pruning"
+    with progress(label, len(names), is_quiet=call.is_quiet or len(names) < 2) as update:
+        for number, name in enumerate(names, 1):
+            yield name, store.thread(name).prune(**options, dry_run=dry_run)
+            update(number)
+
+
+def _answer_pruned(
+    call: Call, pruned: list[tuple[str, Pruned]], sentence: str, *, is_ok: bool = True
+) -> None:
+    items = [{"thread": name, **asdict(done)} for name, done in pruned]
+    call.answer(items, lambda: print(escape_lines(sentence)), is_ok=is_ok)
+
+
+def _sum(pruned: list[tuple[str, Pruned]]) -> Pruned:
+    return Pruned(
+        checkpoints=sum(done.checkpoints for _, done in pruned),
+        freed_bytes=sum(done.freed_bytes for _, done in pruned),
+    )

@@ -1,8 +1,8 @@
-"""What an error says, with what mends it at a terminal rather than in a program."""
+"""The message of an error, and what to do about it at a terminal."""
 
 from __future__ import annotations
 
-from outlive.cli.output.escape import as_argument, shown
+from outlive.cli.output.escape import escape_terminal, quote_argument
 from outlive.errors import (
     AmbiguousRun,
     Corrupt,
@@ -12,80 +12,78 @@ from outlive.errors import (
     RunBusy,
     RunEnded,
     StoreBusy,
+    StoreMissing,
     StoreUnavailable,
     ThreadBusy,
     WrongKey,
 )
 
-_GIVE = "give the file that holds it by --key-file PATH, or the keys themselves in OUTLIVE_KEYS"
-_COPY = (
-    "leave --key-file and OUTLIVE_KEYS out, or copy it into a new one that is: "
-    "outlive copy SOURCE_URL TARGET_URL --target-key-file PATH"
+_GIVE_KEY = "pass the key file with --key-file PATH, or the keys in OUTLIVE_KEYS"
+_ENCRYPT = (
+    "remove --key-file and OUTLIVE_KEYS, or make an encrypted copy: "
+    "outlive copy TARGET_URL --target-key-file PATH"
 )
-# What SQLite says → what helps.
+# What SQLite reports → what to do.
 _SQLITE = {
-    "file is not a database": "this is no store; check the path",
-    "malformed": "restore the file from a backup, or let sqlite3 save what it still can: .recover",
-    "readonly database": "SQLite takes locks in files beside it even to read: let this user write to the file and its folder, "
-    "or copy it to where that is allowed",
+    "file is not a database": "this file is not a store; check the path",
+    "malformed": "restore the file from a backup, or save what is left with the .recover command of sqlite3",
+    "readonly database": "SQLite needs lock files even to read: give this user write access to the file and its folder, "
+    "or copy the file to a folder that is writable",
     "unable to open database file": "check that this user may read and write the file and its folder",
-    "disk I/O error": "check the disk, its space and its mount",
+    "disk I/O error": "check the disk, its free space and its mount",
 }
 
 
-def mended(error: OutliveError) -> str:
-    """Return what an error says, and what to do."""
-    return "; ".join(filter(None, parted(error)))
+def message_with_advice(error: OutliveError) -> str:
+    """Return what went wrong, and what to do."""
+    return "; ".join(filter(None, split_advice(error)))
 
 
-def parted(error: OutliveError) -> tuple[str, str]:
-    """Return what an error says, and what to do as far as that is known."""
-    said = str(error).replace("\n", " ")  # what is said of a checkpoint stands on a line of its own
+def split_advice(error: OutliveError) -> tuple[str, str]:
+    """Return what went wrong, and what to do, or "" if nothing is known."""
+    message = str(error).replace("\n", " ")
     if isinstance(error, KeyMissing):
-        which = (
-            "a key is needed"
-            if error.id is None
-            else f"this is sealed under key {error.id!r}, which was not given"
-        )
-        return which, _GIVE
+        if error.id is None:
+            return "this store is encrypted and no key was given", _GIVE_KEY
+        return f"this store is encrypted under key {error.id!r}, which was not given", _GIVE_KEY
     if isinstance(error, NotEncrypted):
-        return "this store is not encrypted", _COPY
+        return "this store is not encrypted", _ENCRYPT
+    if isinstance(error, StoreMissing):
+        return f"no store at {error.url}", "check the URL, or save something first"
     if isinstance(error, RunEnded):
         can_retry = error.status not in ("completed", "deleted")
-        mend = (
-            f"outlive retry {as_argument(error.run)} goes on with it"
-            if can_retry
-            else "there is nothing left to do"
+        advice = (
+            f"outlive retry {quote_argument(error.run)} resumes it" if can_retry else "nothing is left to do"
         )
-        return f"run '{shown(error.run)}' is {error.status}", mend
+        return f"run '{escape_terminal(error.run)}' is {error.status}", advice
     if isinstance(error, ThreadBusy) and error.holder is not None:
-        return said.removesuffix("; wait for it, or use exclusive=False"), _end(error.holder)
+        return message.removesuffix("; wait for it, or use exclusive=False"), _take_over(error.holder)
     if isinstance(error, AmbiguousRun):
-        return said.partition(": say")[0], "say which: --thread THREAD"
+        return message.partition(": say")[0], "choose one: --thread THREAD"
     if isinstance(error, RunBusy):
-        return said.rpartition("; ")[0], _end(error.run)
-    if isinstance(error, StoreUnavailable) and "enabled=False" in said:
-        said, _, _ = said.partition(". Bring it back")
-        return said, "bring it back, or go on without it: outlive replication --pause"
-    if mend := _mend(error, said):
-        return said, mend
-    if isinstance(error, StoreUnavailable) and "; " in said and not said.endswith("?"):
-        said, _, mend = said.rpartition("; ")
-    return said, mend
+        return message.rpartition("; ")[0], _take_over(error.run)
+    if isinstance(error, StoreUnavailable) and "enabled=False" in message:
+        return message.partition(". Bring it back")[0], (
+            "bring it back, or continue without it: outlive replication --pause"
+        )
+    advice = _advice(error, message)
+    if not advice and isinstance(error, StoreUnavailable) and "; " in message and not message.endswith("?"):
+        message, _, advice = message.rpartition("; ")
+    return message, advice
 
 
-def _end(run: str) -> str:
-    return f"wait for it, or take it from there: outlive park {as_argument(run)}"
+def _take_over(run: str) -> str:
+    return f"wait for it, or stop it: outlive park {quote_argument(run)}"
 
 
-def _mend(error: OutliveError, said: str) -> str:
+def _advice(error: OutliveError, message: str) -> str:
     if isinstance(error, WrongKey):
-        return _GIVE
-    if "SQLite: " in said:
-        return next((mend for words, mend in _SQLITE.items() if words in said), "")
+        return _GIVE_KEY
+    if "SQLite: " in message:
+        return next((advice for words, advice in _SQLITE.items() if words in message), "")
     if isinstance(error, StoreBusy):
-        return "try again, or let it wait longer: --timeout 5min"
+        return "try again, or wait longer: --timeout 5min"
     if isinstance(error, Corrupt) and error.thread is not None:
-        goes = ", or delete it with outlive rm" if error.checkpoint is not None else ""
-        return f"outlive verify lists all that is broken; restore the thread from a backup{goes}"
+        delete = ", or delete it with outlive rm" if error.checkpoint is not None else ""
+        return f"outlive verify lists all damage; restore the thread from a backup{delete}"
     return ""

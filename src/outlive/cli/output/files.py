@@ -1,4 +1,4 @@
-"""Files that this program writes."""
+"""Writes the files that commands create: exports and keys."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 from outlive.errors import BadArgument
 
 
-def put(path: str, data: bytes) -> None:
-    """Put a file in its place as a whole, or not at all. Only its owner reads it: states and keys are nobody else's."""
-    beside = f"{path}.{os.getpid()}.part"
+def write_file(path: str, data: bytes) -> None:
+    """Replace a file atomically. Only its owner may read it: it holds states or keys."""
+    part = f"{path}.{os.getpid()}.part"
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(beside, path)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)  # a crash before this line leaves the old file and a .part file
     except OSError as error:
-        if os.path.exists(beside):
-            os.unlink(beside)
-        raise BadArgument(f"{path!r} cannot be written: {error.strerror}") from error
+        if os.path.exists(part):
+            os.unlink(part)
+        raise BadArgument(f"cannot write {path!r}: {error.strerror}") from error

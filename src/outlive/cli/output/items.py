@@ -1,4 +1,4 @@
-"""What stands in `items` of --json: threads, checkpoints, writes and runs as plain objects. Fields are added, never changed."""
+"""The items of --json: threads, checkpoints, writes and runs. Fields are added, never changed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from outlive.cli.output.values import to_json
 
 if TYPE_CHECKING:
-    from outlive.cli.lease_clock import LeaseClock
     from outlive.runs.lease import RunInfo
     from outlive.values import CheckpointInfo, PendingWrite, ThreadInfo
 
-_TOKENS = ("input_tokens", "output_tokens", "reasoning_tokens")
+USAGE_FIELDS = ("input_tokens", "output_tokens", "reasoning_tokens", "cost_usd")
 
 
-def moment(when: dt.datetime | None) -> str | None:
+def _iso(when: dt.datetime | None) -> str | None:
     return None if when is None else when.astimezone(dt.UTC).isoformat()
 
 
@@ -31,14 +30,15 @@ def checkpoint_item(checkpoint: CheckpointInfo) -> dict[str, Any]:
         "step": checkpoint.step,
         "source": checkpoint.source,
         "run": checkpoint.run,
-        "created_at": moment(checkpoint.created_at),
-        "size": checkpoint.state_bytes,
-        "added": checkpoint.new_bytes,
+        "created_at": _iso(checkpoint.created_at),
+        "state_bytes": checkpoint.state_bytes,
+        "new_bytes": checkpoint.new_bytes,
         "metadata": to_json(dict(checkpoint.metadata)),
         "next_nodes": list(checkpoint.next_nodes),
         "completed_tasks": list(checkpoint.completed_tasks),
         "interrupts": [
-            {"id": one.id, "node": one.node, "payload": to_json(one.payload)} for one in checkpoint.interrupts
+            {"id": interrupt.id, "node": interrupt.node, "payload": to_json(interrupt.payload)}
+            for interrupt in checkpoint.interrupts
         ],
     }
 
@@ -53,45 +53,47 @@ def write_item(write: PendingWrite) -> dict[str, Any]:
     }
 
 
-def thread_item(info: ThreadInfo, run: RunInfo | None, clock: LeaseClock) -> dict[str, Any]:
+def thread_item(info: ThreadInfo, run: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a thread; `run` is the run of its head, as an item."""
     origin = info.forked_from
     return {
         "id": info.id,
         "checkpoints": info.checkpoints,
         "stored_bytes": info.stored_bytes,
-        "created_at": moment(info.created_at),
-        "updated_at": moment(info.updated_at),
+        "created_at": _iso(info.created_at),
+        "updated_at": _iso(info.updated_at),
         "metadata": to_json(dict(info.metadata)),
         "forked_from": None if origin is None else {"thread": origin[0], "checkpoint": origin[1]},
         "head": None if info.head is None else checkpoint_item(info.head),
-        "run": None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)},
+        "run": run,
     }
 
 
-def run_item(run: RunInfo, clock: LeaseClock, used: Mapping[str, Any]) -> dict[str, Any]:
-    left_s = clock.left_s(run) if run.status == "running" else None
+def run_item(
+    run: RunInfo, *, standing: str, lease_left_s: float | None, usage: Mapping[str, Any]
+) -> dict[str, Any]:
     owner = run.owner
     return {
         "id": run.id,
         "thread": run.thread,
         "namespace": run.namespace,
         "status": run.status,
-        "standing": clock.standing(run),
+        "standing": standing,
         "attempt": run.attempt,
         "failures": run.failures,
         "max_attempts": run.max_attempts,
         "agent": run.agent,
         "parent": run.parent,
         "owner": None if owner is None else {"host": owner.host, "pid": owner.pid},
-        "lease_left_s": None if left_s is None else round(left_s, 3),
+        "lease_left_s": None if lease_left_s is None else round(lease_left_s, 3),
         "iteration": run.iteration,
         "phase": run.phase,
         "completed_phases": list(run.completed_phases),
         "code_version": run.code_version,
         "error": run.error,
-        "started_at": moment(run.started_at),
-        "updated_at": moment(run.updated_at),
-        "ended_at": moment(run.ended_at),
+        "started_at": _iso(run.started_at),
+        "updated_at": _iso(run.updated_at),
+        "ended_at": _iso(run.ended_at),
         "usage": to_json(dict(run.usage)),
-        **{name: used.get(name) for name in (*_TOKENS, "cost_usd")},
+        **{name: usage.get(name) for name in USAGE_FIELDS},
     }

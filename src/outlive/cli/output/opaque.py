@@ -1,4 +1,4 @@
-"""Values whose types are not known here, read and written back as they are stored."""
+"""Values of types that this process does not know, read and written back as they are stored."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import ormsgpack
 
 from outlive.format.codec import Codec
-from outlive.format.extensions import Opaque, Raw
+from outlive.format.extensions import ADAPTERS, Opaque, Raw
 
-_ADAPTERS = range(48, 64)
-_NAMED = 6  # of these codes are objects with the name of their class, as LangGraph's serializer writes them
+_NAMED = 6  # as many codes of LangGraph's serializer hold objects with the name of their class
 
 
 class OpaqueCodec(Codec):
@@ -20,25 +19,29 @@ class OpaqueCodec(Codec):
         return super().unpack(data, opaque=True)
 
 
-def inside(value: Any) -> Any:
-    """Return what a value of an unknown type consists of; any other value as it is."""
+def unwrap(value: Any) -> Any:
+    """Return the content of a value of an unknown type; any other value as it is."""
     while isinstance(value, Opaque | Raw):
-        inner = value.value if isinstance(value, Opaque) else named(value)[1]
+        inner = unwrap_once(value)
         if inner is value:
             break
         value = inner
     return value
 
 
-def named(value: Raw) -> tuple[str | None, Any]:
-    """Return the class and the fields of an object that an adapter stored; (None, itself) when it does not tell.
+def unwrap_once(value: Opaque | Raw) -> Any:
+    return value.value if isinstance(value, Opaque) else read_named(value)[1]
 
-    Only read, to be shown: nothing is imported and nothing built.
+
+def read_named(value: Raw) -> tuple[str | None, Any]:
+    """Return the class and fields of an object that an adapter stored, or (None, value).
+
+    The result is only for display: nothing is imported and no object is built.
     """
-    if value.code - _ADAPTERS.start not in range(_NAMED):
+    if value.code - ADAPTERS.start not in range(_NAMED):
         return None, value
     try:
-        parts = ormsgpack.unpackb(value.payload, ext_hook=_moved, option=ormsgpack.OPT_NON_STR_KEYS)
+        parts = ormsgpack.unpackb(value.payload, ext_hook=_renumber, option=ormsgpack.OPT_NON_STR_KEYS)
     except (ValueError, RecursionError):
         return None, value
     if not isinstance(parts, list) or len(parts) < 3 or [type(part) for part in parts[:2]] != [str, str]:
@@ -46,12 +49,6 @@ def named(value: Raw) -> tuple[str | None, Any]:
     return f"{parts[0]}.{parts[1]}", parts[2]
 
 
-def _moved(code: int, payload: bytes) -> Raw:
-    """Return an extension in LangGraph's own numbering as it stands in outlive's."""
-    return Raw(_ADAPTERS.start + code if code in range(_NAMED) else code, payload)
-
-
-def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a stored dataclass that is known to have some; {} for anything else."""
-    value = inside(value)
-    return value if isinstance(value, dict) else {}
+def _renumber(code: int, payload: bytes) -> Raw:
+    """Return an extension of LangGraph's serializer with the code that outlive gives it."""
+    return Raw(ADAPTERS.start + code if code in range(_NAMED) else code, payload)

@@ -1,8 +1,12 @@
-"""A history as a tree: a lane for each branch, newest first."""
+"""Draws a history as a tree: a lane for each branch, newest first."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from outlive.cli.output.ids import shorten_ids
+from outlive.cli.output.table import Column, can_draw, print_table
+from outlive.cli.output.units import format_age, format_size
 
 if TYPE_CHECKING:
     from outlive.values import CheckpointInfo
@@ -12,7 +16,7 @@ _PLAIN = {"*": "*", "|": "|", "o": "o", "join": "|", "bend": "'", "dash": "-", "
 
 
 class Lanes:
-    """Which checkpoint each lane leads to, while the history is walked from new to old."""
+    """The checkpoint that each lane leads to, while the history is read from new to old."""
 
     def __init__(self, known: set[tuple[str, str]], *, is_plain: bool) -> None:
         self._known = known
@@ -20,7 +24,7 @@ class Lanes:
         self._lanes: list[tuple[str, str] | None] = []
 
     def draw(self, checkpoint: CheckpointInfo) -> tuple[str | None, str]:
-        """Return the line that leads to a checkpoint, when branches meet there, and the line it stands on."""
+        """Return the line where branches meet above a checkpoint, or None, and the line of the checkpoint."""
         here = (checkpoint.namespace, checkpoint.id)
         leading = [at for at, lane in enumerate(self._lanes) if lane == here]
         at = leading[0] if leading else self._free_lane(here)
@@ -52,7 +56,7 @@ class Lanes:
         )
 
     def _join(self, leading: list[int]) -> str:
-        """Draw how lanes end in the first of them."""
+        """Draw the line in which lanes end in the first of them."""
         first, last = leading[0], leading[-1]
         signs, out = self._signs, ""
         for at, lane in enumerate(self._lanes):
@@ -71,40 +75,48 @@ class Lanes:
 
 
 def draw(page: list[CheckpointInfo], *, is_plain: bool) -> list[tuple[str, CheckpointInfo | None]]:
-    """Return the lines of a tree, each with the checkpoint that stands on it."""
-    lanes = Lanes({(one.namespace, one.id) for one in page}, is_plain=is_plain)
-    out: list[tuple[str, CheckpointInfo | None]] = []
-    for one in page:
-        join, line = lanes.draw(one)
+    """Return the lines of a tree, each with its checkpoint if it has one."""
+    lanes = Lanes({(checkpoint.namespace, checkpoint.id) for checkpoint in page}, is_plain=is_plain)
+    lines: list[tuple[str, CheckpointInfo | None]] = []
+    for checkpoint in page:
+        join, line = lanes.draw(checkpoint)
         if join is not None:
-            out.append((join, None))
-        out.append((line, one))
-    return out
+            lines.append((join, None))
+        lines.append((line, checkpoint))
+    return lines
 
 
-def show_tree(page: list[CheckpointInfo], *, is_drawn: bool = True) -> None:
-    """Print checkpoints, as a tree unless it is only some that do not belong together."""
-    from outlive.cli.lookup import shortened
-    from outlive.cli.output.table import Column, can_draw, print_table
-    from outlive.cli.output.units import age, size
+_COLUMNS = (
+    Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True),
+    Column("SOURCE", drops=2), Column("SIZE", right=True, drops=4),
+    Column("NEW", right=True, keeps=True, drops=1), Column("RUN", drops=3),
+    Column("SAVED", keeps=True, drops=5), Column("NAMESPACE"), Column("CHECKPOINT", is_id=True),
+)  # fmt: skip
 
+
+def show_checkpoints(page: list[CheckpointInfo], *, is_tree: bool = True) -> None:
+    """Print checkpoints as a tree, or as a list if they do not belong together."""
     if not page:
         print("no checkpoints")
         return
-    ids = shortened(one.id for one in page)
-    runs = shortened(one.run for one in page if one.run)
-    columns = (
-        Column("", keeps=True), Column("SEQ", right=True, keeps=True), Column("STEP", right=True, keeps=True), Column("SOURCE", drops=2),
-        Column("SIZE", right=True, drops=4), Column("NEW", right=True, keeps=True, drops=1), Column("RUN", drops=3), Column("SAVED", keeps=True, drops=5),
-        Column("NAMESPACE"), Column("CHECKPOINT", is_id=True),
-    )  # fmt: skip
-    print_table(
-        columns,
-        [
-            (line, "", "", "", "", "", "", "", "", "") if one is None else (
-                line, f"@{one.seq}", "" if one.step is None else str(one.step), one.source, size(one.state_bytes),
-                size(one.new_bytes), runs.get(one.run or "", ""), age(one.created_at), one.namespace, ids[one.id],
-            )
-            for line, one in (draw(page, is_plain=not can_draw()) if is_drawn else [("", one) for one in page])
-        ],
-    )  # fmt: skip
+    ids = shorten_ids(checkpoint.id for checkpoint in page)
+    runs = shorten_ids(checkpoint.run for checkpoint in page if checkpoint.run)
+
+    def cells(line: str, checkpoint: CheckpointInfo | None) -> tuple[str, ...]:
+        if checkpoint is None:
+            return (line, *[""] * (len(_COLUMNS) - 1))
+        return (
+            line,
+            f"@{checkpoint.seq}",
+            "" if checkpoint.step is None else str(checkpoint.step),
+            checkpoint.source,
+            format_size(checkpoint.state_bytes),
+            format_size(checkpoint.new_bytes),
+            runs.get(checkpoint.run or "", ""),
+            format_age(checkpoint.created_at),
+            checkpoint.namespace,
+            ids[checkpoint.id],
+        )
+
+    lines = draw(page, is_plain=not can_draw()) if is_tree else [("", checkpoint) for checkpoint in page]
+    print_table(_COLUMNS, [cells(*line) for line in lines])

@@ -1,106 +1,37 @@
-"""Values of a state for people, and as JSON. Types need not be known here.
-
-As JSON, what JSON has stands for itself, and everything else is an object with "$type". A dict that has keys other than str, or the
-key "$type" itself, is written as {"$type": "dict", "items": [[key, value], ...]}: so nothing can be taken for something else.
-"""
+"""Formats values of a state for people and as JSON. Their types need not be known here."""
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
-import math
 from typing import Any
 
 import ormsgpack
 
-from outlive.cli.output.escape import shown
-from outlive.cli.output.opaque import inside, named
+from outlive.cli.output.escape import escape_terminal
+from outlive.cli.output.opaque import OpaqueCodec, read_named, unwrap, unwrap_once
 from outlive.format.extensions import NDARRAY, NUMPY_SCALAR, Opaque, Raw
+from outlive.format.readable import readable
 
 _TEXT_LIMIT, _ITEM_LIMIT = 160, 40
-_LONG = 4_000  # characters of a line that is cut
-
-
-# As JSON ------------------------------------------------------------------------------------------------------
+_LINE_LIMIT = 4_000  # characters of a line before it is cut
+_CODEC = OpaqueCodec()
 
 
 def to_json(value: Any) -> Any:
-    """Return a value as what `json.dumps` takes."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$type": "float", "text": repr(value)}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value) and "$type" not in value:
-            return {key: to_json(item) for key, item in value.items()}
-        return {"$type": "dict", "items": [[to_json(key), to_json(item)] for key, item in value.items()]}
-    if isinstance(value, list):
-        return [to_json(item) for item in value]
-    return _special(value)
-
-
-def _special(value: Any) -> dict[str, Any]:
-    if isinstance(value, Opaque):
-        return {"$type": "tagged", "tag": value.tag, "version": value.version, "value": to_json(value.value)}
-    if isinstance(value, Raw):
-        return _raw_json(value)
-    kind = type(value).__name__
-    if isinstance(value, bytes | bytearray):
-        return {"$type": kind, "base64": base64.b64encode(value).decode()}
-    if isinstance(value, tuple):
-        return {"$type": "tuple", "items": [to_json(item) for item in value]}
-    if isinstance(value, set | frozenset):
-        return {"$type": kind, "items": [to_json(item) for item in sorted(value, key=repr)]}
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return {"$type": kind, "text": value.isoformat()}
-    if isinstance(value, dt.timedelta):
-        return {"$type": kind, "microseconds": value // dt.timedelta(microseconds=1)}
-    return {"$type": kind, "text": str(value)}
-
-
-def _raw_json(value: Raw) -> dict[str, Any]:
-    array = _array(value)
-    if array is None:
-        return {
-            "$type": "extension",
-            "code": value.code,
-            "base64": base64.b64encode(value.payload).decode(),
-        }
-    dtype, shape, data = array
-    return {
-        "$type": "ndarray" if value.code == NDARRAY else "numpy scalar",
-        "dtype": dtype,
-        "shape": shape,
-        "base64": base64.b64encode(data).decode(),
-    }
-
-
-def _array(value: Raw) -> tuple[str, list[int], bytes] | None:
-    """Read the bytes of a numpy array or scalar without numpy."""
-    if value.code not in (NDARRAY, NUMPY_SCALAR):
-        return None
-    try:
-        parts = ormsgpack.unpackb(value.payload)
-    except ValueError:
-        return None
-    if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, bytes]:
-        return None
-    return parts[0], parts[1], parts[2]
-
-
-# For people ---------------------------------------------------------------------------------------------------
+    """Return a value as `outlive export` writes it: what JSON does not have is an object with a $ key."""
+    return readable(_CODEC.pack(value))
 
 
 def one_line(value: Any, room: int = 60) -> str:
-    """Return a value on one line that is about as long as there is room."""
-    text = _inline(value, _LONG)
+    """Return a value on one line of about `room` characters."""
+    text = _inline(value, _LINE_LIMIT)
     return _cut(_summary(value) if text is None else text, room)
 
 
 def lines(
     value: Any, *, width: int = 100, full: bool = False, indent: str = "", before: int = 0
 ) -> list[str]:
-    """Return a value on as many lines as it needs, the first of which stands behind so many characters.
+    """Return a value on as many lines as it needs; the first one follows `before` characters.
 
     Long texts and lists are cut in the middle, unless `full`.
     """
@@ -123,34 +54,42 @@ def lines(
     return out
 
 
+def _array(value: Raw) -> tuple[str, list[int], bytes] | None:
+    """Read the bytes of a numpy array or scalar without numpy."""
+    if value.code not in (NDARRAY, NUMPY_SCALAR):
+        return None
+    try:
+        parts = ormsgpack.unpackb(value.payload)
+    except ValueError:
+        return None
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, bytes]:
+        return None
+    return parts[0], parts[1], parts[2]
+
+
 def kind_of(value: Any) -> str:
-    """Return what a value is, in a word or two."""
+    """Return the name of a value's type."""
     if isinstance(value, Opaque):
-        return f"{shown(value.tag)}/{value.version}"
+        return f"{escape_terminal(value.tag)}/{value.version}"
     if isinstance(value, Raw):
         if _array(value) is not None:
             return "ndarray" if value.code == NDARRAY else "numpy scalar"
-        return shown(named(value)[0] or f"extension {value.code}")
+        return escape_terminal(read_named(value)[0] or f"extension {value.code}")
     return "null" if value is None else type(value).__name__
 
 
 def count_of(value: Any) -> int | None:
-    """Return how many elements a value has, if it is a container or text."""
-    value = inside(value)
+    """Return the number of elements of a container or text."""
+    value = unwrap(value)
     return len(value) if isinstance(value, dict | list | tuple | set | frozenset | str | bytes) else None
-
-
-def _inner(value: Opaque | Raw) -> Any:
-    """Return what is one level below the name of a type."""
-    return value.value if isinstance(value, Opaque) else named(value)[1]
 
 
 Items = list[tuple[str | None, Any]]
 
 
 def _open(value: Any) -> tuple[str, Items | None, str]:
-    """Return what stands before the bracket, the elements with what stands before each, and the brackets."""
-    if isinstance(value, Opaque | Raw) and (inner := _inner(value)) is not value:
+    """Return the text before the brackets, the elements each with its key, and the brackets."""
+    if isinstance(value, Opaque | Raw) and (inner := unwrap_once(value)) is not value:
         prefix, items, brackets = _open(inner)
         return f"{kind_of(value)} {prefix}", items, brackets
     if isinstance(value, dict):
@@ -197,7 +136,7 @@ def _scalar_key(key: Any) -> str:
 
 
 def _scalar(value: Any, full: bool, room: int = _TEXT_LIMIT) -> str:
-    if isinstance(value, Opaque | Raw) and (inner := _inner(value)) is not value:
+    if isinstance(value, Opaque | Raw) and (inner := unwrap_once(value)) is not value:
         kind = kind_of(value)
         return f"{kind} {_scalar(inner, full, room - len(kind) - 1)}"
     if value is None or isinstance(value, bool):
@@ -213,15 +152,15 @@ def _scalar(value: Any, full: bool, room: int = _TEXT_LIMIT) -> str:
         )
     if isinstance(value, Raw):
         if (array := _array(value)) is not None:
-            return shown(f"{kind_of(value)} {array[0]} {'×'.join(map(str, array[1]))}".rstrip())
+            return escape_terminal(f"{kind_of(value)} {array[0]} {'×'.join(map(str, array[1]))}".rstrip())
         return f"extension {value.code} ({len(value.payload):,} bytes)"
     if isinstance(value, dt.datetime | dt.date | dt.time):
         return f"{type(value).__name__} {value.isoformat()}"
-    return f"{type(value).__name__} {shown(str(value))}"
+    return f"{type(value).__name__} {escape_terminal(str(value))}"
 
 
 def _text(value: str, full: bool, room: int) -> str:
-    """Return a text in quotes; of a long one the beginning and the end, on one line where that can be."""
+    """Return a text in quotes; of a long one only the beginning and the end."""
     if full or len(value) <= _TEXT_LIMIT:
         return _quoted(value)
     count = f"({len(value):,} characters)"
@@ -230,8 +169,8 @@ def _text(value: str, full: bool, room: int) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return a text in quotes, as JSON would write it, but readable: only what would harm is escaped."""
-    return '"' + shown(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    """Return a text in quotes as in JSON, but only unsafe characters are escaped."""
+    return '"' + escape_terminal(value.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def _summary(value: Any) -> str:

@@ -292,5 +292,5 @@ def other_key() -> BadURL:
     return BadURL(
         "the secondary already is a store of its own: its chunks are named by another naming key than the primary's. Give an empty "
         "place instead (a new file, folder, schema or prefix), which becomes a copy of the primary by itself. If the old one has "
-        "threads that you want, copy them into the primary first: outlive copy SECONDARY PRIMARY"
+        "threads that you want, copy them into the primary first: outlive copy PRIMARY --store SECONDARY"
     )
