@@ -119,7 +119,7 @@ def test_a_thread_goes_through_a_file_and_is_the_same(cli):
     made = cli("import", file, "--store", new)
     assert made.out == f"imported thread trip-42 with 5 checkpoints into {new}\n"
     assert cli("export", "trip-42", "--store", new).out == file.read_text()
-    assert cli("import", file).err.startswith("outlive: thread 'trip-42' has checkpoints already;")
+    assert cli("import", file).err.startswith("outlive: thread 'trip-42' already has checkpoints;")
     assert cli("import", file, "--as", "again", "--json").items == [{"thread": "again", "checkpoints": 5}]
     assert not [name for name in os.listdir(cli.folder) if name.endswith(".part")]
 
