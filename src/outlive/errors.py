@@ -252,7 +252,8 @@ class SweepBusy(ThreadBusy):
 class RunBusy(CallerError):
     """The run is alive, or another process has just claimed it.
 
-    `owner` is its process, `lease_expires_at` the moment at which its lease ends unless it is renewed.
+    `owner` is its process, `lease_expires_at` the moment at which its lease ends unless it is
+    renewed.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class StepMismatch(CallerError):
 
 
 class StepUnfinished(CallerError):
-    """A step with a side effect had begun when its process died, and you asked to decide yourself."""
+    """A step with a side effect had begun when its process died, and the policy is to ask."""
 
     def __init__(self, run: str, name: str, key: str) -> None:
         super().__init__(
@@ -553,9 +554,9 @@ class NotReplicated(OutcomeUnknown):
 class StaleBase(StoreError):
     """Something was deleted since this process read the thread. outlive plans the save again.
 
-    A backend may report the current generation of the thread and the chunks of its head: a save that
-    shares only these need not read the thread again. `may_be_stored`: an earlier attempt in the other
-    store of a pair may have stored it.
+    A backend may report the current generation of the thread and the chunks of its head: a save
+    that shares only these need not read the thread again. `may_be_stored`: an earlier attempt in
+    the other store of a pair may have stored it.
     """
 
     def __init__(self, thread: str, generation: int | None = None, chunks: Iterable[bytes] = ()) -> None:
@@ -567,7 +568,7 @@ class StaleBase(StoreError):
 
 
 class OutOfTurn(StoreError):
-    """A change for the secondary does not follow the last that it has: some are late or were lost."""
+    """A change for the secondary came out of order: earlier ones are late or were lost."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(
@@ -614,7 +615,7 @@ class DamagedEntry(Corrupt):
 
 
 class SealBroken(Corrupt):
-    """An encrypted record cannot be decrypted: it was changed, cut short, moved, or has another key."""
+    """A record cannot be decrypted: it was changed, cut short, moved, or has another key."""
 
 
 class NotSealed(Corrupt):
@@ -647,7 +648,7 @@ def unopened(error: OutliveError) -> bytes:
 
 
 def refuse_unopened(data: bytes) -> None:
-    """Raise the error that a marker stands for, when its record is read or stored again."""
+    """Raise the error of a marker, when its record is read or stored again."""
     if data[:1] == UNOPENED:
         if data == PLAIN:
             raise NotSealed("a record of this encrypted store is not encrypted")

@@ -1,14 +1,15 @@
 """One checkpoint in one file at a path, for a program that needs no store. Sync only.
 
-The file is a log of the file backend (`backends/file/log.py`): frames with a chained checksum over every
-byte. `save` writes the whole file under another name, syncs it, renames it and syncs the folder: a crash
-leaves the old value or the new one. An update of one model appends one frame and syncs it. So its cost
-depends on the update, not on the file, and a crash can only tear a frame that was not acknowledged. When
-updates have made the file several times as large as its value, it is written again as a whole.
+The file is a log of the file backend (`backends/file/log.py`): frames with a chained checksum over
+every byte. `save` writes the whole file under another name, syncs it, renames it and syncs the
+folder: a crash leaves the old value or the new one. An update of one model appends one frame and
+syncs it. So its cost depends on the update, not on the file, and a crash can only tear a frame that
+was not acknowledged. When updates have made the file several times as large as its value, it is
+written again as a whole.
 
-Writers in threads and processes take turns by a lock file (`.NAME.lock`), which each holds during its
-whole read and write. The system releases it when a process dies. Readers need no lock. Only the owner
-can read both files (0600).
+Writers in threads and processes take turns by a lock file (`.NAME.lock`), which each holds during
+its whole read and write. The system releases it when a process dies. Readers need no lock. Only the
+owner can read both files (0600).
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def checkpoint_file(path: str | os.PathLike[str], *, timeout_s: float = BUSY_S) 
 
 
 class CheckpointFile:
-    """One value in one file: `outlive.checkpoint_file(path)`. It keeps no file open between calls."""
+    """One value in one file: `outlive.checkpoint_file(path)`.
+
+    It keeps no file open between calls.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout_s: float = BUSY_S) -> None:
         text = os.fsdecode(path)
@@ -105,7 +109,8 @@ class CheckpointFile:
         if not os.path.isdir(self._folder):
             return
         with translated(), self._locked() as disk:
-            # The lock file too: a process that waits for it sees that it is gone and creates another.
+            # The lock file too: a process that waits for it sees that it is gone and creates
+            # another.
             for name in (self._name, f"{self._name}.tmp", self._lock_name):
                 with contextlib.suppress(FileNotFoundError):
                     disk.remove(name)
@@ -143,7 +148,9 @@ class CheckpointFile:
     def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store how far a model has got: all of this attempt. Until it ends, it counts as interrupted.
+        """Store how far a model has got: all of this attempt.
+
+        Until it ends, it counts as interrupted.
 
         The first update by this object is a new attempt: the usage of earlier ones is added.
         """
@@ -183,7 +190,7 @@ class CheckpointFile:
     # The file
 
     def _append(self, disk: Disk, content: _Content, record: Record) -> None:
-        """Append one frame, or write the whole file again if it is missing or has grown too large."""
+        """Append one frame, or write the whole file if it is missing or has grown too large."""
         content.put(record)
         frame = self._codec.pack([_RESPONSE, record.response, record.earlier], "response")
         if content.log is None or content.log.end + len(frame) > max(_SMALL, _GROWTH * content.first_end):
@@ -272,7 +279,10 @@ class CheckpointFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Disk]:
-        """Hold the lock. Every call opens the lock file, so threads exclude each other as processes do."""
+        """Hold the lock.
+
+        Every call opens the lock file, so threads exclude each other as processes do.
+        """
         disk, deadline = self._disk(), time.monotonic() + self._timeout_s
         while True:
             fd = disk.open(self._lock_name, create=True)
@@ -282,7 +292,8 @@ class CheckpointFile:
                     yield disk
                     return
             finally:
-                # Unlock explicitly: closing is not enough while a child forked just now has the file open.
+                # Unlock explicitly: closing is not enough while a child forked just now has the
+                # file open.
                 with contextlib.suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
                 disk.close(fd)

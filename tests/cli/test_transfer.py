@@ -147,7 +147,7 @@ def test_a_file_is_not_overwritten_without_being_asked(cli):
 def test_what_is_no_export_is_refused_and_makes_no_thread(program, text):
     build(f"sqlite:///{program.folder}/agent.db")
     ended = program("import", "-", stdin=text)
-    assert (ended.code, "this is no exported thread" in ended.err) == (2, True)
+    assert (ended.code, "this is not an exported thread" in ended.err) == (2, True)
     assert program("import", "nope.json").err.endswith("cannot read 'nope.json': No such file or directory\n")
     assert len(program("ls", "-q").out.splitlines()) == 5
 

@@ -3,9 +3,10 @@
 Code that walks over all entries (a rotation, a copy, a replica, a check) takes the kinds from this
 registry, so it cannot leave one out. A backend refuses a commit with any other kind.
 
-To add a kind, add a line here and raise the format of every backend. An older outlive would leave the
-new kind out of a rotation or a copy without noticing; with the higher format it refuses the store
-(`NewerFormat`). So an unknown kind in a store of a known format is damage, and a check reports it.
+To add a kind, add a line here and raise the format of every backend. An older outlive would leave
+the new kind out of a rotation or a copy without noticing; with the higher format it refuses the
+store (`NewerFormat`). So an unknown kind in a store of a known format is damage, and a check
+reports it.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ KINDS = {
         EntryKind(STEP),
         EntryKind(RESPONSE),
         EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
-        # When this store was swept, by its own clock. After a failover a sweep comes early: no harm.
+        # When this store was swept, by its own clock. After a failover a sweep comes early: no
+        # harm.
         EntryKind(SWEEP, is_replicated=False, is_copied=False),
-        # Entries of layers, below encryption. Other code brings tombstones and the naming key to the
-        # other store.
+        # Entries of layers, below encryption. Other code brings tombstones and the naming key to
+        # the other store.
         EntryKind(TOMBSTONE, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(OUTBOX, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(PAIR, is_sealed=False, is_replicated=False, is_copied=False),

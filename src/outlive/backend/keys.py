@@ -47,7 +47,7 @@ def unescape(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ThreadKey:
-    """The identity of a thread: (tenant, id), and the 16 bytes under which every backend stores it."""
+    """The identity of a thread: (tenant, id), and the 16 bytes by which backends find it."""
 
     tenant: str
     id: str

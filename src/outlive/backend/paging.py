@@ -19,7 +19,10 @@ _ATTEMPTS = 8  # until deletions by others make the call fail
 async def entry_pages(
     backend: Backend, query: EntryQuery, *, timeout_s: float | None = None
 ) -> AsyncIterator[list[tuple[ThreadKey, EntryRecord]]]:
-    """Iterate over the pages of a query, each of `query.limit` entries. The last one may be empty."""
+    """Iterate over the pages of a query, each of `query.limit` entries.
+
+    The last one may be empty.
+    """
     while True:
         page = await backend.entries(query, timeout_s=timeout_s)
         yield page
@@ -75,8 +78,8 @@ async def retry_stale(
 ) -> T:
     """Return what an attempt returns; repeat it while it returns None or raises one of `errors`.
 
-    Both mean that another process changed the thread after the attempt read it. After the last attempt
-    it raises the last error, or StaleBase.
+    Both mean that another process changed the thread after the attempt read it. After the last
+    attempt it raises the last error, or StaleBase.
     """
     error: Exception = StaleBase(thread)
     for _ in range(attempts):

@@ -43,7 +43,8 @@ class EntryQuery:
 class ThreadQuery:
     """A page of the threads of a tenant by escaped id; `after` is the last id of the page before.
 
-    `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its thread.
+    `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its
+    thread.
     """
 
     tenant: str

@@ -74,11 +74,12 @@ class EntryRecord:
     """A small record next to the checkpoints: a run, step, response, lock, or a record of a layer.
 
     Only an entry with an equal or greater rank (epoch, fence, revision) replaces it; a lower one is
-    refused. `fence=NEXT` gets a fence that the thread has never used. `lease_s` sets `until` by the clock
-    of the store, and `clock` names that clock: a lease by another one (an earlier boot of the machine)
-    has expired. `expect` and `expect_lapsed` are conditions on the stored entry: its rank (ABSENT: there
-    is none), and that its lease has expired. A commit that brings exactly the stored entry is done
-    already, whatever its conditions. `body=None` keeps the stored body, and the status unless it has one.
+    refused. `fence=NEXT` gets a fence that the thread has never used. `lease_s` sets `until` by the
+    clock of the store, and `clock` names that clock: a lease by another one (an earlier boot of the
+    machine) has expired. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
+    (ABSENT: there is none), and that its lease has expired. A commit that brings exactly the stored
+    entry is done already, whatever its conditions. `body=None` keeps the stored body, and the
+    status unless it has one.
     """
 
     kind: str

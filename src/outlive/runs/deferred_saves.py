@@ -1,8 +1,8 @@
 """Saves of a run that are not stored at once: the newest is kept, packed and checked.
 
 A save waits because the last one was stored only a moment ago (`throttle_s`), or until the run ends
-(durability="exit"). The call checks and packs all of it. So a change of the state afterwards does not
-reach it, and only an error of the store can make it fail later.
+(durability="exit"). The call checks and packs all of it. So a change of the state afterwards does
+not reach it, and only an error of the store can make it fail later.
 """
 
 from __future__ import annotations

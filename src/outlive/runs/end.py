@@ -1,4 +1,4 @@
-"""Ending a run from outside: one commit takes its record and its place, and fences off its owner."""
+"""Ending a run from outside: one commit takes its record and its place."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Runs and locks as the backend stores them: entries with a lease and a fence.
 
-A run is an entry of kind "run" under its id. The place that it works in, a thread and namespace, is an
-entry of kind "lock" under the namespace. One commit takes both and gives both the same fence: a number
-that the thread has never used before. Every write of the run names its fence and renews both leases,
-in the same commit. A process that takes over the run or its place gets a greater fence. From then on
-the store refuses the writes of the former owner as a whole.
+A run is an entry of kind "run" under its id. The place that it works in, a thread and namespace, is
+an entry of kind "lock" under the namespace. One commit takes both and gives both the same fence: a
+number that the thread has never used before. Every write of the run names its fence and renews both
+leases, in the same commit. A process that takes over the run or its place gets a greater fence.
+From then on the store refuses the writes of the former owner as a whole.
 
-The clock of the store times a lease. A run whose lease has expired may be claimed. So may a run whose
-owner has certainly ended, which only its own machine can know (`owner.py`). A claim names the rank of
-the entry that it read, so of many claims at once exactly one succeeds.
+The clock of the store times a lease. A run whose lease has expired may be claimed. So may a run
+whose owner has certainly ended, which only its own machine can know (`owner.py`). A claim names the
+rank of the entry that it read, so of many claims at once exactly one succeeds.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def unreadable(error: OutliveError) -> str:
 
 def take_run(engine: Engine, run: RunInfo, stored: EntryRecord | None) -> EntryRecord:
     """Return the entry that makes this process the owner of a run, new or claimed."""
-    # `expect` makes the claim a compare-and-set: an entry that changed since it was read refuses it.
-    # `fence=NEXT`: the store chooses a greater fence in the same commit, which fences off the former
-    # owner. A crash before the commit changes nothing; a crash after it leaves a run with a lease and
-    # a dead owner, which can be claimed again.
+    # `expect` makes the claim a compare-and-set: an entry that changed since it was read refuses
+    # it. `fence=NEXT`: the store chooses a greater fence in the same commit, which fences off the
+    # former owner. A crash before the commit changes nothing; a crash after it leaves a run with a
+    # lease and a dead owner, which can be claimed again.
     return EntryRecord(
         RUN,
         run.id,
@@ -179,8 +179,9 @@ async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey
         except DamagedEntry as error:
             if error.key == id:
                 raise
-            # The prefix also matches longer ids. A damaged run with a longer id must not hide this one:
-            # entries come in the order of their keys, so read one at a time up to the damaged entry.
+            # The prefix also matches longer ids. A damaged run with a longer id must not hide this
+            # one: entries come in the order of their keys, so read one at a time up to the damaged
+            # entry.
             if limit == 1:
                 return runs
             limit = 1
@@ -261,5 +262,5 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
 
 
 def is_time_of_day(entry: EntryRecord) -> bool:
-    """Tell whether the wall clock of a server times a lease, not a clock that counts since the boot."""
+    """Tell whether a wall clock times a lease, not a clock that counts since the boot."""
     return entry.until > 1_000_000_000_000_000  # microseconds since 1970; no boot is that long ago

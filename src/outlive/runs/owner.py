@@ -1,9 +1,9 @@
 """The process that holds a lease, and how its own machine knows without waiting that it has ended.
 
-It has ended if the system knows no process with its number, or if the process with that number started
-at another moment. What cannot be seen from here counts as alive until its lease expires: a process of
-another user under `/proc` with hidepid, one on another machine, or one in another pid or time namespace.
-(The time namespace matters because its clock gives the moment of the start.)
+It has ended if the system knows no process with its number, or if the process with that number
+started at another moment. What cannot be seen from here counts as alive until its lease expires: a
+process of another user under `/proc` with hidepid, one on another machine, or one in another pid or
+time namespace. (The time namespace matters because its clock gives the moment of the start.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _MAX_PID = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process. Containers share a boot id and may share a host name, so the namespaces count too."""
+    """A process.
+
+    Containers share a boot id and may share a host name, so the namespaces count too.
+    """
 
     host: str
     boot: str
@@ -50,7 +53,7 @@ class Owner:
         return (self.host, self.boot, self.pid_namespace, self.time_namespace)
 
     def is_gone(self) -> bool:
-        """Tell whether this process has certainly ended; False if that cannot be known from here."""
+        """Tell whether this process has certainly ended; False if that cannot be known."""
         me = Owner.me()
         if not me.started or not self.started or self._home != me._home:
             return False

@@ -1,8 +1,8 @@
 """Finding runs whose process died, and handing each of them to one successor.
 
-A run can be recovered if it was released, if its lease has expired, or if its owner has certainly ended
-on this machine. `recover` claims each of them: of many processes that try, one succeeds, and the others
-see the run alive. The report names every run that was not resumed, with the reason.
+A run can be recovered if it was released, if its lease has expired, or if its owner has certainly
+ended on this machine. `recover` claims each of them: of many processes that try, one succeeds, and
+the others see the run alive. The report names every run that was not resumed, with the reason.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class SkippedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run that was resumed and whose handler raised. `code` is the name of the exception's class."""
+    """A run that was resumed and whose handler raised.
+
+    `code` is the name of the exception's class.
+    """
 
     run: RunInfo
     code: str
@@ -180,14 +183,15 @@ class Recovery:
         dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
         if not dead:
             return
-        # Only the main thread can set a signal handler, and handlers may start runs in other threads.
+        # Only the main thread can set a signal handler, and handlers may start runs in other
+        # threads.
         terminator.add(id(self), lambda: None)
         try:
             works = [functools.partial(self.take, key, info) for key, info in dead]
             await self._engine.runtime.each(works, min(concurrency, len(dead)))
         except BaseException:
-            # Ctrl-C: handlers still work in other threads. Release their runs, so that the next write
-            # of each is refused and another process can resume it.
+            # Ctrl-C: handlers still work in other threads. Release their runs, so that the next
+            # write of each is refused and another process can resume it.
             for run in list(self._live):
                 with contextlib.suppress(OutliveError):
                     await run.release()

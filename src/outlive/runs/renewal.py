@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Protocol
 
 from outlive.backend import Commit
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, raise_all
 from outlive.runs.sigterm import terminator
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Ticker
 from outlive.threads.engine import Engine
 
@@ -39,16 +39,14 @@ class LeaseRenewer:
         self._runs: dict[int, LeaseHolder] = {}
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        reset_in_child(self)
 
-    def _guard(self) -> threading.Lock:
-        """Return the lock of this process: another thread of the parent may have held it at the fork."""
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        return self._lock
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
 
     def add(self, run: LeaseHolder) -> None:
-        with self._guard():  # a run that ends in another thread must not stop the timer of this one
+        with self._lock:  # a run that ends in another thread must not stop the timer of this one
             self._runs[id(run)] = run
             interval_s = run.lease_s / _SHARE
             if self._ticker is None or interval_s < self._interval_s:
@@ -58,7 +56,7 @@ class LeaseRenewer:
         terminator.add(id(self), self._terminate)
 
     def discard(self, run: LeaseHolder) -> None:
-        with self._guard():
+        with self._lock:
             self._runs.pop(id(run), None)
             if self._runs:
                 return
@@ -85,13 +83,19 @@ class LeaseRenewer:
                 run.lose(result)
 
     def _terminate(self) -> None:
-        """Release runs of other threads on SIGTERM. (Under asyncio, cancelled tasks release theirs.)"""
+        """Release runs of other threads on SIGTERM.
+
+        (Under asyncio, cancelled tasks release theirs.)
+        """
         for run in list(self._runs.values()):
             if run.thread_ident not in (None, threading.get_ident()):
                 self._engine.runtime.spawn(run.give_up)
 
     async def close(self) -> None:
-        """Release all live runs, because the store closes. An error of one does not keep the others."""
+        """Release all live runs, because the store closes.
+
+        An error of one does not keep the others.
+        """
         self._stop()
         errors: list[Exception] = []
         for run in list(self._runs.values()):

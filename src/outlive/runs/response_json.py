@@ -1,4 +1,4 @@
-"""A fan-out as a JSON document in the `checkpoint.json` format of errata: each reads the files of the other.
+"""A fan-out as a JSON document in the `checkpoint.json` format of errata.
 
     {"prompt": "...", "timestamp": "2026-02-25T10:00:00.123456789Z", "adapter_ids": ["claude", ...],
      "verbose": false, "responses": [{"model_id": "claude", "text": "...", "latency_ms": 812, ...,
@@ -38,7 +38,7 @@ class Document:
     verbose: bool
 
 
-# Writing --------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 def write(document: Document) -> str:
@@ -90,7 +90,7 @@ def _written_write(write: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-# Reading --------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def read(text: str | bytes) -> Document:

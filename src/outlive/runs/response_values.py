@@ -2,7 +2,8 @@
 
 There are three forms. A `PartialResponse` is what a model has done so far in the current attempt. A
 `ModelResponse` adds the name of the model, its status, and the usage of all attempts. A snapshot is
-the same as a dict of plain values, for JSON. A `FanOut` is one prompt with the responses of all models.
+the same as a dict of plain values, for JSON. A `FanOut` is one prompt with the responses of all
+models.
 
 A response with an error, or an interrupted one, is never completed, even if the caller says so. A
 completed response does not change.
@@ -136,8 +137,8 @@ class ModelResponse(PartialResponse):
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> ModelResponse:
         """Return the response of a snapshot; fields that are left out have their defaults.
 
-        Without a status, `interrupted`, `error` and `completed` decide, in this order: an interrupted
-        response is not completed, even if the snapshot says so.
+        Without a status, `interrupted`, `error` and `completed` decide, in this order: an
+        interrupted response is not completed, even if the snapshot says so.
         """
         values = dict(snapshot)
         interrupted, completed = values.pop("interrupted", False), values.pop("completed", False)
@@ -232,7 +233,7 @@ class FanOut:
         return cls(tuple(ordered), document.prompt, document.verbose, document.created_at)
 
 
-# The states of one response ---------------------------------------------------------------------------------
+# The states of one response -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,7 @@ def not_started(model_id: str, ordinal: int = 0) -> ModelResponse:
     return ModelResponse(model_id, ordinal=ordinal, status=NOT_STARTED, attempts=0)
 
 
-# Arguments ------------------------------------------------------------------------------------------------
+# Arguments ----------------------------------------------------------------------------------------
 
 
 def as_partial(value: object) -> PartialResponse:
@@ -318,7 +319,10 @@ def as_error(error: BaseException | str) -> str:
 
 
 def check_model(model_id: object, ordinal: object = 0) -> tuple[str, int]:
-    """Return a valid model id and ordinal. An id is one line, because keys of entries use newlines."""
+    """Return a valid model id and ordinal.
+
+    An id is one line, because keys of entries use newlines.
+    """
     if not isinstance(model_id, str) or not 0 < len(model_id) <= MAX_ID or "\n" in model_id:
         raise BadArgument(f"a model id must be one line of 1 to {MAX_ID} characters, not {model_id!r:.100}")
     if not isinstance(ordinal, int) or isinstance(ordinal, bool) or not 0 <= ordinal < MAX_MODELS:

@@ -1,13 +1,15 @@
-"""One prompt to several models, as part of a run: one record per model, stored when an update returns.
+"""One prompt to several models, as part of a run: one stored record per model.
 
-A record is an entry of kind "response" under (run, ordinal, model). The entry under the run alone has
-the prompt and the order of the models. All are written with the fence of the run and renew its leases.
+A record is an entry of kind "response" under (run, ordinal, model). The entry under the run alone
+has the prompt and the order of the models. All are written with the fence of the run and renew its
+leases.
 
-An update changes the record in memory at once and marks it as not yet stored. The caller that gets the
-mutex of the run writes all marked records in one commit. The next caller sees its own stored already,
-or writes in turn what came meanwhile. A commit always has the newest version of a record, so an older
-update neither follows a newer one nor costs a write. The revision of an entry counts its updates, and
-the backend refuses an older one. An update that could not be stored is taken back, and its call raises.
+An update changes the record in memory at once and marks it as not yet stored. The caller that gets
+the mutex of the run writes all marked records in one commit. The next caller sees its own stored
+already, or writes in turn what came meanwhile. A commit always has the newest version of a record,
+so an older update neither follows a newer one nor costs a write. The revision of an entry counts
+its updates, and the backend refuses an older one. An update that could not be stored is taken back,
+and its call raises.
 """
 
 from __future__ import annotations
@@ -90,7 +92,10 @@ class _Slot:
 
 
 class AsyncResponses:
-    """The responses of the models of one run: `run.responses`. Call `open` before you ask the models."""
+    """The responses of the models of one run: `run.responses`.
+
+    Call `open` before you ask the models.
+    """
 
     def __init__(self, run: Writer) -> None:
         self._run = run
@@ -122,10 +127,10 @@ class AsyncResponses:
     async def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Store that these models will be asked, in one commit, or continue with the stored responses.
+        """Store that these models will be asked, or continue with the stored responses.
 
-        Stored responses stay, also those of models that are no longer named. Without `model_ids` it only
-        reads. Raises BadArgument for a prompt other than the stored one.
+        Stored responses stay, also those of models that are no longer named. Without `model_ids` it
+        only reads. Raises BadArgument for a prompt other than the stored one.
         """
         if not self._run.is_started:
             raise BadArgument(f"run {self._run.id!r} has not started; start it before you open its responses")
@@ -211,7 +216,7 @@ class AsyncResponses:
         return self._slot(model_id, ordinal).stored.response
 
     async def pending(self) -> list[ModelResponse]:
-        """Return the responses that are not completed, including those that never began: ask these."""
+        """Return the responses that are not completed, including those that never began."""
         return [response for response in await self.all() if not response.is_completed]
 
     async def completed(self) -> list[ModelResponse]:

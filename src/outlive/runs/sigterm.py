@@ -1,9 +1,9 @@
 """SIGTERM while runs are live: how deployments end processes.
 
-While this process has live runs, SIGTERM ends it like `sys.exit`. The `with` blocks of the main thread,
-and under asyncio of all tasks, are left: their runs store the saves that they hold back and are
-released. Another thread releases the runs of the other threads. Only the main thread can set a signal
-handler. It sets one only if the program has none, and removes it after the last run.
+While this process has live runs, SIGTERM ends it like `sys.exit`. The `with` blocks of the main
+thread, and under asyncio of all tasks, are left: their runs store the saves that they hold back and
+are released. Another thread releases the runs of the other threads. Only the main thread can set a
+signal handler. It sets one only if the program has none, and removes it after the last run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Starting a run, or claiming one whose process died: one commit takes its record and its place.
 
-The id of a run is unique in a tenant, but no commit spans threads. So a new run with an id chosen by
-the caller searches all threads for that id before its commit and again after it. Of two runs that
-start at the same moment in two threads, at least one sees the other after its own commit. A run that
-sees another takes back its start, so at most one of them continues.
+The id of a run is unique in a tenant, but no commit spans threads. So a new run with an id chosen
+by the caller searches all threads for that id before its commit and again after it. Of two runs
+that start at the same moment in two threads, at least one sees the other after its own commit. A
+run that sees another takes back its start, so at most one of them continues.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Start:
             self._freeze()
         elif not self._adopt(stored):
             return Holding(self._info, is_new=False)
-        # 2. Only an expired lease frees a run whose owner may be alive. The store checks that in the
-        #    commit, by its own clock.
+        # 2. Only an expired lease frees a run whose owner may be alive. The store checks that in
+        #    the commit, by its own clock.
         is_held = self._is_held(stored)
         self._info.owner, self._info.status = Owner.me(), RUNNING
         refusal: EntryHeld | LeaseLost | None = None
         for _ in range(TRIES):
-            # 3. Take record and place in one commit. A crash before it changes nothing. A crash after
-            #    it leaves both to a dead owner, and recovery claims them together.
+            # 3. Take record and place in one commit. A crash before it changes nothing. A crash
+            #    after it leaves both to a dead owner, and recovery claims them together.
             claim = await self._claim()
             try:
                 holding = await self._commit(stored, claim, is_held)
@@ -86,8 +86,8 @@ class Start:
                 if _is_held(error):
                     break
                 continue  # the parent ended, or another run joined a free place: look again
-            # 4. Check that the id is still unique; a crash before this check may leave two runs with it,
-            #    which `AmbiguousRun` reports.
+            # 4. Check that the id is still unique; a crash before this check may leave two runs
+            #    with it, which `AmbiguousRun` reports.
             if stored is None and self._options.is_named:
                 await self._check_again(holding)
             return holding
@@ -95,7 +95,10 @@ class Start:
         raise self._busy(refusal)
 
     def _freeze(self) -> None:
-        """Copy what the caller may change later: every write of the run stores it. Raises Unencodable."""
+        """Copy what the caller may change later: every write of the run stores it.
+
+        Raises Unencodable.
+        """
         info, codec = self._info, self._engine.codec
         info.started_at = moment(self._engine.runtime.now())
         for name in ("prompt", "attributes"):
@@ -234,7 +237,8 @@ class Start:
     async def undo(self, holding: Holding) -> None:
         """Leave the run as it was before this start, which failed.
 
-        Raises nothing: the caller has an error to raise. If this write fails too, the lease expires.
+        Raises nothing: the caller has an error to raise. If this write fails too, the lease
+        expires.
         """
         if not holding.fence:
             return

@@ -1,12 +1,12 @@
 """The steps of a run: a step that was done is not done again.
 
-A step is an entry of kind "step" under (run, name, key). When its function has returned, one durable
-write stores the value. Later attempts of the run return that value and do not call the function. The
-entry has a digest of the arguments: a call with other arguments raises StepMismatch. The revision of
-the entry is its position in the order in which the steps began.
+A step is an entry of kind "step" under (run, name, key). When its function has returned, one
+durable write stores the value. Later attempts of the run return that value and do not call the
+function. The entry has a digest of the arguments: a call with other arguments raises StepMismatch.
+The revision of the entry is its position in the order in which the steps began.
 
-A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect is
-known afterwards, and `on_unfinished` decides instead of a silent repetition.
+A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect
+is known afterwards, and `on_unfinished` decides instead of a silent repetition.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Writer(Protocol):
 class StepInfo:
     """A stored step of a run.
 
-    `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a key.
+    `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
+    key.
     """
 
     name: str
@@ -120,9 +121,9 @@ class Ledger:
     ) -> Any:
         """Return the value of a step, from the ledger or by calling the function.
 
-        `key` tells steps with one name apart. Without keys they are numbered in the order in which they
-        begin, so a step needs a key while another with its name is running. If this process has lost
-        or ended the run, the function is not called.
+        `key` tells steps with one name apart. Without keys they are numbered in the order in which
+        they begin, so a step needs a key while another with its name is running. If this process
+        has lost or ended the run, the function is not called.
         """
         self._run.check_live()
         options = options or StepOptions()
@@ -158,9 +159,9 @@ class Ledger:
             settled, value = await self._settle(known, options.on_unfinished)
             if settled:
                 return await self._finish(place, digest, value)
-        # 3. Note that the side effect begins. The write has the fence of the run: if another process
-        #    owns the run, it is refused and nothing is called. A crash from here on until the result
-        #    is stored leaves the step "started".
+        # 3. Note that the side effect begins. The write has the fence of the run: if another
+        #    process owns the run, it is refused and nothing is called. A crash from here on until
+        #    the result is stored leaves the step "started".
         if options.effect:
             await self._write(StepInfo(*place, _STARTED, digest))
         return await self._call(place, digest, function, args, kwargs)

@@ -1,17 +1,19 @@
-"""The place of a run, a thread and namespace: one holder at a time, and the runs that share its place.
+"""The place of a run, a thread and namespace: one holder, and the runs that share its place.
 
-The holder owns the entry of kind "lock". A run with `parent=` whose parent works in the place takes no
-entry: its own record says that it shares the place. It keeps the place when its parent ends or dies.
-So a process that sees the entry free, or its holder dead, looks for live runs that share the place.
+The holder owns the entry of kind "lock". A run with `parent=` whose parent works in the place takes
+no entry: its own record says that it shares the place. It keeps the place when its parent ends or
+dies. So a process that sees the entry free, or its holder dead, looks for live runs that share the
+place.
 
 Looking and taking are two calls. Two rules make them safe:
 
-- A run joins a held place by a commit with the fence of the holder. It joins a free place by a commit
-  that expects the entry as it was read and raises its revision. If another run took the place in
-  between, the store refuses the commit; if one tries to take it afterwards, the store refuses that.
-- The place of a dead holder is cleared before it is taken, by a commit that expects the revision that
-  the thread had before the look. A run that joined since refuses it. A crash after that leaves a free
-  place.
+- A run joins a held place by a commit with the fence of the holder. It joins a free place by a
+  commit that expects the entry as it was read and raises its revision. If another run took the
+  place in between, the store refuses the commit; if one tries to take it afterwards, the store
+  refuses that.
+- The place of a dead holder is cleared before it is taken, by a commit that expects the revision
+  that the thread had before the look. A run that joined since refuses it. A crash after that leaves
+  a free place.
 """
 
 from __future__ import annotations
@@ -61,14 +63,16 @@ class Place:
     async def claim(self, run: str | None, parent: str | None, lease_s: float) -> Claim:
         """Return how a run, or a lock without a run, gets the place.
 
-        Raises ThreadBusy if another run holds it, RunBusy if the run itself is alive there. The store
-        may still refuse a commit with the claim, by EntryHeld or LeaseLost, because another was faster.
+        Raises ThreadBusy if another run holds it, RunBusy if the run itself is alive there. The
+        store may still refuse a commit with the claim, by EntryHeld or LeaseLost, because another
+        was faster.
         """
         holder = Lock(run, Owner.me())
         for _ in range(TRIES):
             stored = await find(self._engine, self._key, LOCK, self._namespace)
-            # 1. Nobody ever held the place, or its holder was this run or a lock without a run: take it.
-            #    The store refuses that while the lease is valid. Runs that share the place stay in it.
+            # 1. Nobody ever held the place, or its holder was this run or a lock without a run:
+            #    take it. The store refuses that while the lease is valid. Runs that share the place
+            #    stay in it.
             if stored is None:
                 return Claim((self._taken(holder, None, lease_s),))
             lock = Lock.unpack(self._engine.codec, stored)
@@ -91,7 +95,7 @@ class Place:
         raise ThreadBusy(self._key.id, self._namespace, None, None)  # others keep changing the place
 
     def _taken(self, holder: Lock, stored: EntryRecord | None, lease_s: float) -> EntryRecord:
-        """Return the entry that takes a place that is free, has expired, or whose holder is dead."""
+        """Return the entry that takes a place that is free, expired, or of a dead holder."""
         codec = self._engine.codec
         entry = EntryRecord(
             LOCK,
@@ -148,8 +152,9 @@ class Place:
         codec = self._engine.codec
         if await self._is_held(stored, lock):
             raise thread_busy(codec, self._key.id, self._namespace, stored)
-        # The revision comes before the look: a run that joins after the look changes it, and the commit
-        # is refused. A crash before the commit changes nothing, a crash after it leaves a free place.
+        # The revision comes before the look: a run that joins after the look changes it, and the
+        # commit is refused. A crash before the commit changes nothing, a crash after it leaves a
+        # free place.
         revision = (await self._engine.backend.inventory(self._key)).revision
         self._refuse(run, await self._sharing())
         body = Lock(None, Owner.me()).pack(codec)
@@ -163,7 +168,7 @@ class Place:
             pass  # the thread has changed since: look again
 
     async def _is_held(self, stored: EntryRecord, lock: Lock) -> bool:
-        """Tell whether the holder is alive: its lease is valid, and this machine does not know it dead."""
+        """Tell whether the holder is alive, as far as the store and this machine know."""
         if stored.status != RUNNING or lock.owner.is_gone():
             return False
         live = await self._engine.backend.entries(
