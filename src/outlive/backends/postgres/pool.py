@@ -1,9 +1,11 @@
-"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
+"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the
+warmest first.
 
-Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting failed (a wrong
-password, a server that is starting), and it knows nothing of the deadline of a call. It would cost no more CPU; what
-saves CPU is speaking to `PGconn` directly (`connection.py`). No lock is held while a call runs. When one connection
-breaks, the idle ones are closed too: most likely the server went away under all of them.
+Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting
+failed (a wrong password, a server that is starting), and it knows nothing of the deadline of a
+call. It would cost no more CPU; what saves CPU is speaking to `PGconn` directly (`connection.py`).
+No lock is held while a call runs. When one connection breaks, the idle ones are closed too: most
+likely the server went away under all of them.
 """
 
 from __future__ import annotations
@@ -159,6 +161,4 @@ def _close_all(links: list[Connection]) -> None:
 
 
 def _all_taken(size: int) -> AttemptFailed:
-    return AttemptFailed(
-        f"all {size} connections were in use; give pool_size more room", sent=False, busy=True
-    )
+    return AttemptFailed(f"all {size} connections were in use; raise pool_size", sent=False, busy=True)
