@@ -121,10 +121,10 @@ class AsyncResponses:
     async def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Record that these models will be asked, by one commit, or continue with what is stored.
+        """Store that these models will be asked, or continue with the stored responses.
 
-        Models that are stored already keep their responses, also those that are not named any more. Without
-        `model_ids` it only reads. Raises BadArgument when `prompt` is not the one that was answered.
+        Stored responses stay, also those of models that are no longer named. Without `model_ids` it
+        only reads. Raises BadArgument for a prompt other than the stored one.
         """
         if not self._run._is_started:
             raise BadArgument(f"run {self._run.id!r} has not started: its responses are not known yet")
@@ -210,11 +210,11 @@ class AsyncResponses:
         return self._slot(model_id, ordinal).stored.response
 
     async def pending(self) -> list[ModelResponse]:
-        """Return the responses that are not completed, also those that never began: ask these models."""
+        """Return the responses that are not completed, including those that never began."""
         return [one for one in await self.all() if not one.is_completed]
 
     async def completed(self) -> list[ModelResponse]:
-        """Return the responses that are completed: these models need not be asked again."""
+        """Return the responses that are completed: no need to ask again."""
         return [one for one in await self.all() if one.is_completed]
 
     async def usage(self) -> Usage:
@@ -222,19 +222,19 @@ class AsyncResponses:
         return sum((one.usage for one in await self.all()), Usage())
 
     async def build(self) -> FanOut | None:
-        """Return all responses as one value to continue with; None when nothing was interrupted."""
+        """Return everything as one value, to continue later; None if nothing was interrupted."""
         return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
 
     # Telling: each of these is stored when it returns
 
     async def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        """Record that a model is asked now. Its first update does so too."""
+        """Store that a model is being asked. Optional: the first update does so too."""
         return await self._put(model_id, ordinal, Record.begin)
 
     async def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the progress of a model: all of this attempt, in place of the update before.
+        """Store how far a model has got: all of this attempt, in place of the last update.
 
         Returns the response with the usage of earlier attempts added.
         """
@@ -244,7 +244,10 @@ class AsyncResponses:
     async def complete(
         self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the whole response of a model. One with an error is recorded as failed, an interrupted one as interrupted."""
+        """Store the whole answer of a model.
+
+        A response with an error is stored as failed, an interrupted one as interrupted.
+        """
         said = as_response(model_id, ordinal, response)
         status, error = ending(said)
         return await self._put(model_id, ordinal, lambda record: record.end(status, said, error))
@@ -257,7 +260,7 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model failed. What it had done is kept, or replaced by `partial`."""
+        """Store that a model failed. Its last update stays, unless `partial` replaces it."""
         said, told = None if partial is None else as_partial(partial), as_error(error)
         return await self._put(model_id, ordinal, lambda record: record.end(FAILED, said, told))
 
@@ -268,7 +271,10 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model was stopped, for example by a timeout. What it had done is kept, or replaced by `partial`."""
+        """Store that a model was stopped, such as by a timeout.
+
+        Its last update stays, unless `partial` replaces it.
+        """
         said = None if partial is None else as_partial(partial)
         return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, said))
 
