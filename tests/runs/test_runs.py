@@ -501,8 +501,8 @@ def damage_run(backend, url, id):
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
-def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
-    monkeypatch.setattr("outlive.runs.recovery._PAGE", 5)
+def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, tuned):
+    tuned(recovery_page=5)
     names = [f"{n:02}" for n in range(14)]
     damaged = {"00", "03", "04", "13"}
     with outlive.open(url) as store:
