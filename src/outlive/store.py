@@ -1,4 +1,4 @@
-"""A store: the threads of one tenant behind one URL."""
+"""A store: the threads and runs of one tenant at one URL."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from outlive.runs.options import RunOptions
 from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
-from outlive.threads import copy as copying
 from outlive.threads import export
-from outlive.threads import verify as verifying
 from outlive.threads.cache import Cache
+from outlive.threads.copy import entries_into_store, into_store
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads
 from outlive.threads.thread import AsyncThread, S
+from outlive.threads.verify import verify_thread, verify_unlisted
 from outlive.threads.write_behind import Delayed
 from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
 
-if TYPE_CHECKING:  # what runs, pairs, keys and sweeps need is imported by the first call that is about them
+if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
     from outlive.layers.replication.layer import Replicate
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
@@ -96,9 +96,8 @@ class AsyncStore(AsyncContext):
         self._queues: dict[bytes, Delayed] = {}
         self._delayed_bases = Cache(engine.cache.limit_bytes)
         self._is_closed = False
-        self._sync_sibling: Callable[[], AsyncStore] | None = (
-            None  # opens what this store has in the sync mode
-        )
+        # Opens the same store in the sync mode.
+        self._sync_sibling: Callable[[], AsyncStore] | None = None
         self._heart = LeaseRenewer(engine)
         self._sweeper: Sweeper | None = None if retain is None else self._new_sweeper(retain)
 
@@ -207,8 +206,8 @@ class AsyncStore(AsyncContext):
 
     async def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
         """Return the run with this id, or None. Several threads may have it: `thread` says which, or AmbiguousRun is raised."""
-        found = await self._find_run(run_id, thread)
-        return None if found is None else unpack_or_tell(self._engine.codec, *found)
+        stored = await self._find_run(run_id, thread)
+        return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
     async def retry(self, run_id: str, *, thread: str | None = None) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`."""
@@ -223,10 +222,10 @@ class AsyncStore(AsyncContext):
         info = unpack_run(self._engine.codec, key, entry)
         place = self.thread(info.thread, namespace=info.namespace)
         start = Start(self._engine, place, info, StartOptions(retries=True))
-        held = await start.take()
-        if not held.info.is_finished:
-            await start.release(held)
-        return held.info
+        holding = await start.take()
+        if not holding.info.is_finished:
+            await start.release(holding)
+        return holding.info
 
     async def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """Set a run aside, wherever it is: nothing recovers it until `retry`. A live run is refused at its next write.
@@ -255,16 +254,16 @@ class AsyncStore(AsyncContext):
             key = self._key(thread)
             entry = await find(self._engine, key, RUN, run_id)
             return None if entry is None else (key, entry)
-        found = await find_all(self._engine, self._settings.tenant, run_id)
-        if len(found) > 1:
-            raise AmbiguousRun(run_id, [key.id for key, _ in found])
-        return found[0] if found else None
+        entries = await find_all(self._engine, self._settings.tenant, run_id)
+        if len(entries) > 1:
+            raise AmbiguousRun(run_id, [key.id for key, _ in entries])
+        return entries[0] if entries else None
 
     async def _the_run(self, run_id: str, thread: str | None) -> tuple[ThreadKey, EntryRecord]:
-        found = await self._find_run(run_id, thread)
-        if found is None:
+        stored = await self._find_run(run_id, thread)
+        if stored is None:
             raise RunMissing(run_id)
-        return found
+        return stored
 
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
@@ -388,12 +387,14 @@ class AsyncStore(AsyncContext):
         listed: set[str] = set()
         async for key in self._keys(problems):
             listed.add(key.id)
-            found = await verifying.verify_thread(self._engine, key)
-            threads, checkpoints, chunks = threads + 1, checkpoints + found.checkpoints, chunks + found.chunks
-            problems += found.problems
+            report = await verify_thread(self._engine, key)
+            threads += 1
+            checkpoints += report.checkpoints
+            chunks += report.chunks
+            problems += report.problems
             if progress is not None:
                 progress(threads, None)
-        problems += await verifying.verify_unlisted(self._engine, self._settings.tenant, listed)
+        problems += await verify_unlisted(self._engine, self._settings.tenant, listed)
         return Verified(threads, checkpoints, chunks, tuple(dict.fromkeys(problems)))
 
     async def _keys(self, problems: list[Problem]) -> AsyncIterator[ThreadKey]:
@@ -473,9 +474,11 @@ class AsyncStore(AsyncContext):
         await self.flush()
         threads = checkpoints = stored = states = 0
         async for info in self.threads():
-            one = await self.thread(info.id).size()
-            threads, checkpoints = threads + 1, checkpoints + one.checkpoints
-            stored, states = stored + one.stored_bytes, states + one.state_bytes
+            sizes = await self.thread(info.id).size()
+            threads += 1
+            checkpoints += sizes.checkpoints
+            stored += sizes.stored_bytes
+            states += sizes.state_bytes
         return Sizes(threads, checkpoints, stored, states)
 
     async def copy_to(
@@ -503,16 +506,14 @@ class AsyncStore(AsyncContext):
             )
             for row in rows:  # else it was deleted meanwhile
                 try:
-                    await copying.into_store(self._engine, target._engine, self._key(id), row)
+                    await into_store(self._engine, target._engine, self._key(id), row)
                 except Corrupt as error:
                     damaged.append(error)
             if progress is not None:
                 progress(done, len(ids))
         if threads is None and since is None:
             for kind in COPIED:
-                await copying.entries_into_store(
-                    self._engine, target._engine, self._settings.tenant, kind, set(ids)
-                )
+                await entries_into_store(self._engine, target._engine, self._settings.tenant, kind, set(ids))
         if damaged:
             for other in damaged[1:]:
                 damaged[0].add_note(str(other))
@@ -535,7 +536,7 @@ class AsyncStore(AsyncContext):
         if target._settings.tenant != self._settings.tenant:
             raise BadArgument("source and target must be opened with the same tenant")
         if isinstance(backend, Encrypted) and not backend.has_key:
-            raise KeyMissing(None)  # what it holds cannot be seen, and would be left out
+            raise KeyMissing(None)  # without the key nothing could be read, and everything would be left out
 
     async def _chosen(
         self, threads: Iterable[str] | None, since: int | None, damaged: list[Corrupt]
@@ -546,17 +547,15 @@ class AsyncStore(AsyncContext):
         wanted = None if threads is None else {check_id("thread id", id) for id in threads}
         broken: list[Corrupt] = []
         pages = Threads(self._engine, self._settings.tenant, heads=False, damaged=broken)
-        found, missing = [], set(wanted or ())
+        ids, missing = [], set(wanted or ())
         while (row := await pages.next_row()) is not None:
             missing.discard(row.id)
             if (wanted is None or row.id in wanted) and (since is None or row.updated_at >= since):
-                found.append(row.id)
+                ids.append(row.id)
         damaged += [error for error in broken if wanted is None or error.thread in wanted]
         if missing := missing - {error.thread for error in broken}:
-            raise BadArgument(
-                f"there is no thread {min(missing)!r}; store.threads() lists those that there are"
-            )
-        return found
+            raise BadArgument(f"there is no thread {min(missing)!r}; see store.threads() for all threads")
+        return ids
 
     async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread[Any]:
         """Make a thread from what `thread.export()` returned, with its own id or another. Raises ThreadNotEmpty."""
@@ -668,14 +667,14 @@ class AsyncStore(AsyncContext):
             await self._sweeper.touch(key)
 
     async def _settle(self, key: ThreadKey) -> None:
-        """Let the delayed saves of a thread go first."""
+        """Wait for the delayed saves of a thread."""
         queue = self._queues.get(key.digest)
         if queue is not None:
             await queue.flush()
 
 
 async def _each_of(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Do every part, whether another one fails or not; raise the errors of all when they are done."""
+    """Call every part, also after one has failed; raise all errors at the end."""
     errors: list[Exception] = []
     for part in parts:
         try:

@@ -1,4 +1,4 @@
-"""A thread's place held without a run: the same lease, fence and clock."""
+"""A lock: a thread held without a run, with the same lease, fence and clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AsyncLock(AsyncContext):
         self._heart = heart
         self._timeout_s = timeout_s
         self._held: EntryRecord | None = None
-        self._taken: EntryRecord | None = None  # the last one held, also when it was lost or given back
+        self._taken: EntryRecord | None = None  # the last entry held, also after it was lost or released
         self._thread_ident = engine.runtime.thread_ident()
 
     @property
@@ -66,7 +66,7 @@ class AsyncLock(AsyncContext):
         """Return what a commit to a thread must find there. A lock that was lost still says what it was: the store refuses it."""
         if engine.namer.key != self._engine.namer.key:  # every store and tenant has one of its own
             raise BadArgument(
-                f"this lock on thread {self._key.id!r} is of another store or tenant: it protects nothing here"
+                f"this lock on thread {self._key.id!r} belongs to another store or tenant: it protects nothing here"
             )
         if thread.digest != self._key.digest:
             raise BadArgument(
@@ -95,22 +95,22 @@ class AsyncLock(AsyncContext):
         claim = await place.claim(None, None, self._lease_s)
         try:
             receipt = await self._engine.commit(Commit(self._key, entries=claim.entries))
-        except EntryHeld as held:
-            raise lease.busy(self._engine.codec, self._namespace, held) from None
+        except EntryHeld as error:
+            raise lease.busy(self._engine.codec, self._namespace, error) from None
         self._held = self._taken = (receipt.entries or claim.entries)[0]
         self._heart.add(self)
 
     async def release(self) -> None:
         """Release the lock; nothing happens when another process has taken it over."""
-        held, self._held = self._held, None
+        entry, self._held = self._held, None
         self._heart.discard(self)
-        if held is None:
+        if entry is None:
             return
-        freed = replace(held, status="free", until=0, clock="", revision=held.revision + 1)
+        freed = replace(entry, status="free", until=0, clock="", revision=entry.revision + 1)
         try:
-            await self._engine.commit(Commit(self._key, entries=(freed,), fence=self._token(held)))
+            await self._engine.commit(Commit(self._key, entries=(freed,), fence=self._token(entry)))
         except (LeaseLost, EntryHeld):
-            pass  # somebody else holds it by now
+            pass  # another process holds it by now
 
     async def __aenter__(self) -> Self:
         return await self.acquire()
@@ -120,20 +120,20 @@ class AsyncLock(AsyncContext):
     ) -> None:
         await self._engine.runtime.shielded(self.release())
 
-    # What the heart asks
+    # What the timer asks (`renewal.py`)
 
     @staticmethod
-    def _token(held: EntryRecord) -> tuple[str, str, int, int]:
-        return (LOCK, held.key, held.epoch, held.fence)
+    def _token(entry: EntryRecord) -> tuple[str, str, int, int]:
+        return (LOCK, entry.key, entry.epoch, entry.fence)
 
     def _renewal(self) -> Commit:
-        held = self._held
-        if held is None:
+        entry = self._held
+        if entry is None:
             return Commit(self._key)
         renewed = EntryRecord(
-            LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self._lease_s
+            LOCK, entry.key, None, RUNNING, entry.epoch, entry.fence, entry.revision, lease_s=self._lease_s
         )
-        return Commit(self._key, entries=(renewed,), fence=self._token(held))
+        return Commit(self._key, entries=(renewed,), fence=self._token(entry))
 
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         self._held = None

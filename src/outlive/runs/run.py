@@ -1,12 +1,13 @@
-"""A run: work on a thread that is known to be going on, and that another process may take over when this one dies.
+"""A run: work on a thread that other processes know of, and that one of them takes over when this process dies.
 
-Everything that a run writes (checkpoints, steps, its own record) goes through `_commit`, which adds the fence and renews the
-leases. One write of a run is under way at a time; each raises the revision of the run's entry, so that one which arrives
-late, when a newer one is stored, is refused. Between writes a timer renews the leases of all live runs of a store at once
-(`heart.py`).
+All writes of a run (checkpoints, steps, its own record) have its fence and renew its leases. Only one
+write is under way at a time. Each raises the revision of the run's entry, so a write that arrives after a
+newer one is refused. Between writes one timer renews the leases of all live runs of a store
+(`renewal.py`).
 
-How a `with` block ends decides what becomes of the run. Cleanly: completed. By an Exception: failed, with its progress kept.
-By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recovered; that is how deployments end processes.
+How its `with` block is left decides how the run ends. Normally: completed. By an Exception: failed, with
+its progress kept. By anything else (a cancelled task, Ctrl-C, sys.exit): released, for another process to
+recover, because that is how deployments end processes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from outlive.threads.save_options import RunSaveOptions
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment
 
-_ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
+_ENDING_S = 5.0  # for the write that releases a run: its process is about to be killed
 
 
 P = ParamSpec("P")
@@ -147,17 +148,18 @@ class AsyncRun(AsyncContext):
         Raises ThreadBusy, RunBusy, RunElsewhere.
         """
         start = Start(self._engine, self.thread, self.info, self._options)
-        held = await start.take()
-        self.info = held.info
-        if held.info.is_finished:
+        holding = await start.take()
+        self.info = holding.info
+        if holding.info.is_finished:
             return self
-        self._fence, self._epoch, self._revision = held.fence, held.epoch, held.revision
-        self._lock_epoch, self._has_place = held.lock_epoch, held.has_place
+        self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
+        self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         try:
-            await self._ledger.read(is_new=held.is_new)
-            await self._responses._read(is_new=held.is_new)
-        except BaseException:  # what it did before cannot be read here: another process may be able to
-            await start.undo(held)
+            await self._ledger.read(is_new=holding.is_new)
+            await self._responses._read(is_new=holding.is_new)
+        except BaseException:
+            # What the run did before cannot be read here; another process may be able to.
+            await start.undo(holding)
             raise
         self._has_begun = True
         self._go_live()
@@ -211,14 +213,14 @@ class AsyncRun(AsyncContext):
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
-        """Take down what the run says of itself, and return what it said before. Raises BadArgument, Unencodable."""
+        """Record the progress of the run, and return the progress before. Raises BadArgument, Unencodable."""
         info = self.info
         before = (info.iteration, info.phase, info.completed_phases, info.usage)
-        said = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
+        merged = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
-        info.iteration, info.usage = iteration, said
+        info.iteration, info.usage = iteration, merged
         return before
 
     def _copied(self, usage: dict[str, Any]) -> Any:
@@ -286,7 +288,7 @@ class AsyncRun(AsyncContext):
         if kept is not None:
             try:
                 await self._store(kept.state(), kept.draft(timeout_s))
-            except CheckpointExists:  # somebody else took its id since: the state is stored all the same
+            except CheckpointExists:  # another save took its id meanwhile: store the state under a new one
                 await self._store(kept.state(), replace(kept.draft(timeout_s), id=new_id()))
         await self.thread._settled()
 
@@ -359,7 +361,7 @@ class AsyncRun(AsyncContext):
         await self._end(RELEASED, timeout_s=_ENDING_S)
 
     async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
-        """Store what was held back, then the end. When that is refused or fails, the run goes on as before."""
+        """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
         async with self._mutex:
             self._check_live()
             ended_at = None if status == RELEASED else moment(self._engine.runtime.now())
@@ -370,7 +372,7 @@ class AsyncRun(AsyncContext):
             try:
                 await self._flush(timeout_s)
             except DelayedSaveFailed:
-                if status != COMPLETED:  # nothing brings those saves back, and the run is over in any case
+                if status != COMPLETED:  # those saves are lost, and the run ends anyway
                     await self._flush(timeout_s)  # what was held back waited for them
                     await self._finish(ended, body, timeout_s, changes)
                 raise
@@ -390,7 +392,7 @@ class AsyncRun(AsyncContext):
             RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
         )
         entries = [ended]
-        if self._has_place:  # not removed: one that somebody else holds by now would go
+        if self._has_place:  # freed, not deleted: another run may hold the thread by now
             entries.append(replace(self._lock(None), status="free", lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
@@ -434,7 +436,7 @@ class AsyncRun(AsyncContext):
         return self.info.lease_s
 
     async def _give_up(self) -> None:
-        """Its store is closed under it."""
+        """Release the run because its store is being closed."""
         if self._is_live and self._is_mine():
             try:
                 await self.release()
@@ -469,7 +471,7 @@ class AsyncRun(AsyncContext):
                 error.add_note(str(lost))
 
     def _leave(self) -> None:
-        """Let the lease run out when the end could not be stored: nobody is in the run any more."""
+        """Stop renewing the lease when the end could not be stored: nothing works on the run any more."""
         if self._is_live:
             self._stop()
 
@@ -477,7 +479,7 @@ class AsyncRun(AsyncContext):
         try:
             await self.complete(self.info.result)
         except (CallerError, DelayedSaveFailed) as error:
-            if self._is_live:  # it was refused, and nothing was written
+            if self._is_live:  # refused, and nothing was written
                 self.info.result = None
                 await self.fail(error)
             raise
@@ -485,7 +487,7 @@ class AsyncRun(AsyncContext):
     # Writing
 
     def _is_mine(self) -> bool:
-        """A forked child has its parent's objects, not its runs."""
+        """Tell whether this process owns the run: a forked child has its parent's objects, not its runs."""
         return self.info.owner is not None and self.info.owner.pid == os.getpid()
 
     def _check_live(self) -> None:

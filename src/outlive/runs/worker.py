@@ -1,4 +1,4 @@
-"""A loop that recovers dead runs for ever."""
+"""A loop that recovers dead runs until it is stopped."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ class Responses:
     def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Record that these models will be asked, by one commit, or continue with what is stored.
+        """Store that these models will be asked, or continue with the stored responses.
 
-        Models that are stored already keep their responses, also those that are not named any more. Without
-        `model_ids` it only reads. Raises BadArgument when `prompt` is not the one that was answered.
+        Stored responses stay, also those of models that are no longer named. Without `model_ids` it
+        only reads. Raises BadArgument for a prompt other than the stored one.
         """
         run_now(self._responses.open(model_ids, prompt=prompt, verbose=verbose))
         return self
@@ -49,11 +49,11 @@ class Responses:
         return run_now(self._responses.get(model_id, ordinal))
 
     def pending(self) -> list[ModelResponse]:
-        """Return the responses that are not completed, also those that never began: ask these models."""
+        """Return the responses that are not completed, including those that never began."""
         return run_now(self._responses.pending())
 
     def completed(self) -> list[ModelResponse]:
-        """Return the responses that are completed: these models need not be asked again."""
+        """Return the responses that are completed: no need to ask again."""
         return run_now(self._responses.completed())
 
     def usage(self) -> Usage:
@@ -61,17 +61,17 @@ class Responses:
         return run_now(self._responses.usage())
 
     def build(self) -> FanOut | None:
-        """Return all responses as one value to continue with; None when nothing was interrupted."""
+        """Return everything as one value, to continue later; None if nothing was interrupted."""
         return run_now(self._responses.build())
 
     def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        """Record that a model is asked now. Its first update does so too."""
+        """Store that a model is being asked. Optional: the first update does so too."""
         return run_now(self._responses.begin(model_id, ordinal))
 
     def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the progress of a model: all of this attempt, in place of the update before.
+        """Store how far a model has got: all of this attempt, in place of the last update.
 
         Returns the response with the usage of earlier attempts added.
         """
@@ -80,7 +80,10 @@ class Responses:
     def complete(
         self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the whole response of a model. One with an error is recorded as failed, an interrupted one as interrupted."""
+        """Store the whole answer of a model.
+
+        A response with an error is stored as failed, an interrupted one as interrupted.
+        """
         return run_now(self._responses.complete(model_id, response, ordinal))
 
     def fail(
@@ -91,7 +94,7 @@ class Responses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model failed. What it had done is kept, or replaced by `partial`."""
+        """Store that a model failed. Its last update stays, unless `partial` replaces it."""
         return run_now(self._responses.fail(model_id, error, ordinal, partial=partial))
 
     def interrupt(
@@ -101,5 +104,8 @@ class Responses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model was stopped, for example by a timeout. What it had done is kept, or replaced by `partial`."""
+        """Store that a model was stopped, such as by a timeout.
+
+        Its last update stays, unless `partial` replaces it.
+        """
         return run_now(self._responses.interrupt(model_id, ordinal, partial=partial))

@@ -1,4 +1,4 @@
-"""A thread: everything that is done with the history of one conversation, sync and async.
+"""A thread: saving, loading and everything else that is done with one history, sync and async.
 
 `AsyncThread` holds the logic; `outlive.sync.thread.Thread` calls it without an event loop.
 """
@@ -205,17 +205,17 @@ class AsyncThread(Generic[S]):
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
     ) -> S | None:
         """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none."""
-        found = await self._read(id, at, timeout_s)
-        return None if found is None else self._engine.unpack(self._key, found[0].record.id, found[1])
+        stored = await self._read(id, at, timeout_s)
+        return None if stored is None else self._engine.unpack(self._key, stored[0].record.id, stored[1])
 
     async def checkpoint(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
     ) -> Checkpoint | None:
         """Return a checkpoint with its state, parent and pending writes, all read at one moment."""
-        found = await self._read(id, at, timeout_s)
-        if found is None:
+        stored = await self._read(id, at, timeout_s)
+        if stored is None:
             return None
-        reading, stream = found
+        reading, stream = stored
         record = reading.record
         state = self._engine.unpack(self._key, record.id, stream)
         writes = self._engine.pending(self._key, reading.writes, reading.chunks)
@@ -235,13 +235,13 @@ class AsyncThread(Generic[S]):
         await self._settled()
         when = None if at is None else micros(at)
         timeout_s = self._home._timeout(timeout_s)
-        found = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
-        if found is not None:
+        stored = await self._engine.load(self._key, self.namespace, optional_id("id", id), when, timeout_s)
+        if stored is not None:
             await self._home._touch(self._key)
-        return found
+        return stored
 
     async def _settled(self) -> None:
-        """Let delayed saves of this thread go first, and tell of those that failed."""
+        """Wait for delayed saves of this thread, and raise the errors of those that failed."""
         await self._home._settle(self._key)
 
     # Looking back
@@ -304,9 +304,8 @@ class AsyncThread(Generic[S]):
 
     def _start(self, before: str | CheckpointInfo | None) -> str | CheckpointInfo | None:
         if not isinstance(before, CheckpointInfo):
-            is_cursor = (
-                isinstance(before, str) and parse_cursor(before) is not None
-            )  # longer than an id may be
+            # A cursor may be longer than an id.
+            is_cursor = isinstance(before, str) and parse_cursor(before) is not None
             return before if is_cursor else optional_id("before", before)
         if before.thread != self.id:
             raise BadArgument(
@@ -332,10 +331,10 @@ class AsyncThread(Generic[S]):
         """Return what changed between two checkpoints, path by path; `new` defaults to the newest."""
         states = []
         for id in (check_id("old", old), optional_id("new", new)):
-            found = await self._read(id, None, None)
-            if found is None:
+            stored = await self._read(id, None, None)
+            if stored is None:
                 raise CheckpointMissing(self.id, id)
-            states.append(self._engine.unpack(self._key, found[0].record.id, found[1], opaque=True))
+            states.append(self._engine.unpack(self._key, stored[0].record.id, stored[1], opaque=True))
         return diff(*states)
 
     # Pending writes and interrupts
@@ -390,7 +389,7 @@ class AsyncThread(Generic[S]):
         records, data = await self._read_writes(target)
         for _ in range(_TRIES):
             if all(name in data for record in records for name in record.chunks):
-                break  # else somebody deleted them in between, or they are damaged
+                break  # else they were deleted meanwhile, or are damaged
             records, data = await self._read_writes(target)
         return self._engine.pending(self._key, records, data)
 
@@ -401,19 +400,19 @@ class AsyncThread(Generic[S]):
 
     async def interrupts(self, checkpoint: str | None = None) -> tuple[Interrupt, ...]:
         """Return the interrupts of a checkpoint (default: the head) that have no resume value."""
-        found = await self.checkpoint(checkpoint)
-        return found.open_interrupts if found is not None else ()
+        stored = await self.checkpoint(checkpoint)
+        return stored.open_interrupts if stored is not None else ()
 
     async def resume(
         self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
         """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
-        found = await self.checkpoint(checkpoint)
-        if found is None or interrupt not in {asked.id for asked in found.interrupts}:
+        stored = await self.checkpoint(checkpoint)
+        if stored is None or interrupt not in {asked.id for asked in stored.interrupts}:
             raise BadArgument(
                 f"there is no interrupt {interrupt!r} here; thread.interrupts() lists those that are open"
             )
-        await self.write(interrupt, [("__resume__", value)], checkpoint=found.id, fence=fence)
+        await self.write(interrupt, [("__resume__", value)], checkpoint=stored.id, fence=fence)
 
     async def _head_id(self, timeout_s: float | None = None) -> str:
         reading = await self._engine.backend.read(
