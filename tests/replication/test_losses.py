@@ -276,11 +276,11 @@ def test_a_primary_that_lost_commits_gets_them_again_before_it_is_active(tmp_pat
     folders = [tmp_path / name for name in ("a", "b", "old")]
     for folder in folders[:2]:
         folder.mkdir()
-    urls = {"url": f"sqlite:///{folders[0]}/a.db", "secondary": f"sqlite:///{folders[1]}/b.db"}
-    with outlive.open(**urls) as store:
+    urls = (f"sqlite:///{folders[0]}/a.db", f"sqlite:///{folders[1]}/b.db")
+    with open_pair(*urls) as store:
         store.thread("t").save(1)
     shutil.copytree(folders[0], folders[2])
-    with outlive.open(**urls) as store:
+    with open_pair(*urls) as store:
         store.thread("t").save(2)
         store.thread("t").save(3)
     shutil.rmtree(folders[0])
@@ -292,14 +292,14 @@ def test_a_primary_that_lost_commits_gets_them_again_before_it_is_active(tmp_pat
             raise Died
         return await write(*args)
 
-    with outlive.open(**urls) as store:
+    with open_pair(*urls) as store:
         with monkeypatch.context() as patched:
             patched.setattr(Stores, "write", die)
             try:
                 store.thread("t").save(4)
             except Died:
                 assert dies_at is not None
-    with outlive.open(**urls) as store:
+    with open_pair(*urls) as store:
         store.thread("t").save(5)
         store.promote()
         store.failback()
