@@ -19,16 +19,16 @@ class LeaseHolder(Protocol):
     """What holds a lease: a run, or a lock."""
 
     @property
-    def lease_s(self) -> float: ...
+    def _lease_s(self) -> float: ...
     @property
-    def thread_ident(self) -> int | None:
+    def _thread_ident(self) -> int | None:
         """The thread that works under the lease, if it is only one."""
         ...
 
-    def renewal(self) -> Commit: ...
-    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
-    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
-    async def give_up(self) -> None: ...
+    def _renewal(self) -> Commit: ...
+    def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
+    def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
+    async def _give_up(self) -> None: ...
 
 
 class LeaseRenewer:
@@ -48,7 +48,7 @@ class LeaseRenewer:
     def add(self, run: LeaseHolder) -> None:
         with self._lock:  # a run that ends in another thread must not stop the timer of this one
             self._runs[id(run)] = run
-            interval_s = run.lease_s / _SHARE
+            interval_s = run._lease_s / _SHARE
             if self._ticker is None or interval_s < self._interval_s:
                 self._stop()
                 self._interval_s = interval_s
@@ -71,7 +71,7 @@ class LeaseRenewer:
     async def beat(self) -> None:
         """Renew all leases. The next beat, or the next write of a run, retries what failed."""
         runs = list(self._runs.values())
-        commits = [run.renewal() for run in runs]
+        commits = [run._renewal() for run in runs]
         if not commits:
             return
         try:
@@ -79,8 +79,8 @@ class LeaseRenewer:
         except OutliveError:
             return
         for run, result in zip(runs, results, strict=True):
-            if isinstance(result, LeaseLost | EntryHeld) and not run.is_overtaken(result):
-                run.lose(result)
+            if isinstance(result, LeaseLost | EntryHeld) and not run._is_overtaken(result):
+                run._lose(result)
 
     def _terminate(self) -> None:
         """Release runs of other threads on SIGTERM.
@@ -88,8 +88,8 @@ class LeaseRenewer:
         (Under asyncio, cancelled tasks release theirs.)
         """
         for run in list(self._runs.values()):
-            if run.thread_ident not in (None, threading.get_ident()):
-                self._engine.runtime.spawn(run.give_up)
+            if run._thread_ident not in (None, threading.get_ident()):
+                self._engine.runtime.spawn(run._give_up)
 
     async def close(self) -> None:
         """Release all live runs, because the store closes.
@@ -100,7 +100,7 @@ class LeaseRenewer:
         errors: list[Exception] = []
         for run in list(self._runs.values()):
             try:
-                await run.give_up()
+                await run._give_up()
             except LeaseLost:
                 pass  # another process has it: there is nothing to release
             except Exception as error:  # noqa: BLE001  # raised after all others are released

@@ -54,16 +54,16 @@ class Writer(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def key(self) -> ThreadKey: ...
+    def _key(self) -> ThreadKey: ...
     @property
-    def engine(self) -> Engine: ...
+    def _engine(self) -> Engine: ...
     @property
-    def rank(self) -> tuple[int, int]: ...
+    def _rank(self) -> tuple[int, int]: ...
     @property
-    def is_started(self) -> bool: ...
+    def _is_started(self) -> bool: ...
     @property
-    def mutex(self) -> AbstractAsyncContextManager[Any]: ...
-    async def write_held(self, *entries: EntryRecord) -> Receipt: ...
+    def _mutex(self) -> AbstractAsyncContextManager[Any]: ...
+    async def _write_held(self, *entries: EntryRecord) -> Receipt: ...
 
 
 class _Slot:
@@ -99,7 +99,7 @@ class AsyncResponses:
 
     def __init__(self, run: Writer) -> None:
         self._run = run
-        self._lock = run.engine.runtime.lock()  # of the slots; never held while waiting
+        self._lock = run._engine.runtime.lock()  # of the slots; never held while waiting
         self._slots: dict[Place, _Slot] = {}
         self._shared = _Shared()
         self._is_read = False
@@ -132,10 +132,10 @@ class AsyncResponses:
         Stored responses stay, also those of models that are no longer named. Without `model_ids` it
         only reads. Raises BadArgument for a prompt other than the stored one.
         """
-        if not self._run.is_started:
+        if not self._run._is_started:
             raise BadArgument(f"run {self._run.id!r} has not started; start it before you open its responses")
         places = [] if model_ids is None else numbered(model_ids)
-        async with self._run.mutex:
+        async with self._run._mutex:
             if not self._is_read:
                 await self._read(is_new=False)
             await self._create([place for place in places if place not in self._slots], prompt, verbose)
@@ -155,8 +155,8 @@ class AsyncResponses:
         entries = [
             self._entry(place, self._pack(place, record), NOT_STARTED, 1) for place, record in records.items()
         ]
-        head = self._entry(None, self._run.engine.codec.pack(shared.fields(), where), "", shared.revision)
-        await self._run.write_held(head, *entries)
+        head = self._entry(None, self._run._engine.codec.pack(shared.fields(), where), "", shared.revision)
+        await self._run._write_held(head, *entries)
         self._shared = shared
         self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
 
@@ -164,9 +164,9 @@ class AsyncResponses:
         """Read the responses of earlier attempts; those that were running count as interrupted."""
         run, after, is_more = self._run, None, not is_new
         while is_more:
-            page = await run.engine.backend.entries(
+            page = await run._engine.backend.entries(
                 EntryQuery(
-                    run.key.tenant, RESPONSE, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                    run._key.tenant, RESPONSE, thread=run._key, prefix=f"{run.id}\n", after=after, limit=_PAGE
                 )
             )
             for _, entry in page:
@@ -183,21 +183,21 @@ class AsyncResponses:
             what = "is missing" if other[0] in named else "is not in the list of models"
             raise Corrupt(
                 f"the response of {name_of(*other[0])} of run {self._run.id!r} {what}",
-                thread=self._run.key.id,
+                thread=self._run._key.id,
             )
 
     def _adopt(self, entry: EntryRecord) -> None:
-        codec = self._run.engine.codec
+        codec = self._run._engine.codec
         rest = entry.key[len(self._run.id) + 1 :]
         if not rest:
-            with well_formed(f"what the responses of run {self._run.id!r} share", self._run.key.id):
+            with well_formed(f"what the responses of run {self._run.id!r} share", self._run._key.id):
                 self._shared = _Shared(**codec.unpack(entry.body or b""))
                 set(self._shared.order())
             return
         ordinal, _, model_id = rest.partition("\n")
         if not ordinal.isdecimal() or not model_id or "\n" in model_id:
             return  # an entry of another run, whose id begins like a key of this one
-        with well_formed(f"the response of {model_id!r}", self._run.key.id):
+        with well_formed(f"the response of {model_id!r}", self._run._key.id):
             response, earlier = codec.unpack(entry.body or b"")
             if response.status == RUNNING:
                 response = replace(response, status=INTERRUPTED)
@@ -294,7 +294,7 @@ class AsyncResponses:
                 return record.response
             revision = slot.put(record, self._pack((model_id, ordinal), record))
         try:
-            async with self._run.mutex:
+            async with self._run._mutex:
                 if slot.stored_revision < revision:  # else another caller has written it with its own
                     await self._write((model_id, ordinal))
         finally:
@@ -306,7 +306,7 @@ class AsyncResponses:
         """Write all waiting records in one commit of limited size, this one first."""
         with self._lock:
             group = self._group(first)
-        await self._run.write_held(*(entry for _, _, entry in group))
+        await self._run._write_held(*(entry for _, _, entry in group))
         with self._lock:
             for slot, record, entry in group:
                 slot.settle(record, entry.revision)
@@ -334,14 +334,14 @@ class AsyncResponses:
 
     def _pack(self, place: Place, record: Record) -> bytes:
         where = f"response of {name_of(*place)}"
-        body = self._run.engine.codec.pack([record.response, record.earlier], where)
+        body = self._run._engine.codec.pack([record.response, record.earlier], where)
         if len(body) > MAX_BYTES:
             raise BadArgument(f"the {where} has {len(body):,} bytes, and at most {MAX_BYTES:,} can be stored")
         return body
 
     def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
         key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
-        epoch, fence = self._run.rank
+        epoch, fence = self._run._rank
         return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
 
 

@@ -26,7 +26,7 @@ _GIVE_BACK_S = 5.0  # limit of the write that gives a run back, while an error w
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class StartOptions:
     """How a run works; not part of its record."""
 
     throttle_s: float = 0
@@ -54,7 +54,7 @@ class Holding:
 class Start:
     """The start of one run."""
 
-    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: RunOptions) -> None:
+    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: StartOptions) -> None:
         self._engine = engine
         self._thread = thread
         self._key = thread._key

@@ -33,13 +33,13 @@ class Writer(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def key(self) -> ThreadKey: ...
+    def _key(self) -> ThreadKey: ...
     @property
-    def engine(self) -> Engine: ...
+    def _engine(self) -> Engine: ...
     @property
-    def rank(self) -> tuple[int, int]: ...
-    def check_live(self) -> None: ...
-    async def write_entries(self, *entries: EntryRecord) -> Receipt: ...
+    def _rank(self) -> tuple[int, int]: ...
+    def _check_live(self) -> None: ...
+    async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: set[tuple[str, str]] = set()
-        self._lock = run.engine.runtime.lock()  # steps may begin in many threads at once
+        self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
         """Read what earlier attempts did."""
@@ -97,9 +97,9 @@ class Ledger:
             return
         run, after = self._run, None
         while True:
-            page = await run.engine.backend.entries(
+            page = await run._engine.backend.entries(
                 EntryQuery(
-                    run.key.tenant, STEP, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                    run._key.tenant, STEP, thread=run._key, prefix=f"{run.id}\n", after=after, limit=_PAGE
                 )
             )
             for _, entry in page:
@@ -125,7 +125,7 @@ class Ledger:
         they begin, so a step needs a key while another with its name is running. If this process
         has lost or ended the run, the function is not called.
         """
-        self._run.check_live()
+        self._run._check_live()
         options = options or StepOptions()
         place = self._enter(name, options.key)
         try:
@@ -193,7 +193,7 @@ class Ledger:
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return a digest of the arguments; None if they cannot be stored, such as clients."""
         try:
-            packed = self._run.engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
+            packed = self._run._engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
         except Unencodable:
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
@@ -238,7 +238,7 @@ class Ledger:
         )
 
     async def _write(self, step: StepInfo) -> None:
-        codec, run = self._run.engine.codec, self._run
+        codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
         body = codec.pack([step.arguments, step.value, step.error], where)
         if len(body) > MAX_RESULT:
@@ -251,15 +251,15 @@ class Ledger:
             f"{run.id}\n{step.name}\n{step.key}",
             body,
             step.status,
-            epoch=run.rank[0],
-            fence=run.rank[1],
+            epoch=run._rank[0],
+            fence=run._rank[1],
             revision=self._order[step.name, step.key],
         )
-        await run.write_entries(entry)
+        await run._write_entries(entry)
         self._steps[step.name, step.key] = step
 
     def _unpack(self, entry: EntryRecord) -> StepInfo:
-        with well_formed(f"step {entry.key!r}", self._run.key.id):
+        with well_formed(f"step {entry.key!r}", self._run._key.id):
             name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
-            arguments, value, error = self._run.engine.codec.unpack(entry.body or b"")
+            arguments, value, error = self._run._engine.codec.unpack(entry.body or b"")
         return StepInfo(name, key, entry.status, arguments, value, error)
