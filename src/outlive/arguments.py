@@ -1,4 +1,4 @@
-"""Checks of arguments and options: each returns the valid value, or raises BadArgument with a sentence that says what is valid.
+"""Checks of arguments and options: each returns the valid value or raises BadArgument.
 
 Options that a URL can carry raise BadURL instead, and may be text: "30", "true".
 """
@@ -112,25 +112,28 @@ def check_pairs(writes: object) -> list[tuple[str, Any]]:
 
 
 def check_writes(writes: object) -> tuple[PendingWrite, ...]:
-    """Return the pending writes of a save: those of (task, channel, value) get the position that they have among the task's."""
+    """Return the pending writes of a save.
+
+    A (task, channel, value) gets the next position of its task.
+    """
     items = (
         list(writes) if isinstance(writes, Iterable) and not isinstance(writes, str | Mapping) else [writes]
     )
-    found: list[PendingWrite] = []
+    checked: list[PendingWrite] = []
     counts: dict[str, int] = {}
     for item in items:
         if isinstance(item, PendingWrite):
-            found.append(_check_write(item))
+            checked.append(_check_write(item))
         elif isinstance(item, tuple | list) and len(item) == 3:
             task, channel = check_id("task", item[0]), check_text("channel", item[1])
             position = counts.get(task, 0)
             counts[task] = position + 1
-            found.append(PendingWrite(task, CONTROL.get(channel, position), channel, item[2]))
+            checked.append(PendingWrite(task, CONTROL.get(channel, position), channel, item[2]))
         else:
             raise BadArgument(
                 f"writes must be (task, channel, value) or outlive.PendingWrite, not {item!r:.100}"
             )
-    return tuple(found)
+    return tuple(checked)
 
 
 def _check_write(write: PendingWrite) -> PendingWrite:
@@ -224,7 +227,7 @@ def check_attributes(value: object) -> dict[str, Any]:
 
 
 def check_handlers(value: object) -> Mapping[Any, Any]:
-    """Return who goes on with the runs of which agent, or raise BadArgument."""
+    """Return the handlers by the name of their agent. Raises BadArgument."""
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
         hint = (
             f'; for all agents write {{"*": {getattr(value, "__name__", "handler")}}}'

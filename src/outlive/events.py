@@ -1,4 +1,4 @@
-"""What a store tells whoever wants to know: `outlive.open(url, on_event=function)`.
+"""The events of a store: `outlive.open(url, on_event=function)`.
 
 The function is called after the fact, in the thread or task that did it, and should return at once.
 What it raises is shown as a warning and goes no further: watching must not stop the work.
@@ -17,7 +17,10 @@ FAILOVER, FAILBACK, SWEEP = "failover", "failback", "sweep"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done: a save, a load, a run begun or claimed, ended, or lost to another process; a failover or failback; a sweep."""
+    """Something that happened: a save, a load, a sweep, a failover or failback.
+
+    Or a run that started, was claimed, ended, or was lost to another process.
+    """
 
     name: str
     thread: str

@@ -167,12 +167,12 @@ def configure(
     backend_options: BackendOptions | None = None,
 ) -> StoreConfig:
     """Check the options of a store, and return what they ask for. Nothing is opened."""
-    given = {"tenant": tenant, "durability": durability, "cache_bytes": cache_bytes, "timeout_s": timeout_s}
+    passed = {"tenant": tenant, "durability": durability, "cache_bytes": cache_bytes, "timeout_s": timeout_s}
     served, in_url = parse_location(url, dict(backend_options or {}))
     for name in in_url:
-        if given[name] != _DEFAULTS[name]:
+        if passed[name] != _DEFAULTS[name]:
             raise BadURL(f"option {name!r} is in the URL and beside it; give it once")
-    settings = _settings(served.shown, {**given, **in_url})
+    settings = _settings(served.shown, {**passed, **in_url})
     if on_event is not None and not callable(on_event):
         raise BadArgument(f"on_event must be a function that takes an outlive.Event, not {on_event!r:.100}")
     if key is not None and not isinstance(key, KeyRing):
@@ -259,7 +259,10 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
 
     runtime = AsyncRuntime()
     primary, secondary = await _made(target, opener, runtime)
-    homed = [None if one is None else cast(Backend, Homed(one, runtime.home)) for one in (primary, secondary)]
+    homed = [
+        None if backend is None else cast(Backend, Homed(backend, runtime.home))
+        for backend in (primary, secondary)
+    ]
     assert homed[0] is not None
     store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
     store._sync_sibling = lambda: _sync_sibling(primary, secondary, target)
@@ -304,7 +307,7 @@ async def _made(
 
 
 def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConfig) -> AsyncStore:
-    """Return what an async store has as a store of the sync mode; closing it leaves the other as it is."""
+    """Return a sync store on an open async one; closing it leaves the async one open."""
     from outlive.backends.local.threaded import AsyncLocal
 
     def same(backend: Backend, served: BackendFactory) -> Backend:
@@ -351,7 +354,10 @@ async def _build(
 
 
 def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
-    """Return a backend that seals, if there are keys: around a pair, so that both stores hold the same bytes."""
+    """Return a backend that encrypts, if there are keys.
+
+    It wraps a pair, so both stores have the same bytes.
+    """
     if ring is None:
         return backend
     from outlive.layers.encryption.layer import Encrypted
@@ -363,12 +369,15 @@ async def _newest(backend: Backend) -> bytes | None:
     """Return the naming key as it is sealed now, when the keys were rotated."""
     from outlive.layers.encryption.layer import current_naming_key
 
-    found = await current_naming_key(backend)
-    return None if found is None else found.body
+    entry = await current_naming_key(backend)
+    return None if entry is None else entry.body
 
 
 def _namer(key: bytes, tenant: str) -> Namer:
-    """Return what names the chunks of one tenant: equal ones of two tenants have other names, which nobody can compare."""
+    """Return what names the chunks of one tenant.
+
+    Equal chunks of two tenants have different names.
+    """
     if tenant:
         key = hashlib.blake2b(
             escape(tenant).encode(), digest_size=32, key=key, person=b"outlive.tenant"
@@ -383,9 +392,8 @@ def _replicated(primary: Backend, secondary: Backend, target: StoreConfig, runti
 
     def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
         if target.ring is not None or is_sealed(key):
-            return lambda name, data: (
-                True
-            )  # opening a sealed chunk shows whether it is the one that was named
+            # Decrypting a chunk shows whether it is the one that was named.
+            return lambda name, data: True
         namer = _namer(key, target.settings.tenant)
         return lambda name, data: namer.name(data) == name
 

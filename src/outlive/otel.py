@@ -1,4 +1,7 @@
-"""Events as spans of OpenTelemetry: `from outlive import otel; outlive.open(url, on_event=otel.spans())`."""
+"""Events as OpenTelemetry spans.
+
+`from outlive import otel; outlive.open(url, on_event=otel.spans())`
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from outlive.events import Event, Watcher
 
 
 def spans(tracer: Any = None) -> Watcher:
-    """Return a function for `on_event` that makes a span of every event: `outlive.save`, `outlive.load`, ..."""
+    """Return a function for `on_event` that makes a span of every event, such as `outlive.save`."""
     try:
         trace: Any = importlib.import_module("opentelemetry.trace")
     except ImportError as error:

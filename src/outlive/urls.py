@@ -1,4 +1,4 @@
-"""From a URL, a path or a Redis client to a backend that can be opened: which engine, where, with which options."""
+"""From a URL, a path or a Redis client to a backend: which engine, where, which options."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Checkpoint(CheckpointInfo):
-    """One saved step with its state, as `thread.checkpoint()` and `thread.history(states=True)` return it."""
+    """One saved step with its state, from `thread.checkpoint()` or `thread.history(states=True)`."""
 
     state: Any = None
     _pending_writes: tuple[PendingWrite, ...] | None = None
@@ -179,7 +179,7 @@ class Pruned:
     chunks: int = 0
     rewritten: int = 0
     freed_bytes: int = 0
-    erased: bool = False  # with erase=True: no byte of what nobody holds is left
+    erased: bool = False  # with erase=True: no unread byte is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ def format_cursor(epoch: int, seq: int, id: str) -> str:
 
 def parse_cursor(text: str) -> tuple[int, int, str] | None:
     """Return (epoch, seq, id) of a cursor; None when the text is none."""
-    found = _CURSOR.fullmatch(text)
-    return None if found is None else (int(found[1]), int(found[2]), found[3])
+    match = _CURSOR.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]), match[3])
 
 
 _CURSOR = re.compile(r"cursor:([0-9]{1,15})\.([0-9]{1,15}):(.+)", re.DOTALL)

@@ -1,7 +1,7 @@
 """What a run of elements has in common with the run that was there before. Pure, no I/O.
 
-By far the most common is a run that grew: one comparison. Then come edits (a common beginning and end), a
-window that moved on, and at last single pieces wherever they are now.
+By far the most common is a run that grew: one comparison. Then come edits (a common beginning and
+end), a window that moved on, and at last single pieces wherever they are now.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Packer(Protocol):
 
 @dataclass(slots=True)
 class Alignment:
-    """Finds which bytes of a run were in its predecessor: first at its start, then at its end, then anywhere."""
+    """Finds the bytes of a run in its predecessor: at its start, at its end, then anywhere."""
 
     _packer: Packer
     _elements: list[Any]
@@ -96,7 +96,10 @@ class Alignment:
         return part
 
     def _finish(self, part: Part, old: Part, elements: list[Any], after: int = 0) -> Part:
-        """Cut the new elements, looking for each piece among the old ones that are not kept; `after` bytes follow them."""
+        """Cut the new elements and look for each piece among the unused old ones.
+
+        `after` bytes follow them.
+        """
         average = self._size / max(1, len(self._elements))
         at, mark = part.size, part.marks[-1] if part.marks else 0
         packed = self._data[self._start + at : len(self._data) - after]

@@ -23,11 +23,14 @@ MAX_RAW = 128 << 20  # engines have limits, and so has what a reader should expa
 
 _RAW, _ZSTD = 0, 1
 Span = tuple[int, int, int]  # (index into the checkpoint's chunk names, offset, length)
-Layout = list["bytes | Span"]  # bytes stand in the checkpoint itself
+Layout = list["bytes | Span"]  # bytes are in the checkpoint itself
 
 
 class Namer:
-    """Names chunks: 16 bytes of blake2b, keyed, so that nobody can probe for content or craft a collision."""
+    """Names chunks by 16 bytes of keyed blake2b.
+
+    Without the key, nobody can probe for content or craft a collision.
+    """
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -43,14 +46,15 @@ _compressors: list[zstd.ZstdCompressor] = []
 
 
 def _compress(raw: bytes) -> bytes:
-    # A compressor keeps its tables between frames: a fifth of the time of a fresh one for a short chunk. Idle ones
-    # wait in a list and not with their thread: some callers have a new thread for every save.
+    # A compressor keeps its tables between frames: a fifth of the time of a fresh one for a short
+    # chunk. Idle ones wait in a list and not with their thread: some callers have a new thread for
+    # every save.
     try:
         compressor = _compressors.pop()
     except IndexError:
         compressor = zstd.ZstdCompressor(level=1)
     data: bytes = compressor.compress(raw, zstd.ZstdCompressor.FLUSH_FRAME)
-    _compressors.append(compressor)  # not after an error: it would stand in the middle of a frame
+    _compressors.append(compressor)  # not after an error: it would be in the middle of a frame
     return data
 
 
@@ -65,7 +69,10 @@ def encode(raw: bytes) -> bytes:
 
 
 def decode(data: bytes) -> bytes:
-    """Return the raw bytes of a stored chunk; raise Corrupt or NewerFormat, never expand beyond what it declares."""
+    """Return the raw bytes of a stored chunk.
+
+    Raises Corrupt or NewerFormat; never expands beyond the declared size.
+    """
     if len(data) < 6:
         raise Corrupt("a chunk is too short")
     if data[0] > FORMAT:

@@ -1,13 +1,13 @@
 """A Python value as bytes and back: exact, closed, without I/O.
 
-Values are packed by ormsgpack in one native pass. What msgpack does not have travels as an extension:
-a code (`outlive.format.extensions`) and a payload. Whatever comes back is equal to what was saved and of the same
-type; what cannot be is refused at save, with its path. Loading never imports, never calls by name and
-never tries another format.
+Values are packed by ormsgpack in one native pass. What msgpack does not have travels as an
+extension: a code (`outlive.format.extensions`) and a payload. Whatever comes back is equal to what
+was saved and of the same type; what cannot be is refused at save, with its path. Loading never
+imports, never calls by name and never tries another format.
 
-The native pass refuses three things that Python allows (keys that are not str, lone surrogates, types
-that nobody registered) and flattens one (bytearray). Only then a value is walked in Python, which
-either finds the exact form or names the path of the culprit.
+The native pass refuses three things that Python allows (keys that are not str, lone surrogates,
+types that are not registered) and flattens one (bytearray). Only then a value is walked in Python,
+which either finds the exact form or names the path of the culprit.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class Codec:
             if entry is None:
                 return self.byte_types(value.value) if kind is Opaque else None
             return self.byte_types(entry.encode(value))
-        found: type | None = None
+        result: type | None = None
         for item in inside:
             if type(item) not in _SCALARS:
-                one = self.byte_types(item)
-                if one is bytearray:
+                byte_type = self.byte_types(item)
+                if byte_type is bytearray:
                     return bytearray
-                found = found or one
-        return found
+                result = result or byte_type
+        return result
 
     def reduce(self, value: Any) -> Scalar | Composite | None:
         """Take a value that msgpack does not have apart, or return None when its type is unknown."""
@@ -183,7 +183,7 @@ class Codec:
     def _revive_opaque(self, code: int, payload: bytes, hook: Hook) -> Any:
         if code == TAGGED:
             return Opaque(*self._open_tagged(payload, hook))
-        if not 0 <= code < 128:  # msgpack's own, which nobody here writes
+        if not 0 <= code < 128:  # reserved by msgpack; outlive never writes them
             raise Corrupt(f"extension code {code} is not one of ours")
         if code not in KNOWN or (code in (NDARRAY, NUMPY_SCALAR) and "numpy" not in sys.modules):
             return Raw(code, payload)
@@ -231,9 +231,8 @@ class Codec:
 
 def may_hold_bytes(data: bytes) -> bool:
     """Tell whether packed `data` might hold a bin value; False is certain, True is not."""
-    return (
-        0xC4 in data or 0xC5 in data or 0xC6 in data
-    )  # as numbers: looking for bytes costs an exception each
+    # As numbers: a search for bytes raises and catches an exception inside each time.
+    return 0xC4 in data or 0xC5 in data or 0xC6 in data
 
 
 class _Walk:
@@ -265,7 +264,7 @@ class _Walk:
         return plain
 
     def _too_deep(self, path: str, reason: str) -> Unencodable:
-        """Tell a value that is inside itself from one that is only deep, and name the place where it closes the circle."""
+        """Tell a value that contains itself from one that is only deep, and name the place of the cycle."""
         first: dict[int, str] = {}
         for key, place in self._trail:
             if key in first:
@@ -341,7 +340,7 @@ def _join(path: str, key: Any) -> str:
 def _shown(key: Any) -> str:
     try:
         return repr(key)
-    except Exception:  # noqa: BLE001  (an int of thousands of digits, or somebody's own repr)
+    except Exception:  # noqa: BLE001  (an int of thousands of digits, or a __repr__ of the program)
         return f"<{type(key).__name__}>"
 
 

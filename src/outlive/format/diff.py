@@ -11,7 +11,10 @@ from outlive.values import Change
 
 
 def diff(old: Any, new: Any, path: str = "") -> list[Change]:
-    """Return the differences in the order of the states. Registered objects are compared field by field."""
+    """Return the differences in the order of the states.
+
+    Registered objects are compared field by field.
+    """
     return list(_compare(old, new, path))
 
 

@@ -1,4 +1,6 @@
-"""What msgpack does not have: the codes of types, and how each is taken apart and put together. Pure, no I/O.
+"""What msgpack does not have: the codes of types, and how each is taken apart and put together.
+
+Pure, no I/O.
 
 The codes are part of the storage format and are never reused. A scalar is a code and its payload; a
 composite contains other values: a code, leading bytes, and the list or dict inside.
@@ -61,7 +63,7 @@ def array_header(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
-# Taking apart -----------------------------------------------------------------------------------------
+# Taking apart -------------------------------------------------------------------------------------
 
 
 def tagged(tag: str, version: int, value: Any) -> Composite:
@@ -159,7 +161,7 @@ REDUCERS: dict[type, Callable[[Pack, Any], Scalar | Composite]] = {
 }
 
 
-# Putting together -------------------------------------------------------------------------------------
+# Putting together ---------------------------------------------------------------------------------
 
 
 def _items(payload: bytes, *kinds: type) -> list[Any]:

@@ -1,8 +1,10 @@
-"""The body of a checkpoint: its complete list of spans, and what the user said about it. Pure, no I/O.
+"""The body of a checkpoint: its complete list of spans, and what the user said about it.
 
-No checkpoint depends on another: each lists all of its spans, so any one can be deleted, forked or copied
-alone. Spans name chunks by their position in the record's clear list of names, so chunks can be renamed
-(by a copy into another store) without opening a body, which may be sealed.
+Pure, no I/O.
+
+No checkpoint depends on another: each lists all of its spans, so any one can be deleted, forked or
+copied alone. Spans name chunks by their position in the record's clear list of names, so chunks can
+be renamed (by a copy into another store) without opening a body, which may be sealed.
 """
 
 from __future__ import annotations

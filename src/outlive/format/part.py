@@ -1,4 +1,4 @@
-"""A stretch of the stream of a state: its bytes, where it may be cut, and where it is stored. Pure, no I/O."""
+"""A stretch of the stream of a state: its bytes, its cuts, and where it is stored. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from outlive.format.codec import Codec
 class Part:
     """A stretch of the stream. `spans` says where its bytes are stored, once they are.
 
-    The bytes of a run that grows are held as a long beginning, shared with the part before it, and a short
-    rest: a new buffer for every state would cost more than comparing does.
+    The bytes of a run that grows are held as a long beginning, shared with the part before it, and
+    a short rest: a new buffer for every state would cost more than comparing does.
     """
 
     __slots__ = ("_bytes", "ends", "holds_bytes", "kept", "leaf", "marks", "size", "spans")

@@ -1,4 +1,7 @@
-"""Pending writes as a backend keeps them: a value that is not short goes into chunks like a state. Pure, no I/O."""
+"""Pending writes as a backend stores them. Pure, no I/O.
+
+A value that is not short is stored in chunks, like a state.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from outlive.values import PendingWrite
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The writes of one save: their records, the chunks that these need, and a digest of what the caller said."""
+    """The writes of one save: their records and chunks, and a digest of the arguments."""
 
     records: tuple[WriteRecord, ...] = ()
     chunks: dict[bytes, bytes] = field(default_factory=dict)
@@ -46,8 +49,8 @@ def describe_writes(
 ) -> Written:
     """Return all writes of a save.
 
-    The digest is stored in the checkpoint, so that a retry of the save can be told from another one: the rows themselves may be those of
-    an earlier `thread.write`, or gone.
+    The digest is stored in the checkpoint, so that a retry of the save can be told from another
+    one: the rows themselves may be those of an earlier `thread.write`, or gone.
     """
     records: list[WriteRecord] = []
     chunks: dict[bytes, bytes] = {}

@@ -1,15 +1,16 @@
 """Parts to chunks: what is new, and how it is packed together.
 
-Theory of operation. A checkpoint lists its stream as spans, each a range of bytes in a chunk; very short stretches are
-stored inline, in the checkpoint itself. A save that shares with an earlier one names the old ranges and puts what is
-new into one new chunk. Appending without end would make one short span per save, so short neighbours at the end of a
-run are merged like the levels of a log-structured store: when the last FAN of them are of one level or below, they are
-written again as one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is a
-dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces a stream never has
-more than MAX_SPANS spans; the smallest neighbours are merged first.
+Theory of operation. A checkpoint lists its stream as spans, each a range of bytes in a chunk; very
+short stretches are stored inline, in the checkpoint itself. A save that shares with an earlier one
+names the old ranges and puts what is new into one new chunk. Appending without end would make one
+short span per save, so short neighbours at the end of a run are merged like the levels of a
+log-structured store: when the last FAN of them are of one level or below, they are written again as
+one. So each byte is rewritten log_FAN(n) times at most, and a list that grew in a thousand steps is
+a dozen spans. A large piece gets a chunk of its own and is never rewritten. Apart from large pieces
+a stream never has more than MAX_SPANS spans; the smallest neighbours are merged first.
 
-A plan changes nothing in the store, and nothing in the parts until `settle`: a save that is refused, or a crash before
-the commit, leaves both as they were.
+A plan changes nothing in the store, and nothing in the parts until `settle`: a save that is
+refused, or a crash before the commit, leaves both as they were.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ INLINED = b""  # in place of a chunk's name: these bytes are in the checkpoint i
 
 @dataclass(slots=True)
 class Plan:
-    """How a stream will be stored: the new chunks, the names in order, the layout, and where each part will be."""
+    """How a stream will be stored: new chunks, names in order, layout, places of the parts."""
 
     pieces: Pieces
     chunks: dict[bytes, bytes]
@@ -50,7 +51,10 @@ class Plan:
         return set(self.names) - self.chunks.keys()
 
     def settle(self) -> None:
-        """Remember where the parts are. Only after the commit: a refused save has stored nothing."""
+        """Remember where the parts are.
+
+        Only after the commit: a refused save has stored nothing.
+        """
         for part, spans in self.places:
             part.spans = spans
             part.kept = []
@@ -60,7 +64,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Extent:
-    """A range of the stream: stored already (`chunk`), to be in the checkpoint itself (INLINED), or new (None)."""
+    """A range of the stream: stored (`chunk`), in the checkpoint itself (INLINED), or new (None)."""
 
     part: Part
     start: int
@@ -87,7 +91,8 @@ def plan_chunks(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) 
     _merge_tails(extents, cap)
     if len(extents) > MAX_SPANS:
         _limit_spans(extents)
-    # 3. Choose what is too short for a span of its own. From here on `chunk` is None only for what is written.
+    # 3. Choose what is too short for a span of its own. From here on `chunk` is None only for what
+    #    is written.
     _choose_inline(extents)
     # 4. Put what is written into chunks.
     if any(extent.length >= LARGE and extent.chunk is None for extent in extents):
@@ -98,7 +103,7 @@ def plan_chunks(codec: Codec, namer: Namer, pieces: Pieces, old: Pieces | None) 
 
 
 def _adopt(pieces: Pieces, old: Pieces) -> None:
-    """Let parts without a predecessor (glue, a run that moved to another key) find an equal old part."""
+    """Match parts without a predecessor (glue, a run under another key) with equal old parts."""
     alone = [part for part in pieces.parts if part.spans is None and not part.kept and part.leaf is None]
     sizes = {part.size for part in alone}
     known = {
@@ -231,7 +236,7 @@ def _count_spans(extents: list[_Extent]) -> int:
 
 
 def _choose_inline(extents: list[_Extent]) -> None:
-    """Put a short new stretch between stored ones into the checkpoint itself; also what is shorter than a span."""
+    """Put short new stretches, and all that is shorter than a span, into the checkpoint itself."""
     stretch: list[_Extent] = []  # neighbours that are written
     for index, extent in enumerate((*extents, None)):
         if extent is not None:

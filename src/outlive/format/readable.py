@@ -54,6 +54,7 @@ _LISTS = {
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)\.(\d{6})")
 Json = Any
+# What reading a malformed form raises.
 _WRONG = (
     ValueError,
     TypeError,
@@ -62,7 +63,7 @@ _WRONG = (
     RecursionError,
     ArithmeticError,
     Corrupt,
-)  # what is no form
+)
 
 
 def readable(data: bytes) -> Json:
@@ -107,7 +108,7 @@ def text_of(form: Json) -> str:
     return form
 
 
-# To JSON -------------------------------------------------------------------------------------------------
+# To JSON ------------------------------------------------------------------------------------------
 
 
 def _form(value: Any, is_foreign: bool = False) -> Json:
@@ -185,7 +186,7 @@ def _zone(fold: int, zone: Any) -> dict[str, Any]:
     return {**({} if zone is None else {"zone": zone}), **({"fold": fold} if fold else {})}
 
 
-# From JSON -------------------------------------------------------------------------------------------------
+# From JSON ----------------------------------------------------------------------------------------
 
 
 def _plain(form: Json) -> Any:
@@ -210,10 +211,10 @@ def _bytes(text: Any) -> bytes:
 
 
 def _numbers(pattern: re.Pattern[str], text: str) -> list[int]:
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r:.60} is no date or time")
-    return [int(part) for part in found.groups()]
+    return [int(part) for part in match.groups()]
 
 
 def _read_datetime(form: Json, text: str) -> ormsgpack.Ext:
@@ -260,43 +261,49 @@ _READERS: dict[str, Callable[[Json, Any], Any]] = {
 }
 
 
-# Changes -------------------------------------------------------------------------------------------------
+# Changes ------------------------------------------------------------------------------------------
 
 
 def changes(old: Json, new: Json) -> list[Json]:
-    """Return how to make one form of another: `set` or `remove` at a path, or `splice` [place, how many go, what comes] in a list."""
-    found: list[Json] = []
-    _compare(old, new, [], found)
-    return found
+    """Return the edits that turn one form into another.
+
+    `set` or `remove` at a path, or `splice` [position, count removed, new items] in a list.
+    """
+    edits: list[Json] = []
+    _compare(old, new, [], edits)
+    return edits
 
 
 def _exact(form: Json) -> bytes:
-    """Return bytes that differ for whatever JSON tells apart: 1, 1.0 and true, or another order of keys."""
+    """Return bytes that differ for all that JSON distinguishes: 1, 1.0 and true, order of keys."""
     return ormsgpack.packb(form)
 
 
-def _compare(old: Json, new: Json, path: list[str | int], found: list[Json]) -> None:
+def _compare(old: Json, new: Json, path: list[str | int], edits: list[Json]) -> None:
     if type(old) is dict and type(new) is dict and _keeps_order(old, new):
-        found += [{"at": [*path, key], "remove": True} for key in old if key not in new]
+        edits += [{"at": [*path, key], "remove": True} for key in old if key not in new]
         for key, item in new.items():
             if key not in old:
-                found.append({"at": [*path, key], "set": item})
+                edits.append({"at": [*path, key], "set": item})
             elif _exact(old[key]) != _exact(item):
-                _compare(old[key], item, [*path, key], found)
+                _compare(old[key], item, [*path, key], edits)
     elif type(old) is list and type(new) is list:
-        _compare_lists(old, new, path, found)
+        _compare_lists(old, new, path, edits)
     elif _exact(old) != _exact(new):
-        found.append({"at": path, "set": new})
+        edits.append({"at": path, "set": new})
 
 
 def _keeps_order(old: dict[str, Json], new: dict[str, Json]) -> bool:
-    """Tell whether removing and adding at the end gives the new order of keys; a form with a mark is told as a whole."""
+    """Tell whether removing keys and adding some at the end gives the new order.
+
+    A form with a mark is written as a whole.
+    """
     if any(key[:1] == "$" for form in (old, new) for key in form):
         return False
     return [*(key for key in old if key in new), *(key for key in new if key not in old)] == list(new)
 
 
-def _compare_lists(old: list[Json], new: list[Json], path: list[str | int], found: list[Json]) -> None:
+def _compare_lists(old: list[Json], new: list[Json], path: list[str | int], edits: list[Json]) -> None:
     a, b = [_exact(item) for item in old], [_exact(item) for item in new]
     least = min(len(a), len(b))
     start = next((n for n in range(least) if a[n] != b[n]), least)
@@ -304,13 +311,16 @@ def _compare_lists(old: list[Json], new: list[Json], path: list[str | int], foun
     gone, come = len(a) - start - end, len(b) - start - end
     if gone == come <= 2:
         for n in range(start, start + gone):
-            _compare(old[n], new[n], [*path, n], found)
+            _compare(old[n], new[n], [*path, n], edits)
     elif gone or come:
-        found.append({"at": path, "splice": [start, gone, new[start : start + come]]})
+        edits.append({"at": path, "splice": [start, gone, new[start : start + come]]})
 
 
 def changed(form: Json, changes: Any) -> Json:
-    """Return a form with changes made; the old one stays as it is. Raises BadArgument when they do not fit."""
+    """Return a form with changes made; the old one stays as it is.
+
+    Raises BadArgument when they do not fit.
+    """
     if not isinstance(changes, list):
         raise BadArgument("changes must be a list")
     for change in changes:

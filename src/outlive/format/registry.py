@@ -1,7 +1,8 @@
 """Which of the user's types may be stored, under which tag, and how they are taken apart and put together.
 
-A tag is the user's word for a type. It is independent of module and class name, so both may be renamed.
-Nothing is ever imported or called because stored data names it: an unknown tag stays unknown.
+A tag is the user's word for a type. It is independent of module and class name, so both may be
+renamed. Nothing is ever imported or called because stored data names it: an unknown tag stays
+unknown.
 """
 
 from __future__ import annotations
@@ -129,7 +130,10 @@ class Registry:
 
 
 def accepts(annotation: Any, value: object) -> bool:
-    """Tell whether a value fits an annotation, by its outermost class; what has none, such as Any, fits everything."""
+    """Tell whether a value fits an annotation, by its outermost class.
+
+    Without a class, such as Any, everything fits.
+    """
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return any(accepts(part, value) for part in typing.get_args(annotation))
@@ -174,13 +178,13 @@ def _has_anatomy(cls: type) -> bool:
 
 
 def _anatomy(cls: type) -> tuple[Encode, Decode]:
-    found = _find_anatomy(cls)
-    if found is None:
+    anatomy = _find_anatomy(cls)
+    if anatomy is None:
         raise BadArgument(
             f"{cls.__qualname__} is no dataclass, pydantic model, msgspec.Struct, namedtuple, Enum or subclass of a "
             "built-in: give register() an encode= and a decode= function"
         )
-    return found(cls)
+    return anatomy(cls)
 
 
 def _find_anatomy(cls: type) -> Callable[[type], tuple[Encode, Decode]] | None:

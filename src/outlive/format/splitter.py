@@ -1,24 +1,25 @@
 """A state as a stream of pieces, cut where its containers are.
 
-Theory of operation. The packed state is one stream of msgpack bytes. Cut between the elements of its
-containers, the stream is a row of *pieces*; put together again, it is decoded by one native call. So a
-checkpoint needs no skeleton: the order of dict keys, nesting and types are all in the stream.
+Theory of operation. The packed state is one stream of msgpack bytes. Cut between the elements of
+its containers, the stream is a row of *pieces*; put together again, it is decoded by one native
+call. So a checkpoint needs no skeleton: the order of dict keys, nesting and types are all in the
+stream.
 
 Splitting yields *parts*, stretches of the stream:
 - a run: neighbouring elements of one container, with the offsets at which it may be cut;
-- a large leaf: a str or bytes of 64 KiB and more, alone in its part; the same goes for a value that an adapter
-  has packed (`Raw`), from 1 KiB on;
+- a large leaf: a str or bytes of 64 KiB and more, alone in its part; the same goes for a value that
+  an adapter has packed (`Raw`), from 1 KiB on;
 - glue: what is between them (headers, keys).
 
 A container becomes a branch of runs and children when that pays: it is 2 KiB or more and has many
-elements, several big ones, or something inside that is itself split. Elements of long containers stay
-whole up to 32 KiB, so an ordinary message is one piece.
+elements, several big ones, or something inside that is itself split. Elements of long containers
+stay whole up to 32 KiB, so an ordinary message is one piece.
 
-The cost of a save. Splitting fully packs every element. Splitting against the tree of an earlier state
-(`old`) packs each run in a few native calls and compares bytes: an appended list costs one pack, one memcmp
-and its new elements. A large leaf that is the very same object as before is not even packed. That is
-sound for str and bytes alone: everything else is mutable. Cut points only steer what can be shared;
-they are not stored, and no two processes need to agree on them.
+The cost of a save. Splitting fully packs every element. Splitting against the tree of an earlier
+state (`old`) packs each run in a few native calls and compares bytes: an appended list costs one
+pack, one memcmp and its new elements. A large leaf that is the very same object as before is not
+even packed. That is sound for str and bytes alone: everything else is mutable. Cut points only
+steer what can be shared; they are not stored, and no two processes need to agree on them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class Pieces:
 
 
 def split(codec: Codec, value: Any, old: Pieces | None = None) -> Pieces:
-    """Split `value`, sharing with `old` what is the same; raise Unencodable naming the path of what is not data."""
+    """Split `value`, and share equal parts with `old`.
+
+    Raises Unencodable with the path of what is not data.
+    """
     splitter = _Splitter(codec, old)
     try:
         node = splitter.visit(value, old.root if old else None, SPLIT)
@@ -176,13 +180,14 @@ class _Splitter:
         return Leaf(part)
 
     def _packed_leaf(self, value: Raw, old: Node | None) -> Leaf:
-        """Return the leaf of what an adapter has packed: no range of it can be shared, so all of it is or none."""
+        """Return the leaf of a value that an adapter packed: it is shared as a whole or not at all."""
         data = self._codec.pack(value)
         if isinstance(old, Leaf) and old.part.size == len(data) and old.part.starts(data, 0):
             return old
         return Leaf(Part(data, [len(data)]))
 
-    # Against the base: position by position along the old branch. LayoutChanged ends it anywhere, and nothing was changed.
+    # Against the base: position by position along the old branch. LayoutChanged ends it anywhere,
+    # and nothing was changed.
 
     def _follow(self, inner: Any, old: Branch) -> list[ElementRun | Child]:
         is_dict, entries = old.is_dict, list(inner.items()) if old.is_dict else inner
@@ -198,7 +203,8 @@ class _Splitter:
                 items.append(self._rerun(entries[at:stop], item, is_dict, limit))
                 at = stop
                 continue
-            # A child is at the same position, under the same key, and still large enough to be split.
+            # A child is at the same position, under the same key, and still large enough to be
+            # split.
             if at >= len(entries) or (is_dict and entries[at][0] != item.key):
                 raise LayoutChanged
             node = self.visit(entries[at][1] if is_dict else entries[at], item.node, limit)
@@ -221,7 +227,8 @@ class _Splitter:
         # msgpack has one type for bytes and bytearray; only a full split tells them apart.
         if old.holds_bytes and self._byte_types(elements, is_dict) is bytearray:
             raise LayoutChanged
-        # 2. The same bytes as before: the old run is the new one. A start below 0 says that they were compared.
+        # 2. The same bytes as before: the old run is the new one. A start below 0 says that they
+        #    were compared.
         size = len(data) - start
         if size == old.size and (start < 0 or old.starts(data, start)):
             return run
@@ -238,9 +245,10 @@ class _Splitter:
     def _pack_along(self, elements: list[Any], is_dict: bool, old: Part) -> tuple[bytes, int]:
         """Pack a run; return the bytes and where in them it starts.
 
-        A long one is packed in segments that are compared at once: they stay in the processor's cache, and
-        one buffer for all would be new memory for every save, which takes longer than packing. When all of the old
-        run is there, only what follows it is returned, and the start lies before the bytes.
+        A long one is packed in segments that are compared at once: they stay in the processor's
+        cache, and one buffer for all would be new memory for every save, which takes longer than
+        packing. When all of the old run is there, only what follows it is returned, and the start
+        lies before the bytes.
         """
         at = cuts = done = 0
         while cuts < len(old.ends):
@@ -270,7 +278,10 @@ class _Splitter:
     def cut(
         self, elements: list[Any], is_dict: bool, limit: int, average: float, packed: bytes
     ) -> tuple[list[bytes], list[int], bool]:
-        """Cut the bytes of elements one by one, or in groups when they are tiny: pieces, elements in each, any bytes inside."""
+        """Cut the bytes of elements one by one, tiny ones in groups.
+
+        Returns pieces, elements in each, and whether there are bytes inside.
+        """
         step = GROUP if average < TINY and len(elements) > GROUP else 1
         pieces, counts, holds_bytes = [], [], False
         for at in range(0, len(elements), step):

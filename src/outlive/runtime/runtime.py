@@ -95,7 +95,7 @@ class Runtime(Protocol):
         ...
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
-        """Do `work` every so often in the background, until it is stopped.
+        """Repeat `work` in the background until it is stopped.
 
         It does not keep the process alive.
         """
@@ -114,13 +114,11 @@ class Runtime(Protocol):
         ...
 
     async def each(self, works: Sequence[Work], limit: int) -> None:
-        """Do all works, at most `limit` at a time: in threads, or in tasks.
+        """Do all works, at most `limit` at a time, in threads or in tasks.
 
-        With a limit of 1 the caller does them itself.
-
-        After an error no further work starts; it is raised when those that are under way have
-        ended. When the caller is cancelled or interrupted, so are they where that is possible, and
-        nothing is waited for where it is not.
+        With a limit of 1 the caller does them itself. After an error no further work starts, and
+        the error is raised after the running ones have ended. If the caller is cancelled or
+        interrupted, tasks are cancelled too, and threads are not waited for.
         """
         ...
 
@@ -266,8 +264,8 @@ class _Ids:
 
     def mint(self) -> str:
         with self._lock:
-            # 48 bits of milliseconds and 12 of their fraction, never the same twice: ids sort as
-            # they were made.
+            # 48 bits of milliseconds and 12 of their fraction, always increasing: ids sort by
+            # creation.
             stamp = (time.time_ns() << 12) // 1_000_000
             self._last = stamp = max(stamp, self._last + 1)
             tail = self._random.getrandbits(62)

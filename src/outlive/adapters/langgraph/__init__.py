@@ -4,15 +4,17 @@
 
     graph = builder.compile(checkpointer=OutliveSaver("sqlite:///agent.db"))
 
-A LangGraph checkpoint is a state in outlive (`state.py`), in a namespace of the same name. Its channel values
-are split by element and shared with the checkpoint before it. Python's own values are stored as they are.
-Messages, other objects of LangChain and LangGraph, and the classes that a program names are taken apart
-field by field (`values/messages.py`, `library_types.py`, `user_types.py`). Everything else is stored as
-LangGraph's default serializer packs it (`values/serializer.py`, `codec.py`).
+A LangGraph checkpoint is a state in outlive (`state.py`), in a namespace of the same name. Its
+channel values are split by element and shared with the checkpoint before it. Python's own values
+are stored as they are. Messages, other objects of LangChain and LangGraph, and the classes that a
+program names are taken apart field by field (`values/messages.py`, `library_types.py`,
+`user_types.py`). Everything else is stored as LangGraph's default serializer packs it
+(`values/serializer.py`, `codec.py`).
 
-The path of a put: `saver.py` has LangGraph's interface, sync and async; `write_order.py` keeps one order per
-thread, so that a checkpoint never overtakes the writes of its step; `operations.py` is the logic, written
-once as coroutines; `session.py` is the store, codec and engine that it works with.
+The path of a put: `saver.py` has LangGraph's interface, sync and async; `write_order.py` keeps one
+order per thread, so that a checkpoint never overtakes the writes of its step; `operations.py` is
+the logic, written once as coroutines; `session.py` is the store, codec and engine that it works
+with.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,9 @@
 """DeltaChannels: values that are stored as the writes since the last snapshot, along the chain of parents.
 
-A checkpoint has no value for such a channel. LangGraph asks for the nearest ancestor that has one and for the
-writes since, and applies its reducer, which a saver does not have. So before ancestors are deleted, their
-part of the channel (the seed and the writes, in order) is written into the checkpoint below them that stays,
-as `deltas` of its state; the walk ends there.
+A checkpoint has no value for such a channel. LangGraph asks for the nearest ancestor that has one
+and for the writes since, and applies its reducer, which a saver does not have. So before ancestors
+are deleted, their part of the channel (the seed and the writes, in order) is written into the
+checkpoint below them that stays, as `deltas` of its state; the walk ends there.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ async def _climb(session: Session, key: ThreadKey, record: CheckpointRecord, wal
                 walk.visit(unpack_state(key.id, record.id, state), writes)
         if walk.is_done:
             return
-        # A checkpoint that was put again keeps its place, and may have a parent that is newer than itself.
+        # A checkpoint that was put again keeps its place, and may have a parent that is newer than
+        # itself.
         if record.parent is None or len(chain) > _LONGEST:
             return
         later = await _read(session, key, record.namespace, record.parent)

@@ -1,11 +1,12 @@
 """Listing checkpoints: newest first, page by page; no lock or transaction is held while the caller pauses.
 
-A listing covers the thread that the config names, or all of them, thread by thread. Without a namespace in
-the config it covers all namespaces; "" is the root alone. `filter` compares metadata by equality; a missing
-key equals None. `before` means: stored before that checkpoint. If the thread does not have that checkpoint,
-it means ids that sort before it. If it is in another namespace (LangGraph asks what a subgraph had before a
-checkpoint of its parent), checkpoints that were made below it or later are left out too: with
-durability="async" a subgraph may store before the checkpoint is stored that it runs in.
+A listing covers the thread that the config names, or all of them, thread by thread. Without a
+namespace in the config it covers all namespaces; "" is the root alone. `filter` compares metadata
+by equality; a missing key equals None. `before` means: stored before that checkpoint. If the thread
+does not have that checkpoint, it means ids that sort before it. If it is in another namespace
+(LangGraph asks what a subgraph had before a checkpoint of its parent), checkpoints that were made
+below it or later are left out too: with durability="async" a subgraph may store before the
+checkpoint is stored that it runs in.
 """
 
 from __future__ import annotations

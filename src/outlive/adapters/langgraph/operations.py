@@ -1,8 +1,8 @@
 """What the saver does with a store, written once for sync and async.
 
-A put is a save: one commit, refused as a whole or done. A checkpoint whose id exists already is replaced and
-keeps its place in the order, as in LangGraph's savers. Writes of a task are pending writes: the first write
-of an index wins, and those to control channels are overwritten.
+A put is a save: one commit, refused as a whole or done. A checkpoint whose id exists already is
+replaced and keeps its place in the order, as in LangGraph's savers. Writes of a task are pending
+writes: the first write of an index wins, and those to control channels are overwritten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading many checkpoints of a thread: a page of records, their writes and chunks, in three round trips.
 
-No transaction is open between pages. A chunk that several checkpoints share is fetched and expanded once per
-page; every checkpoint still gets its own objects.
+No transaction is open between pages. A chunk that several checkpoints share is fetched and expanded
+once per page; every checkpoint still gets its own objects.
 """
 
 from __future__ import annotations

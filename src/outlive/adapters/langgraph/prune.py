@@ -1,13 +1,13 @@
 """Deleting LangGraph checkpoints without breaking those that stay.
 
-Three things always hold. The newest checkpoint of every namespace stays. So does a checkpoint at which the
-graph waits for an answer (it has a write to `__interrupt__`, and no child). And when the chain of writes of a
-DeltaChannel would be cut, the checkpoint that stays gets what it needs of it (`delta_channels.py`) before
-anything is deleted: a crash in between leaves both, and they agree.
+Three things always hold. The newest checkpoint of every namespace stays. So does a checkpoint at
+which the graph waits for an answer (it has a write to `__interrupt__`, and no child). And when the
+chain of writes of a DeltaChannel would be cut, the checkpoint that stays gets what it needs of it
+(`delta_channels.py`) before anything is deleted: a crash in between leaves both, and they agree.
 
-A subgraph without its own memory gets a new namespace, `name:task`, each time it is called. Only the
-checkpoint of its caller leads to it, so it is deleted together with that one. Otherwise a thread would grow
-with every call, however often it is pruned.
+A subgraph without its own memory gets a new namespace, `name:task`, each time it is called. Only
+the checkpoint of its caller leads to it, so it is deleted together with that one. Otherwise a
+thread would grow with every call, however often it is pruned.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ async def _remove(
             await _save_deltas(session, key, records, doomed, safe)
         return doomed
 
-    # What a running graph adds meanwhile is left for the next call: it could cut chains faster than they are saved.
+    # What a running graph adds meanwhile is left for the next call: it could cut chains faster than
+    # they are saved.
     first |= choose(await engine.records(key), await engine.backend.writes(key, None))
     if not first:
         if not dry_run:

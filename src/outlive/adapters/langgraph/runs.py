@@ -1,15 +1,15 @@
 """Invocations of graphs as runs, which another process takes over when theirs dies.
 
-`run_graph` starts a run (leased, exclusive on its thread) and invokes the graph with a saver whose writes
-carry the run's fence: after another process has taken the run over, nothing that the first one still
-writes is stored. The input is kept in the run's record, so a crash before the first checkpoint loses
-nothing. `resume_graph` is what a recovery calls: it continues from the last checkpoint of the run, or with
-its input when there is none yet.
+`run_graph` starts a run (leased, exclusive on its thread) and invokes the graph with a saver whose
+writes carry the run's fence: after another process has taken the run over, nothing that the first
+one still writes is stored. The input is kept in the run's record, so a crash before the first
+checkpoint loses nothing. `resume_graph` is what a recovery calls: it continues from the last
+checkpoint of the run, or with its input when there is none yet.
 
     store.recover({"assistant": lambda run: resume_graph(graph, run)})
 
-A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is the
-input of the next run.
+A graph that stops to ask a person (`interrupt`) ends its run; the answer, `Command(resume=...)`, is
+the input of the next run.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def run_graph(
 ) -> Any:
     """Invoke a graph as a run of `store` (default: the store of its checkpointer) and return its output.
 
-    With the `run_id` of a run that has ended, return that run's output and invoke nothing. `store.recover`
-    chooses a handler by `agent` (default: the graph's name). `options` go to `graph.invoke`, with
-    durability="sync" unless you pass another one. Raises ThreadBusy while another run has this thread,
-    LeaseLost when another process has taken this run over.
+    With the `run_id` of a run that has ended, return that run's output and invoke nothing.
+    `store.recover` chooses a handler by `agent` (default: the graph's name). `options` go to
+    `graph.invoke`, with durability="sync" unless you pass another one. Raises ThreadBusy while
+    another run has this thread, LeaseLost when another process has taken this run over.
     """
     inner = _store_of(graph, store)._store
     info = _info(inner, graph, input, thread_id, run_id, agent, lease_s, max_attempts, code_version)
@@ -180,7 +180,8 @@ class _GraphRun:
     def _is_over(self, point: _ResumePoint, state: Any) -> bool:
         """Tell whether there is nothing left to do; `state` is that of a checkpoint named by its id.
 
-        (Without an id, LangGraph leaves tasks out of `next` whose writes are stored but in no checkpoint yet.)
+        (Without an id, LangGraph leaves tasks out of `next` whose writes are stored but in no
+        checkpoint yet.)
         """
         if not state.next or (point.passed_by and state.interrupts):
             return True
@@ -192,7 +193,10 @@ class _GraphRun:
         return None if point is not None else _unpack(self._codec, self._run.info.prompt)
 
     async def _result(self) -> list[Any]:
-        """Return the result to store: the last checkpoint, which has the output. (A copy would grow with the thread.)"""
+        """Return the result to store: the last checkpoint, which has the output.
+
+        (A copy would grow with the thread.)
+        """
         reading = await self._run._engine.backend.read(self._run._key, "", chunks=False)
         return [_MARK, "checkpoint", reading.record.id if reading.record is not None else None]
 

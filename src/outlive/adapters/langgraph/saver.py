@@ -1,9 +1,9 @@
 """`OutliveSaver`: LangGraph's checkpointer interface, sync and async, on every backend.
 
-Sync methods run in the calling thread. Async methods run in a worker thread, so one saver serves any number
-of event loops, one after the other or at once. Only on a store from `open_async` do they run on the event
-loop of that store. Nothing waits for an event loop, so a sync method that is called on one blocks it for its
-own time only.
+Sync methods run in the calling thread. Async methods run in a worker thread, so one saver serves
+any number of event loops, one after the other or at once. Only on a store from `open_async` do they
+run on the event loop of that store. Nothing waits for an event loop, so a sync method that is
+called on one blocks it for its own time only.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class _Shared:
     def begin_in_turn(self, thread: str, work: Callable[[Turn], T]) -> Future[T]:
         """Take a turn and submit the work to a worker thread.
 
-        Both under one lock: workers get work in the order of the turns. Otherwise all of them could wait for
-        a turn whose work is still in the queue.
+        Both under one lock: workers get work in the order of the turns. Otherwise all of them could
+        wait for a turn whose work is still in the queue.
         """
 
         def work_in_turn(turn: Turn) -> T:
@@ -151,10 +151,10 @@ class _Shared:
 class OutliveSaver(BaseCheckpointSaver[str]):
     """A checkpointer on any store: `OutliveSaver("sqlite:///agent.db")`, or on a store that is open.
 
-    `types` are your own classes that states contain (or `outlive.register` them). `serde` replaces the whole
-    serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no longer the newest of its
-    thread, unless the caller named that parent by its id: two invocations at once cannot fork a thread
-    unnoticed. All other options are those of `outlive.open`.
+    `types` are your own classes that states contain (or `outlive.register` them). `serde` replaces
+    the whole serializer. `refuse_stale=True` refuses (HeadMoved) a checkpoint whose parent is no
+    longer the newest of its thread, unless the caller named that parent by its id: two invocations
+    at once cannot fork a thread unnoticed. All other options are those of `outlive.open`.
     """
 
     def __init__(
@@ -249,8 +249,12 @@ class OutliveSaver(BaseCheckpointSaver[str]):
             turn.end()
 
     async def _in_turn_async(self, thread: str, work: Turning[T]) -> T:
-        """Write to a thread after the calls that were made before. A write that has begun is finished, also when the caller is cancelled."""
-        # Take the turn before anything is awaited: tasks begin in the order in which they were made.
+        """Write to a thread after the calls that were made before.
+
+        A write that has begun is finished, also when the caller is cancelled.
+        """
+        # Take the turn before anything is awaited: tasks begin in the order in which they were
+        # made.
         if self._shared.asynchronous is not None:
             return await self._in_turn_on_loop(thread, work)
         begun = self._shared.begin_in_turn(
@@ -329,7 +333,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names.
+
+        When this returns, it survives a crash.
+        """
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return self._in_turn(place.thread, work).config
 
@@ -340,7 +347,10 @@ class OutliveSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint below the one that the config names. When this returns, it survives a crash."""
+        """Store a checkpoint below the one that the config names.
+
+        When this returns, it survives a crash.
+        """
         place, work = self._putting(config, checkpoint, metadata, new_versions)
         return (await self._in_turn_async(place.thread, work)).config
 
@@ -440,8 +450,8 @@ class OutliveSaver(BaseCheckpointSaver[str]):
     ) -> Pruned:
         """Delete checkpoints of threads: all but the newest of each namespace ("keep_latest"), or all ("delete").
 
-        `keep_last` keeps more of them, `older_than_s` deletes only older ones. A checkpoint that waits for an
-        answer stays, and so does what a DeltaChannel needs.
+        `keep_last` keeps more of them, `older_than_s` deletes only older ones. A checkpoint that
+        waits for an answer stays, and so does what a DeltaChannel needs.
         """
         policy = policy_of(strategy, keep_last, older_than_s)
         return self._sync(lambda operations: operations.prune(thread_ids, policy, dry_run))
@@ -483,8 +493,8 @@ async def _finish(begun: Future[T]) -> T:
 def _is_fork(config: RunnableConfig, place: Place) -> bool:
     """Tell whether an invocation continues from a checkpoint that its caller named, and not from the newest.
 
-    LangGraph keeps the caller's checkpoint_id in the metadata of the config. A subgraph then continues from
-    what it had at that time.
+    LangGraph keeps the caller's checkpoint_id in the metadata of the config. A subgraph then
+    continues from what it had at that time.
     """
     named = config.get("metadata", {}).get("checkpoint_id")
     return named is not None and (place.namespace != "" or named == place.id)

@@ -1,9 +1,9 @@
 """A LangGraph checkpoint as a state in outlive, and back.
 
-The state is a dict: `langgraph` (the version of this layout), the fields of the checkpoint except its id, and
-`channel_values`. When values are sealed (see `values/codec.py`), all other fields are one sealed value,
-`rest`. `deltas` is what was kept of a chain of DeltaChannel writes when checkpoints of that chain were
-deleted (`delta_channels.py`).
+The state is a dict: `langgraph` (the version of this layout), the fields of the checkpoint except
+its id, and `channel_values`. When values are sealed (see `values/codec.py`), all other fields are
+one sealed value, `rest`. `deltas` is what was kept of a chain of DeltaChannel writes when
+checkpoints of that chain were deleted (`delta_channels.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from outlive.threads.engine import Draft
 from outlive.values import SOURCES
 
 SHAPE = 1
-# Keys that we add to the metadata. _WHOLE contains them all, when they are sealed or have such a key.
+# Keys that we add to the metadata. _WHOLE contains them all, when they are sealed or have such a
+# key.
 _WHOLE = "__whole__"
 _NO_SOURCE = "__no_source__"
 _OURS = ("langgraph", "channel_values", "deltas", "rest")
@@ -120,7 +121,7 @@ def is_snapshot(state: object) -> bool:
     return isinstance(state, dict) and state.get("langgraph") == SHAPE and "channel_values" in state
 
 
-# Metadata ---------------------------------------------------------------------------------------------
+# Metadata -----------------------------------------------------------------------------------------
 
 
 def describe(codec: ValueCodec, draft: Draft, metadata: Mapping[str, Any], values: Mapping[str, Any]) -> None:

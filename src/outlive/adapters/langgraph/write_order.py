@@ -1,14 +1,15 @@
 """One order per thread: calls write to it in the order in which they were made.
 
-LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other, and does
-not wait in between. Each call takes its turn when it begins. It stores nothing before the calls ahead of it
-are stored, or are ahead of it in the store's own queue: a checkpoint is never stored before the writes that
-led to it. Writes that are in the queue together share one transaction. Threads, and tasks of any event loop, share the same order.
+LangGraph hands the writes of a step and the checkpoint after them to a pool, one after the other,
+and does not wait in between. Each call takes its turn when it begins. It stores nothing before the
+calls ahead of it are stored, or are ahead of it in the store's own queue: a checkpoint is never
+stored before the writes that led to it. Writes that are in the queue together share one
+transaction. Threads, and tasks of any event loop, share the same order.
 
-One case has no order: a sync call that blocks an event loop while tasks of that very loop are ahead of it.
-They continue only when the loop does, so the call does not wait for them. It may have been made on the loop
-itself, or by a thread that the loop waits for (a graph that is invoked there). A loop that does not answer
-for a while is taken to be blocked.
+One case has no order: a sync call that blocks an event loop while tasks of that very loop are ahead
+of it. They continue only when the loop does, so the call does not wait for them. It may have been
+made on the loop itself, or by a thread that the loop waits for (a graph that is invoked there). A
+loop that does not answer for a while is taken to be blocked.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ from outlive.threads.engine import Draft
 from outlive.threads.prune import ThreadContents
 
 MOST = 5_000
-# The rank of imported control writes. A graph that overwrites one in the target gets a greater rank,
-# because a thread's first commit has revision 1: so the next import sees that the thread was used.
+# The rank of imported control writes. A graph that overwrites one in the target gets a greater
+# rank, because a thread's first commit has revision 1: so the next import sees that the thread was
+# used.
 IMPORTED: Rank = (0, 0, 1)
 _CHUNK_BYTES = 4 << 20
 _CACHE_BYTES = 64 << 20
@@ -56,7 +57,10 @@ class Batch:
         self._chunk_bytes = 0
 
     async def add(self, decoded: DecodedCheckpoint) -> None:
-        """Add a checkpoint. It shares what it has in common with the one before it in its namespace."""
+        """Add a checkpoint.
+
+        It shares what it has in common with the one before it in its namespace.
+        """
         codec, slot = self._session.codec, (self._key.digest, decoded.namespace)
         draft = Draft(decoded.namespace, decoded.id, parent=decoded.parent, follows=False)
         describe(codec, draft, decoded.metadata, decoded.checkpoint.get("channel_values", {}))
@@ -112,7 +116,10 @@ class Batch:
         return self._replaced is None and len(self._records) >= MOST
 
     async def commit(self) -> None:
-        """Store what was gathered, all of it or nothing. Raises StaleBase when others changed the thread."""
+        """Store what was gathered, all of it or nothing.
+
+        Raises StaleBase when others changed the thread.
+        """
         if not self._dry_run and (self._records or self._writes):
             if self._replaced is not None:
                 await self._delete(self._replaced)
@@ -126,8 +133,8 @@ class Batch:
     async def _delete(self, contents: ThreadContents) -> None:
         """Delete the checkpoints and writes of the thread; its runs and metadata stay.
 
-        Refused (StaleBase) when anything at all was committed to the thread since it was read. Chunks
-        that were sent since then have a later revision, and stay.
+        Refused (StaleBase) when anything at all was committed to the thread since it was read.
+        Chunks that were sent since then have a later revision, and stay.
         """
         keys = {(record.namespace, record.id) for record in contents.records}
         keys |= {write.key[:2] for write in contents.writes}

@@ -1,7 +1,7 @@
 """Decoding the rows of a LangGraph database safely: only named classes are built, and no pickle is read.
 
-Rows contain the same messages again and again, hundreds of times in a long thread. Equal bytes are decoded
-once: only the codec sees these objects, and it changes none of them.
+Rows contain the same messages again and again, hundreds of times in a long thread. Equal bytes are
+decoded once: only the codec sees these objects, and it changes none of them.
 """
 
 from __future__ import annotations

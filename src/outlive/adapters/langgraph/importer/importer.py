@@ -4,9 +4,10 @@
 
     print(import_langgraph("sqlite:///old.db", "sqlite:///new.db"))
 
-Threads are imported one after the other (`thread.py`). Rows are read page by page (`source.py`), decoded by
-the strict serializer (`decoder.py`), and stored as the saver stores checkpoints (`batch.py`), so that they
-share what they have in common. A thread arrives whole, in one commit; then it is read back and compared.
+Threads are imported one after the other (`thread.py`). Rows are read page by page (`source.py`),
+decoded by the strict serializer (`decoder.py`), and stored as the saver stores checkpoints
+(`batch.py`), so that they share what they have in common. A thread arrives whole, in one commit;
+then it is read back and compared.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class ImportOptions(TypedDict, total=False):
 
 
 class CannotImport(CallerError):
-    """A thread cannot be imported. `problem` says which and why, `result` what was imported before it."""
+    """A thread cannot be imported.
+
+    `problem` says which and why, `result` what was imported before it.
+    """
 
     def __init__(self, problem: Problem, result: ImportResult) -> None:
         super().__init__(str(problem))
@@ -112,14 +116,16 @@ def import_langgraph(
     verify: bool = True,
     dry_run: bool = False,
 ) -> ImportResult:
-    """Import all threads of a LangGraph database, or some, into a store. You can repeat it at any time.
+    """Import all threads of a LangGraph database, or some, into a store.
 
-    `types` are your own classes that states contain. `serde` is the serializer of the source when it is not
-    LangGraph's default (such as EncryptedSerializer); the target uses it too. A thread arrives whole or not
-    at all, also when the process is killed. With on_problem="stop" the first thread that cannot be imported
-    raises CannotImport; with "skip" the others are imported, and the result lists the problems. `dry_run`
-    reads and decodes everything, stores nothing, and lists all problems. Raises StoreError for a source or
-    target that cannot be reached.
+    You can repeat it at any time.
+
+    `types` are your own classes that states contain. `serde` is the serializer of the source when
+    it is not LangGraph's default (such as EncryptedSerializer); the target uses it too. A thread
+    arrives whole or not at all, also when the process is killed. With on_problem="stop" the first
+    thread that cannot be imported raises CannotImport; with "skip" the others are imported, and the
+    result lists the problems. `dry_run` reads and decodes everything, stores nothing, and lists all
+    problems. Raises StoreError for a source or target that cannot be reached.
     """
     if on_problem not in ("stop", "skip"):
         raise BadArgument(f'on_problem must be "stop" or "skip", not {on_problem!r}')
@@ -146,8 +152,8 @@ async def aimport_langgraph(
 ) -> ImportResult:
     """Import a database as `import_langgraph` does, with its options, in a worker thread.
 
-    `progress` is called in that thread. When it is cancelled, it stops at the next checkpoint and then
-    raises CancelledError; threads that were imported stay, and you can repeat it.
+    `progress` is called in that thread. When it is cancelled, it stops at the next checkpoint and
+    then raises CancelledError; threads that were imported stay, and you can repeat it.
     """
     is_cancelled = threading.Event()
 

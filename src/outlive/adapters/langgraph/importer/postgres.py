@@ -1,6 +1,7 @@
 """Reading what `PostgresSaver`, `AsyncPostgresSaver` and `ShallowPostgresSaver` wrote, at any of their migrations.
 
-Primitive values of channels are in the checkpoint, all others in a separate table, by channel and version.
+Primitive values of channels are in the checkpoint, all others in a separate table, by channel and
+version.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"""
 
 
 class _Shape:
-    """How columns are selected. The shallow saver has one checkpoint per namespace, and one value per channel."""
+    """How columns are selected.
+
+    The shallow saver has one checkpoint per namespace, and one value per channel.
+    """
 
     def __init__(self, columns: dict[str, set[str]]) -> None:
         has_ids = "checkpoint_id" in columns["checkpoints"]

@@ -1,7 +1,7 @@
 """A LangGraph database as the importer reads it: thread by thread, page by page, never written to.
 
-A reader returns rows as they are stored; `decoder.py` decodes them, so that one bad row is one problem and
-does not end the reading. All of a thread is read as of one moment.
+A reader returns rows as they are stored; `decoder.py` decodes them, so that one bad row is one
+problem and does not end the reading. All of a thread is read as of one moment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote. The file may be in use, and of any version.
+"""Reading what `SqliteSaver` and `AsyncSqliteSaver` wrote.
 
-Like them, it uses Python's sqlite3 and not apsw. Each of the two contains its own SQLite, and when one of
-them closes a file, the other loses its locks on it. So a saver that is open in this process stays safe.
+The file may be in use, and of any version.
+
+Like them, it uses Python's sqlite3 and not apsw. Each of the two contains its own SQLite, and when
+one of them closes a file, the other loses its locks on it. So a saver that is open in this process
+stays safe.
 """
 
 from __future__ import annotations
@@ -184,7 +187,8 @@ def _connect(path: str) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         db.close()
         if _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and os.access(path, os.R_OK):
-            # Readers of a write-ahead log share memory with its writers: a file beside the database.
+            # Readers of a write-ahead log share memory with its writers: a file beside the
+            # database.
             raise StoreUnavailable(
                 f"SQLite must create a file beside {path!r} to read it; copy it to a folder that you can write to"
             ) from error

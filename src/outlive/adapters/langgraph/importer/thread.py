@@ -8,8 +8,8 @@ A thread is imported whole or left alone:
     the target was used since, the source was not         leave it alone; it counts as `ahead`
     any other difference                                  leave it alone and report it
 
-What is compared are digests (`values/digest.py`): of what the rows of the source say, and of what the
-saver returns from the target. Neither goes through the code of the other.
+What is compared are digests (`values/digest.py`): of what the rows of the source say, and of what
+the saver returns from the target. Neither goes through the code of the other.
 """
 
 from __future__ import annotations
@@ -240,8 +240,9 @@ class _Difference:
         self.is_behind = len(shared) < len(checkpoint_keys) or not write_keys <= written
         # Checkpoints and writes that the source does not have: deleting them would lose them.
         self.has_more = bool(extra) or not written <= write_keys
-        # The target was used: it has a newer checkpoint, a write of its own on a checkpoint that both have,
-        # or a control write that was overwritten. (Older checkpoints of its own were pruned from the source.)
+        # The target was used: it has a newer checkpoint, a write of its own on a checkpoint that
+        # both have, or a control write that was overwritten. (Older checkpoints of its own were
+        # pruned from the source.)
         self.is_used = (
             any(newest is None or record.order > newest for record in extra)
             or any(key[:2] in shared for key in written - write_keys)

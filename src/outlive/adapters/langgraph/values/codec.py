@@ -1,16 +1,16 @@
 """Values of channels as outlive stores them.
 
-With LangGraph's default serializer, or one that is based on it (`JsonPlusSerializer`), values are *open*:
-outlive's codec packs Python's own types exactly (tuples stay tuples; NUL, NaN and big ints are fine) and
-shares them element by element. It does the same with messages (`messages.py`), other objects of LangChain and
-LangGraph (`library_types.py`), and the classes that were named (`user_types.py`). Any other object goes
-through the serializer and becomes an extension of the stream: LangGraph's code k is 48 + k here, and any other
-result of a serializer is TYPED.
+With LangGraph's default serializer, or one that is based on it (`JsonPlusSerializer`), values are
+*open*: outlive's codec packs Python's own types exactly (tuples stay tuples; NUL, NaN and big ints
+are fine) and shares them element by element. It does the same with messages (`messages.py`), other
+objects of LangChain and LangGraph (`library_types.py`), and the classes that were named
+(`user_types.py`). Any other object goes through the serializer and becomes an extension of the
+stream: LangGraph's code k is 48 + k here, and any other result of a serializer is TYPED.
 
-Any other serializer decides alone what its bytes look like; `EncryptedSerializer` returns others every time.
-Then values are *sealed*: the serializer gets each channel's value as a whole, its bytes are stored with the
-version of the channel, and the next checkpoint reuses them while the version stays the same. No part of a
-value is stored in any other way.
+Any other serializer decides alone what its bytes look like; `EncryptedSerializer` returns others
+every time. Then values are *sealed*: the serializer gets each channel's value as a whole, its bytes
+are stored with the version of the channel, and the next checkpoint reuses them while the version
+stays the same. No part of a value is stored in any other way.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _is_open(serde: SerializerProtocol) -> bool:
     )
 
 
-# Containers that a serializer would store as one piece, or as plain dicts ----------------------------------
+# Containers that a serializer would store as one piece, or as plain dicts -------------------------
 
 _FACTORIES: dict[str, Callable[[], Any] | None] = {
     "": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "tuple": tuple, "bool": bool,

@@ -1,7 +1,7 @@
 """A digest over values, to tell whether two are the same.
 
-It does not use the codec that stores values, so it shows what the codec changed or a chunk lost. Equal values
-of equal types have equal digests; the order of a dict counts, that of a set does not.
+It does not use the codec that stores values, so it shows what the codec changed or a chunk lost.
+Equal values of equal types have equal digests; the order of a dict counts, that of a set does not.
 """
 
 from __future__ import annotations

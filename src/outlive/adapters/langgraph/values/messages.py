@@ -1,10 +1,10 @@
 """Messages, which are most of what graphs store.
 
-A message is stored as its fields. It is restored as it was, without pydantic's validation, as long as its
-fields are those of the class today; otherwise the class itself is called. A list of messages is stored as
-the list of their fields, in native msgpack types: the whole list is packed, compared and unpacked in a few
-native calls. Their `type` names the class. A message that has more than its fields is stored in the list as
-it is stored anywhere else.
+A message is stored as its fields. It is restored as it was, without pydantic's validation, as long
+as its fields are those of the class today; otherwise the class itself is called. A list of messages
+is stored as the list of their fields, in native msgpack types: the whole list is packed, compared
+and unpacked in a few native calls. Their `type` names the class. A message that has more than its
+fields is stored in the list as it is stored anywhere else.
 """
 
 from __future__ import annotations

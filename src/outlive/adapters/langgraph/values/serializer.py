@@ -2,9 +2,9 @@
 
 The bytes are those of `JsonPlusSerializer`, so each reads what the other wrote. The differences:
 
-- Only known types are stored and loaded: those on LangGraph's list of safe types (Python's own, messages and
-  documents of langchain-core, its own types) and those that the program names. Anything else raises. Names in
-  stored data are looked up in that list and never imported.
+- Only known types are stored and loaded: those on LangGraph's list of safe types (Python's own,
+  messages and documents of langchain-core, its own types) and those that the program names.
+  Anything else raises. Names in stored data are looked up in that list and never imported.
 - An object that cannot be restored raises, instead of coming back as a dict or as None.
 - An object of a named class that would come back as another is refused.
 """

@@ -1,9 +1,9 @@
 """The user's own classes that were named to a saver, by `types=` or by LangGraph.
 
-They are stored and restored as with `outlive.register`: field by field and exactly, without validation and
-without calling `__init__`, including fields that their own serializers leave out. The tag is the name of the
-class. Classes in the annotations of a named class are known too. When the stored fields are not those of the
-class today, the class itself is called with them.
+They are stored and restored as with `outlive.register`: field by field and exactly, without
+validation and without calling `__init__`, including fields that their own serializers leave out.
+The tag is the name of the class. Classes in the annotations of a named class are known too. When
+the stored fields are not those of the class today, the class itself is called with them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ _set = object.__setattr__  # works on frozen classes too, as in pydantic
 
 
 def _is_model(cls: type) -> bool:
-    """Tell whether a class is a pydantic model. (Dataclasses of pydantic have __pydantic_fields__ too.)"""
+    """Tell whether a class is a pydantic model.
+
+    (Dataclasses of pydantic have __pydantic_fields__ too.)
+    """
     return hasattr(cls, "__pydantic_fields__") and not dataclasses.is_dataclass(cls)
 
 
