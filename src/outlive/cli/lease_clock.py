@@ -11,7 +11,7 @@ from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from outlive.runtime.runtime import run_now
 if TYPE_CHECKING:
     from outlive.backend import EntryRecord
     from outlive.runs.lease import RunInfo
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 _UNLIMITED = 1_000_000  # characters
 

@@ -1,12 +1,15 @@
-"""One prompt to several models, as part of a run: one record per model, and each update lasts when it returns.
+"""One prompt to several models, as part of a run: one stored record per model.
 
-A record is an entry of kind "response" under (run, ordinal, model); the entry under the run alone holds what they share: the
-prompt and the order of the models. All are written with the run's fence and renew its leases.
+A record is an entry of kind "response" under (run, ordinal, model). The entry under the run alone
+has the prompt and the order of the models. All are written with the fence of the run and renew its
+leases.
 
-Updates change the record in memory at once and mark it as not yet stored. Whoever gets the run's mutex writes all records that are
-so marked by one commit; whoever comes next finds its own stored, or writes in turn what came meanwhile. A record is always
-written as it is by then, so an older update can neither follow a newer one nor cost a write. The revision of an entry counts its
-updates, as a second guard inside the backend. What could not be stored is taken back, and its caller is told.
+An update changes the record in memory at once and marks it as not yet stored. The caller that gets
+the mutex of the run writes all marked records in one commit. The next caller sees its own stored
+already, or writes in turn what came meanwhile. A commit always has the newest version of a record,
+so an older update neither follows a newer one nor costs a write. The revision of an entry counts
+its updates, and the backend refuses an older one. An update that could not be stored is taken back,
+and its call raises.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from outlive.runs.response_values import (
 )
 from outlive.threads.engine import Engine
 
-MAX_BYTES = 16 << 20  # of one record, and of those that one commit takes along behind the first
+MAX_BYTES = 16 << 20  # of one record, and of the records that one commit adds to the first
 _PAGE = 500
 Place = tuple[str, int]  # (model id, ordinal)
 
@@ -51,20 +54,20 @@ class Writer(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def key(self) -> ThreadKey: ...
+    def _key(self) -> ThreadKey: ...
     @property
-    def engine(self) -> Engine: ...
+    def _engine(self) -> Engine: ...
     @property
-    def rank(self) -> tuple[int, int]: ...
+    def _rank(self) -> tuple[int, int]: ...
     @property
-    def is_started(self) -> bool: ...
+    def _is_started(self) -> bool: ...
     @property
-    def mutex(self) -> AbstractAsyncContextManager[Any]: ...
-    async def write_held(self, *entries: EntryRecord) -> Receipt: ...
+    def _mutex(self) -> AbstractAsyncContextManager[Any]: ...
+    async def _write_held(self, *entries: EntryRecord) -> Receipt: ...
 
 
 class _Slot:
-    """One record: as it is stored, and the newer ones whose callers wait."""
+    """One record: the stored version, and newer ones whose callers wait."""
 
     __slots__ = ("revision", "stored", "stored_revision", "waiting")
 
@@ -83,17 +86,20 @@ class _Slot:
         return self.revision
 
     def settle(self, record: Record, revision: int) -> None:
-        """Take note of what is stored; nothing older will be."""
+        """Note the stored version, and forget older ones."""
         self.stored, self.stored_revision = record, revision
-        self.waiting = {at: one for at, one in self.waiting.items() if at > revision}
+        self.waiting = {at: version for at, version in self.waiting.items() if at > revision}
 
 
 class AsyncResponses:
-    """What the models of one run answered: `run.responses`. Open it before the models are asked."""
+    """The responses of the models of one run: `run.responses`.
+
+    Call `open` before you ask the models.
+    """
 
     def __init__(self, run: Writer) -> None:
         self._run = run
-        self._lock = run.engine.runtime.lock()  # of the slots; never held while waiting
+        self._lock = run._engine.runtime.lock()  # of the slots; never held while waiting
         self._slots: dict[Place, _Slot] = {}
         self._shared = _Shared()
         self._is_read = False
@@ -103,8 +109,8 @@ class AsyncResponses:
         for slot in self._slots.values():
             status = slot.stored.response.status
             counts[status] = counts.get(status, 0) + 1
-        told = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return f"<{type(self).__name__} of run {self._run.id!r}: {told or 'none'}>"
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"<{type(self).__name__} of run {self._run.id!r}: {summary or 'none'}>"
 
     @property
     def prompt(self) -> Any:
@@ -116,20 +122,20 @@ class AsyncResponses:
         """Tell whether the application asked for verbose output."""
         return self._shared.verbose
 
-    # Beginning
+    # Opening
 
     async def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Note down that these models will be asked, by one commit; or go on with what is there.
+        """Store that these models will be asked, or continue with the stored responses.
 
-        Models that are there already keep what they have, also those that are not named any more. Without `model_ids` it only
-        reads. Another prompt than the one that was answered is refused.
+        Stored responses stay, also those of models that are no longer named. Without `model_ids` it
+        only reads. Raises BadArgument for a prompt other than the stored one.
         """
-        if not self._run.is_started:
-            raise BadArgument(f"run {self._run.id!r} has not started: its responses are not known yet")
+        if not self._run._is_started:
+            raise BadArgument(f"run {self._run.id!r} has not started; start it before you open its responses")
         places = [] if model_ids is None else numbered(model_ids)
-        async with self._run.mutex:
+        async with self._run._mutex:
             if not self._is_read:
                 await self._read(is_new=False)
             await self._create([place for place in places if place not in self._slots], prompt, verbose)
@@ -139,28 +145,28 @@ class AsyncResponses:
         shared = self._shared
         if shared.revision and prompt is not None and prompt != shared.prompt:
             raise BadArgument(
-                f"the responses of run {self._run.id!r} answer another prompt; start another run for this one"
+                f"the responses of run {self._run.id!r} answer another prompt; start a new run for this one"
             )
         if not missing:
             return
-        shared = shared.and_of(missing, prompt, verbose)
+        shared = shared.with_models(missing, prompt, verbose)
         where = f"responses of run {self._run.id!r}"
         records = {place: Record(not_started(*place)) for place in missing}
         entries = [
             self._entry(place, self._pack(place, record), NOT_STARTED, 1) for place, record in records.items()
         ]
-        head = self._entry(None, self._run.engine.codec.pack(shared.fields(), where), "", shared.revision)
-        await self._run.write_held(head, *entries)
+        head = self._entry(None, self._run._engine.codec.pack(shared.fields(), where), "", shared.revision)
+        await self._run._write_held(head, *entries)
         self._shared = shared
         self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
 
     async def _read(self, *, is_new: bool) -> None:
-        """Read what earlier attempts left, when the run is taken: what ran then was interrupted."""
+        """Read the responses of earlier attempts; those that were running count as interrupted."""
         run, after, is_more = self._run, None, not is_new
         while is_more:
-            page = await run.engine.backend.entries(
+            page = await run._engine.backend.entries(
                 EntryQuery(
-                    run.key.tenant, RESPONSE, thread=run.key, prefix=f"{run.id}\n", after=after, limit=_PAGE
+                    run._key.tenant, RESPONSE, thread=run._key, prefix=f"{run.id}\n", after=after, limit=_PAGE
                 )
             )
             for _, entry in page:
@@ -171,33 +177,33 @@ class AsyncResponses:
         self._is_read = True
 
     def _check_complete(self) -> None:
-        """Raise Corrupt when a record is missing that the shared one names, or the shared one itself."""
+        """Raise Corrupt if the records are not those that the shared entry lists."""
         named = set(self._shared.order())
         if other := sorted(named ^ set(self._slots), key=repr):
-            what = "is missing" if other[0] in named else "is in no list of models"
+            what = "is missing" if other[0] in named else "is not in the list of models"
             raise Corrupt(
                 f"the response of {name_of(*other[0])} of run {self._run.id!r} {what}",
-                thread=self._run.key.id,
+                thread=self._run._key.id,
             )
 
     def _adopt(self, entry: EntryRecord) -> None:
-        codec = self._run.engine.codec
+        codec = self._run._engine.codec
         rest = entry.key[len(self._run.id) + 1 :]
         if not rest:
-            with well_formed(f"what the responses of run {self._run.id!r} share", self._run.key.id):
+            with well_formed(f"what the responses of run {self._run.id!r} share", self._run._key.id):
                 self._shared = _Shared(**codec.unpack(entry.body or b""))
                 set(self._shared.order())
             return
         ordinal, _, model_id = rest.partition("\n")
         if not ordinal.isdecimal() or not model_id or "\n" in model_id:
-            return  # of another run, whose id begins like a key of this one
-        with well_formed(f"the response of {model_id!r}", self._run.key.id):
+            return  # an entry of another run, whose id begins like a key of this one
+        with well_formed(f"the response of {model_id!r}", self._run._key.id):
             response, earlier = codec.unpack(entry.body or b"")
             if response.status == RUNNING:
                 response = replace(response, status=INTERRUPTED)
         self._slots[model_id, int(ordinal)] = _Slot(Record(response, earlier), entry.revision)
 
-    # Looking
+    # Reading
 
     async def all(self) -> list[ModelResponse]:
         """Return all responses as they are stored, in the order in which the models were named."""
@@ -210,44 +216,47 @@ class AsyncResponses:
         return self._slot(model_id, ordinal).stored.response
 
     async def pending(self) -> list[ModelResponse]:
-        """Return what is not completed, also what never began: that is what is to be asked, or asked again."""
-        return [one for one in await self.all() if not one.is_completed]
+        """Return the responses that are not completed, including those that never began."""
+        return [response for response in await self.all() if not response.is_completed]
 
     async def completed(self) -> list[ModelResponse]:
-        """Return what is completed: no need to ask again."""
-        return [one for one in await self.all() if one.is_completed]
+        """Return the responses that are completed: no need to ask again."""
+        return [response for response in await self.all() if response.is_completed]
 
     async def usage(self) -> Usage:
-        """Return what all models took together, in all attempts."""
-        return sum((one.usage for one in await self.all()), Usage())
+        """Return the usage of all models together, in all attempts."""
+        return sum((response.usage for response in await self.all()), Usage())
 
     async def build(self) -> FanOut | None:
-        """Return all that there is to go on with, as one value; None when nothing was interrupted."""
+        """Return everything as one value, to continue later; None if nothing was interrupted."""
         return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
 
-    # Telling: each of these is stored when it returns
+    # Updates: each of these is stored when it returns
 
     async def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        """Note that a model is asked now; without it, its first update says so."""
+        """Store that a model is being asked. Optional: the first update does so too."""
         return await self._put(model_id, ordinal, Record.begin)
 
     async def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store how far a model has got: all that it did in this attempt, in place of the update before.
+        """Store how far a model has got: all of this attempt, in place of the last update.
 
         Returns the response with the usage of earlier attempts added.
         """
-        said = as_partial(partial)
-        return await self._put(model_id, ordinal, lambda record: record.update(said))
+        checked = as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.update(checked))
 
     async def complete(
         self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store a model's whole answer. One with an error is failed and one that was interrupted is that, not completed."""
-        said = as_response(model_id, ordinal, response)
-        status, error = ending(said)
-        return await self._put(model_id, ordinal, lambda record: record.end(status, said, error))
+        """Store the whole answer of a model.
+
+        A response with an error is stored as failed, an interrupted one as interrupted.
+        """
+        answer = as_response(model_id, ordinal, response)
+        status, error = ending(answer)
+        return await self._put(model_id, ordinal, lambda record: record.end(status, answer, error))
 
     async def fail(
         self,
@@ -257,9 +266,9 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model failed; what it had done stays, or is `partial`."""
-        said, told = None if partial is None else as_partial(partial), as_error(error)
-        return await self._put(model_id, ordinal, lambda record: record.end(FAILED, said, told))
+        """Store that a model failed. Its last update stays, unless `partial` replaces it."""
+        checked, message = None if partial is None else as_partial(partial), as_error(error)
+        return await self._put(model_id, ordinal, lambda record: record.end(FAILED, checked, message))
 
     async def interrupt(
         self,
@@ -268,9 +277,12 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model was stopped, by a timeout for example; what it had done stays, or is `partial`."""
-        said = None if partial is None else as_partial(partial)
-        return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, said))
+        """Store that a model was stopped, such as by a timeout.
+
+        Its last update stays, unless `partial` replaces it.
+        """
+        checked = None if partial is None else as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, checked))
 
     # Storing
 
@@ -282,19 +294,19 @@ class AsyncResponses:
                 return record.response
             revision = slot.put(record, self._pack((model_id, ordinal), record))
         try:
-            async with self._run.mutex:
-                if slot.stored_revision < revision:  # else somebody has written it along with their own
+            async with self._run._mutex:
+                if slot.stored_revision < revision:  # else another caller has written it with its own
                     await self._write((model_id, ordinal))
         finally:
-            with self._lock:  # not stored: nobody may write it later, when its caller has moved on
+            with self._lock:  # if it was not stored, no later commit may write it: this call has raised
                 slot.waiting.pop(revision, None)
         return record.response
 
     async def _write(self, first: Place) -> None:
-        """Write all that waits, this record first: one commit, as large as may be."""
+        """Write all waiting records in one commit of limited size, this one first."""
         with self._lock:
             group = self._group(first)
-        await self._run.write_held(*(entry for _, _, entry in group))
+        await self._run._write_held(*(entry for _, _, entry in group))
         with self._lock:
             for slot, record, entry in group:
                 slot.settle(record, entry.revision)
@@ -317,21 +329,19 @@ class AsyncResponses:
         slot = self._slots.get(check_model(model_id, ordinal))
         if slot is None:
             known = ", ".join(sorted({repr(model) for model, _ in self._slots})) or "none yet"
-            raise BadArgument(
-                f"{name_of(model_id, ordinal)} is not among those that were opened ({known}): name it in open()"
-            )
+            raise BadArgument(f"{name_of(model_id, ordinal)} is not open (open: {known}); name it in open()")
         return slot
 
     def _pack(self, place: Place, record: Record) -> bytes:
         where = f"response of {name_of(*place)}"
-        body = self._run.engine.codec.pack([record.response, record.earlier], where)
+        body = self._run._engine.codec.pack([record.response, record.earlier], where)
         if len(body) > MAX_BYTES:
-            raise BadArgument(f"the {where} has {len(body):,} bytes, {MAX_BYTES:,} are kept")
+            raise BadArgument(f"the {where} has {len(body):,} bytes, and at most {MAX_BYTES:,} can be stored")
         return body
 
     def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
         key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
-        epoch, fence = self._run.rank
+        epoch, fence = self._run._rank
         return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
 
 
@@ -344,7 +354,7 @@ class _Shared:
     places: Sequence[Sequence[Any]] = ()
     revision: int = 0
 
-    def and_of(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
+    def with_models(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
         places = [*self.places, *([model_id, ordinal] for model_id, ordinal in missing)]
         if self.revision:
             return replace(self, places=places, revision=self.revision + 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from typing import Any
 from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
+from outlive.runtime.fork import hold_while_forking
 
 _YIELD_S = 0.0001
 
@@ -184,4 +184,4 @@ def _after_fork_in_child() -> None:
         inline._waiting.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+hold_while_forking(_before_fork, _after_fork, _after_fork_in_child)

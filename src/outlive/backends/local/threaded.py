@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +12,7 @@ from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.inline import busy, keep_for_fork, shortest
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
+from outlive.runtime.fork import reset_in_child
 
 
 class AsyncLocal(LocalCalls):
@@ -24,7 +23,7 @@ class AsyncLocal(LocalCalls):
         self._closed = False
         self._reset()
         keep_for_fork(local)
-        _threaded.add(self)
+        reset_in_child(self)
 
     def _reset(self) -> None:
         """Start with a new worker and an empty queue, as a forked child must: it has no threads."""
@@ -146,6 +145,10 @@ class AsyncLocal(LocalCalls):
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
         self._pool.shutdown(wait=False)
 
+    def after_fork_in_child(self) -> None:
+        _parent_pools.append(self._pool)
+        self._reset()
+
     def _close(self) -> None:
         with self.local.lock:
             self.local.close()
@@ -167,15 +170,4 @@ async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
         return await asyncio.shield(future)
 
 
-_threaded: weakref.WeakSet[AsyncLocal] = weakref.WeakSet()
 _parent_pools: list[ThreadPoolExecutor] = []  # kept alive: joining them in a child would hang
-
-
-def _after_fork_in_child() -> None:
-    for backend in list(_threaded):
-        _parent_pools.append(backend._pool)
-        backend._reset()
-
-
-# After the hook of inline.py, which releases the locks.
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable
 
 from outlive.backends.postgres.connection import Connection
 from outlive.backends.server.attempts import AttemptFailed
 from outlive.errors import StoreClosed
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Deadline
 
 Connect = Callable[[Deadline], Awaitable[Connection]]
@@ -31,13 +30,15 @@ class Pool:
         self._size = size
         self._closed = False
         self.begin()
-        _pools.add(self)
+        reset_in_child(self)
 
     def begin(self) -> None:
-        """Start without connections, also in a forked child: nothing is sent on those of its
-        parent.
-        """
+        """Start without any connection."""
         self._idle: list[Connection] = []
+
+    def after_fork_in_child(self) -> None:
+        """Forget the connections of the parent without sending anything on them, not even a goodbye."""
+        self.begin()
 
     async def pause(self, seconds: float) -> None:
         raise NotImplementedError
@@ -72,17 +73,6 @@ class Pool:
     async def close(self) -> None:
         self._closed = True
         _close_all(self._idle)
-
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _begin_in_child() -> None:
-    for pool in list(_pools):
-        pool.begin()
-
-
-os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class BlockingPool(Pool):

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from outlive.backend import EntryRecord
+from outlive.runtime.fork import call_in_child
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ def _offset_ns() -> int:
     return shifts.get("boottime", 0)
 
 
-os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in another namespace
+call_in_child(_offset_ns.cache_clear)  # a child may be in another namespace
 
 
 @functools.cache
