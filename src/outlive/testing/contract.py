@@ -49,7 +49,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _refuse_overrides(cls: type) -> None:
-    """Refuse subclasses that override a test: a contract that can be weakened in silence is none."""
+    """Refuse subclasses that override a test, and so weaken the contract silently."""
     if "__test__" in vars(cls):
         raise TypeError(f"{cls.__qualname__} may not set __test__: a contract is run as a whole")
     for contract in (base for base in cls.__mro__ if issubclass(base, Contract) and _is_ours(base)):

@@ -277,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(call=CALLS, meanwhile=CALLS)
     def delete_in_two_steps(self, call: Call, meanwhile: Call) -> None:
-        """Another process removes records, looks for dead chunks, and a save comes before it acts."""
+        """Another process removes records and finds dead chunks; a save comes before it acts."""
         model, probe = self.model[call.thread], self.probe(call.thread)
         line = model.line(call.namespace)
         doomed = [id for index, id in enumerate(line) if (index + call.number) % 2 == 0]

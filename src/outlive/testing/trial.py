@@ -251,7 +251,7 @@ class _Awaited:
 
 
 def _step(step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Await a step of a sync run; without a function, return the decorator whose result is awaited."""
+    """Await a step of a sync run; without a function, return an awaitable decorator."""
 
     async def call() -> Any:
         return step(*args, **options)

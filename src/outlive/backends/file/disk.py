@@ -247,7 +247,7 @@ class WriteLock:
 
     @contextlib.contextmanager
     def renaming(self, folder: str) -> Iterator[None]:
-        """Mark a rename as under way: if this process dies, the next holder of the lock repairs it."""
+        """Mark a rename as under way: if this process dies, the next lock holder repairs it."""
         self._disk.write(self._fd, self._RENAMING, 0)
         yield
         self._disk.sync_folder(folder)

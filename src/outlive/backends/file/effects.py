@@ -61,7 +61,9 @@ def pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
 
 def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
     """Return an effect without the data of its chunks, which are listed beside it."""
-    owner, row, at, records, chunks, writes, entries, removed, gone, everything, erase, info = unpack(meta)
+    owner, row, at, records, chunks, writes, entries, removed, removed_chunks, everything, erase, info = (
+        unpack(meta)
+    )
     if tuple(owner) != (key.tenant, key.id):
         raise ValueError("it belongs to another thread")
     effect = Effect(
@@ -72,7 +74,7 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
         writes=tuple(WriteRecord(**_named(_WRITE, values)) for values in writes),
         entries=tuple(EntryRecord(**_named(_ENTRY, values)) for values in entries),
         removed=tuple((pair[0], pair[1]) for pair in removed),
-        removed_chunks=tuple(gone),
+        removed_chunks=tuple(removed_chunks),
         everything=everything,
         erase=erase,
         info=info,

@@ -1,4 +1,4 @@
-"""Writing a group of commits to the logs of a folder store, in an order that is safe to crash in."""
+"""Writing a group of commits to the logs of a folder store, in an order that survives crashes."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ What a crash leaves, in the order of the code:
     add, write      a torn tail, or whole frames that nobody was told about
     sync            whole frames; the mark is still before them
     acknowledge     the same, or the mark after them
-    aside           the old file and a `.tmp` beside it; after the rename the new file, or after a power cut
-                    still the old one, until the folder is synced
+    aside           the old file and a `.tmp` beside it; after the rename the new file, or after a
+                    power cut still the old one, until the folder is synced
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Log:
         except NotAFile as error:
             raise self.corrupt(error.what) from error
 
-    def corrupt(self, what: str) -> Corrupt:
-        return Corrupt(what, thread=self.thread)
+    def corrupt(self, problem: str) -> Corrupt:
+        return Corrupt(problem, thread=self.thread)
 
     # Reading
 
@@ -139,7 +139,7 @@ class Log:
         return len(self._header(fd)[1]) < 2
 
     def _is_where_it_was(self, fd: int, size: int) -> bool:
-        """Compare the last frame: a failed write is cut off, and another may be in its place now."""
+        """Compare the last frame: a failed write is cut off, and another may be there now."""
         if size < self.end:
             return False
         return self.end == START or self.disk.read(fd, 16, self._last + _LENGTHS.size) == self._chain

@@ -24,9 +24,9 @@ def make_folders(disk: Disk) -> None:
     names = set(disk.names())
     if THREADS in names:
         return
-    if others := {name for name in names if not name.startswith(".")} - {"lock", "lost+found"}:
+    if strangers := {name for name in names if not name.startswith(".")} - {"lock", "lost+found"}:
         raise BadURL(
-            f"{disk.root!r} contains {min(others)!r}, which is not outlive's; choose an empty folder"
+            f"{disk.root!r} contains {min(strangers)!r}, which is not outlive's; choose an empty folder"
         )
     with contextlib.suppress(FileExistsError):  # of several first openers one makes it
         disk.make_folder(THREADS)

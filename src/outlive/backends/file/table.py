@@ -53,8 +53,8 @@ class LoggedTable(Table):
         self.apply(effect)
         self._must_go |= effect.erase or effect.everything
         self._has_removed |= removes(effect)
-        gone = list(self._places) if effect.everything else effect.removed_chunks
-        for name in gone:
+        removed = list(self._places) if effect.everything else effect.removed_chunks
+        for name in removed:
             self._dead.append(self._places.pop(name)[:2])
         for chunk in chunks:
             if chunk.is_new:
@@ -77,7 +77,7 @@ class LoggedTable(Table):
         return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.row.revision, True)
 
     def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
-        """Apply the effect, then add its frame to the log: what cannot be applied is never written."""
+        """Apply the effect, then add its frame to the log: a failed effect is never written."""
         self._change(effect, chunks, self.log.data_at(meta))
         data = dict(effect.chunks)
         self.log.add(meta, [data[chunk.name] for chunk in chunks if chunk.is_new])

@@ -26,7 +26,7 @@ class AsyncLocal(LocalCalls):
         reset_in_child(self)
 
     def _reset(self) -> None:
-        """Start with a new worker and an empty queue; also in a forked child, which has no threads."""
+        """Start with a new worker and an empty queue, as a forked child must: it has no threads."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"outlive-{self.local.name}")
         self._begin(None)
 

@@ -98,10 +98,10 @@ async def audit_store(sql: Statements, ask: Ask) -> list[Corrupt]:
     problems = []
     for table, key, count, id in await ask(sql.strays):
         rows = f"{to_number(count)} rows of table {to_text(table)!r} belong to thread number {to_number(key)}"
-        what = f"{rows}, which has no row"
+        problem = f"{rows}, which has no row"
         if id is not None:
-            what = "its row is gone" if table == b"roster" else "it is missing in the list of all threads"
-        problems.append(Corrupt(what, thread=None if id is None else _readable(id)))
+            problem = "its row is gone" if table == b"roster" else "it is missing in the list of all threads"
+        problems.append(Corrupt(problem, thread=None if id is None else _readable(id)))
     return problems
 
 

@@ -1,13 +1,13 @@
 """PostgreSQL: one statement per save and per load.
 
-A save is one call of a function (`schema.sql`) that locks the thread's row, checks what the save
+A save is one call of a function (`functions.sql`) that locks the thread's row, checks what the save
 expects, and stores all of it: one round trip, one transaction, no lock held between calls. Saves of
-different threads run side by side. A load is one statement, so it sees one moment. What is rarer
-(replacing, merging, removing, metadata) is decided by the same rules as for local backends, in a
+different threads run in parallel. A load is one statement, so it sees one moment. Rarer commits
+(replacing, merging, removing, metadata) are decided by the same rules as for local backends, in a
 transaction that holds the same lock.
 
-Times and leases are by the server's clock. Dropped connections, restarts and failovers are tried
-again until the deadline of the call (`server.Attempts`).
+Times and leases follow the server's clock. After dropped connections, restarts and failovers a call
+tries again until its deadline (`server.Attempts`).
 """
 
 from __future__ import annotations
@@ -115,24 +115,24 @@ class PostgresBackend:
         timeout_s: float | None = None,
         commit: Commit | None = None,
     ) -> T:
-        """Do work on a link, again on another when the server was lost."""
+        """Do work on a connection, and again on another one when the server was lost."""
         deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         attempts = Attempts(self._place, deadline, self._max_retries, self._pool.pause)
 
         async def attempt(deadline: Deadline) -> T:
-            link = await self._pool.take(deadline)
+            connection = await self._pool.take(deadline)
             try:
-                return await work(link, deadline)
+                return await work(connection, deadline)
             finally:
-                self._pool.give_back(link)
+                self._pool.give_back(connection)
 
         return await attempts.run(attempt, commit)
 
     async def _ask(
         self, statement: str, *parameters: Parameter, timeout_s: float | None = None
     ) -> list[list[bytes | None]]:
-        async def work(link: Connection, deadline: Deadline) -> list[list[bytes | None]]:
-            return list(rows(await link.query(statement, parameters, deadline)))
+        async def work(connection: Connection, deadline: Deadline) -> list[list[bytes | None]]:
+            return list(rows(await connection.query(statement, parameters, deadline)))
 
         return await self._call(work, timeout_s)
 
@@ -159,23 +159,23 @@ class PostgresBackend:
         return key or b""
 
     def _migrate(self, offered: bytes) -> Callable[[Connection, Deadline], Awaitable[None]]:
-        """Make the tables; of many processes that try at once, one does."""
+        """Create the tables; of many processes that try at once, one does."""
 
-        async def work(link: Connection, deadline: Deadline) -> None:
+        async def work(connection: Connection, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            await link.begin(deadline)
+            await connection.begin(deadline)
             try:
-                await link.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
-                if not await _is_there(link, self._schema, "to_regnamespace", deadline):
-                    await link.run(f"create schema {self._schema}", deadline)
-                if not await _is_there(link, f"{self._schema}.store", "to_regclass", deadline):
-                    await link.run(schema_script(self._schema), deadline)
-                await link.query(self._sql.adopt, (offered,), deadline)
+                await connection.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
+                if not await _is_there(connection, self._schema, "to_regnamespace", deadline):
+                    await connection.run(f"create schema {self._schema}", deadline)
+                if not await _is_there(connection, f"{self._schema}.store", "to_regclass", deadline):
+                    await connection.run(schema_script(self._schema), deadline)
+                await connection.query(self._sql.adopt, (offered,), deadline)
             except BaseException:
-                if link.is_in_transaction:
-                    await link.run("rollback", deadline)
+                if connection.is_in_transaction:
+                    await connection.run("rollback", deadline)
                 raise
-            await link.run("commit", deadline)
+            await connection.run("commit", deadline)
 
         return work
 
@@ -198,21 +198,21 @@ class PostgresBackend:
         """
         times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         timeout_s = min(times, default=self._timeout_s)
-        # By thread, so that two who do this at once do not wait for each other in a circle.
+        # Sorted by thread, so that two processes that do this at once do not deadlock.
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
 
-        async def work(link: Connection, attempt: Deadline) -> dict[int, Cells]:
+        async def work(connection: Connection, attempt: Deadline) -> dict[int, Cells]:
             answers: dict[int, Cells] = {}
-            await link.begin(attempt)
+            await connection.begin(attempt)
             try:
                 for place in order:
                     values = parameters(commits[place], b"", attempt)
-                    answers[place] = next(rows(await link.query(self._sql.save, values, attempt)))
+                    answers[place] = next(rows(await connection.query(self._sql.save, values, attempt)))
             except BaseException:
-                if link.is_in_transaction:
-                    await link.run("rollback", attempt)
+                if connection.is_in_transaction:
+                    await connection.run("rollback", attempt)
                 raise
-            await link.run("commit", attempt)
+            await connection.run("commit", attempt)
             return answers
 
         deadline = Deadline(timeout_s)
@@ -242,14 +242,14 @@ class PostgresBackend:
         check_acceptable(commit)
         if not is_plain(commit):
 
-            async def transact(link: Connection, deadline: Deadline) -> Receipt:
-                return await Transaction(link, self._schema, commit, void, deadline).run()
+            async def transact(connection: Connection, deadline: Deadline) -> Receipt:
+                return await Transaction(connection, self._schema, commit, void, deadline).run()
 
             return await self._call(transact, commit.timeout_s, commit)
         deadline = Deadline(self._timeout_s if commit.timeout_s is None else commit.timeout_s)
 
-        async def save(link: Connection, attempt: Deadline) -> list[bytes | None]:
-            result = await link.query(self._sql.save, parameters(commit, void, attempt), attempt)
+        async def save(connection: Connection, attempt: Deadline) -> list[bytes | None]:
+            result = await connection.query(self._sql.save, parameters(commit, void, attempt), attempt)
             return next(rows(result))
 
         cells = await self._call(save, commit.timeout_s, commit)
@@ -261,7 +261,7 @@ class PostgresBackend:
             raise outcome_unknown(commit, str(error)) from error
 
     async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
-        """Read the answer of the function: its verdict, and the fields that only the server knows."""
+        """Read the answer of the function: its verdict, and the fields that the server assigns."""
         verdict = to_text(cells[0])
         if verdict in ("existing", "repeated"):
             return await self._found(commit, cells, deadline)
@@ -272,7 +272,7 @@ class PostgresBackend:
         return receipt(commit, cells)
 
     async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
-        """Return the stored checkpoint: it was saved before, or this very commit was done before."""
+        """Return the stored checkpoint: it was saved before, or this commit was done before."""
         key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
         for draft in commit.checkpoints:
             reading = await self.read(
@@ -304,7 +304,7 @@ class PostgresBackend:
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:
-        """Return the entry that is there."""
+        """Return the stored entry."""
         entries = await self.entries(
             EntryQuery(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1),
             timeout_s=deadline.remaining_s(),
@@ -312,8 +312,8 @@ class PostgresBackend:
         return next((entry for _, entry in entries if entry.key == wanted.key), None)
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        async def work(link: Connection, deadline: Deadline) -> int:
-            result = await link.query(
+        async def work(connection: Connection, deadline: Deadline) -> int:
+            result = await connection.query(
                 self._sql.share,
                 (
                     b"%d" % lock_ms(deadline),
@@ -370,7 +370,7 @@ class PostgresBackend:
             parameters.append(space(query.namespace))
         rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
         records = _records(query, [cells[2:] for cells in rows if cells[2] is not None])
-        # Last: a row that says what is wrong with it is the better answer.
+        # Last: an error about one row is the better answer.
         _check(rows, query.thread.id)
         return to_number(rows[0][1]), records[: query.limit]
 
@@ -503,7 +503,7 @@ def first_statements(schema: str) -> tuple[str, ...]:
 
 
 def _check(answer: list[list[bytes | None]], thread: str) -> None:
-    """Raise what a statement found wrong with a thread."""
+    """Raise if a statement reports a problem of a thread."""
     if problem := to_number(answer[0][0]):
         raise Corrupt(PROBLEMS[problem], thread=thread)
 
@@ -535,8 +535,8 @@ def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
     return to_thread_row(cells[1:15], key, head)
 
 
-async def _is_there(link: Connection, name: str, function: str, deadline: Deadline) -> bool:
-    result: pq.abc.PGresult = await link.query(
+async def _is_there(connection: Connection, name: str, function: str, deadline: Deadline) -> bool:
+    result: pq.abc.PGresult = await connection.query(
         f"select {function}($1) is not null", (name.encode(),), deadline
     )
     return result.get_value(0, 0) == b"\1"

@@ -1,9 +1,9 @@
 """One connection to PostgreSQL, in either io_mode, that never waits past a deadline.
 
-libpq's own connection object is used directly: everything is sent and received in binary, nothing
-is adapted, and the generators of psycopg say when to wait for the socket. Only that waiting differs
-between the modes. A link that missed a deadline or was cancelled has an answer on the way to
-nobody: it is closed, never used again.
+It uses libpq's connection object directly: everything is sent and received in binary, nothing is
+adapted, and psycopg generators say when to wait for the socket. Only that waiting differs between
+sync and async. A connection that missed a deadline or was cancelled still expects an answer: it is
+closed, never used again.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Connection:
         self._connection.finish()
 
     async def prepare(self, statement: str, deadline: Deadline) -> None:
-        """Let the server parse a statement once for this connection."""
+        """Have the server parse a statement, once for this connection."""
         if self._prepares and statement not in self._names:
-            # By content: a pooler that hands connections around could only confuse it with itself.
+            # Named by content: a pooler that shares connections can confuse it only with itself.
             name = b"outlive_" + hashlib.blake2b(statement.encode(), digest_size=8).hexdigest().encode()
             await self._ask(lambda: self._connection.send_prepare(name, statement.encode()), deadline)
             self._names[statement] = name
@@ -115,7 +115,7 @@ class Connection:
         )
 
     async def begin(self, deadline: Deadline) -> None:
-        """Start a transaction that the server ends by itself when nobody continues it."""
+        """Start a transaction that the server itself ends when its client is gone."""
         limits = f"set local lock_timeout = {lock_ms(deadline)}; set local idle_in_transaction_session_timeout = {_IDLE_MS}"
         await self.run(f"begin; {limits}", deadline)
 
@@ -158,7 +158,7 @@ class Connection:
             return done.value  # type: ignore[no-any-return]
 
 
-# Connecting -------------------------------------------------------------------------------------------------
+# Connecting --------------------------------------------------------------------------------------
 
 
 async def connect(
@@ -169,7 +169,7 @@ async def connect(
     prepares: bool,
     secrets: tuple[str, ...],
 ) -> Connection:
-    """Connect to the first host that will have us, at any of its addresses."""
+    """Connect to the first host that accepts, at any of its addresses."""
     reasons = []
     for place, host in enumerate(hosts):
         share = Deadline(deadline.left_s() / (len(hosts) - place))
@@ -189,8 +189,7 @@ async def connect(
     raise AttemptFailed(text, sent=False)
 
 
-# Not worth another attempt; by the server's words, because libpq hands out no code while
-# connecting.
+# Errors not worth another attempt, by their text: libpq has no error codes while connecting.
 _FINAL = {
     "password authentication failed": "check user and password of the URL",
     "no password supplied": "give a password in the URL or in PGPASSWORD",
@@ -218,7 +217,7 @@ async def _open(host: dict[str, Any], wait: Wait, deadline: Deadline) -> pq.abc.
 
 
 async def _resolve(host: dict[str, Any], wait: Wait, deadline: Deadline) -> list[dict[str, Any]]:
-    """Return the host at each of its addresses. libpq would look names up without any deadline."""
+    """Return the host at each of its addresses. libpq would resolve names without a deadline."""
     name = host.get("host") or ""
     if not name or name.startswith(("/", "@")) or host.get("hostaddr"):
         return [host]
@@ -245,7 +244,7 @@ def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-# What the server says ------------------------------------------------------------------------------------------
+# Errors of the server ----------------------------------------------------------------------------
 
 _LATER = {
     "57P01", "57P02", "57P03", "57P05",  # it stops, crashed, starts; we were idle for too long

@@ -215,10 +215,10 @@ begin
 end
 $outlive$;
 
--- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement, under the
--- lock of the thread's row. The client decides everything else, in a transaction with the same lock.
--- The verdict is 'done', 'existing' or the name of the expectation that failed. Unless it is 'done',
--- nothing was changed. A crash at any line leaves nothing: the transaction is rolled back.
+-- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement, under
+-- the lock of the thread's row. The client decides all else, in a transaction with the same lock.
+-- The verdict is 'done', 'existing' or the name of the expectation that failed. Unless it is
+-- 'done', nothing was changed. A crash at any line leaves nothing: the transaction is rolled back.
 create function {schema}.save_1(
     p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_new bigint,
     p_token bytea, p_void bytea, p_generation bigint, p_epoch bigint,
@@ -458,9 +458,9 @@ $outlive$;
 
 -- What a client decides --------------------------------------------------------------------------
 
--- Find or create the row of a thread, and lock it. Return 'made', 'found', or what is wrong with it:
--- 'gone', 'seal'. A row that is to be deleted is repaired instead: its counters become the greatest
--- that the other rows of the thread have.
+-- Find or create the row of a thread, and lock it. Return 'made', 'found', or the problem: 'gone',
+-- 'seal'. A row that is to be deleted is repaired instead: its counters become the greatest that
+-- the other rows of the thread have.
 create function {schema}.enter_1(
     p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_repairs boolean
 ) returns text language plpgsql as $outlive$

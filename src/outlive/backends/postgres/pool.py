@@ -1,11 +1,9 @@
-"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the
-warmest first.
+"""The pool of connections to PostgreSQL: at most `size`, each used by one call, warmest first.
 
 Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting
-failed (a wrong password, a server that is starting), and it knows nothing of the deadline of a
-call. It would cost no more CPU; what saves CPU is speaking to `PGconn` directly (`connection.py`).
+failed (a wrong password, a server that is starting), and it does not know the deadline of a call.
 No lock is held while a call runs. When one connection breaks, the idle ones are closed too: most
-likely the server went away under all of them.
+likely the server has gone.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ class Pool:
         raise NotImplementedError
 
     async def _acquire(self, deadline: Deadline) -> None:
-        """Wait for one of the places."""
+        """Wait for a free connection slot."""
         raise NotImplementedError
 
     def _release(self) -> None:
         raise NotImplementedError
 
     async def take(self, deadline: Deadline) -> Connection:
-        """Return a connection for one call; every one taken is given back."""
+        """Return a connection for one call, which gives it back."""
         if self._closed:
             raise StoreClosed
         await self._acquire(deadline)
@@ -63,13 +61,13 @@ class Pool:
             self._release()
             raise
 
-    def give_back(self, link: Connection) -> None:
-        if link.is_usable and not self._closed:
-            self._idle.append(link)
+    def give_back(self, connection: Connection) -> None:
+        if connection.is_usable and not self._closed:
+            self._idle.append(connection)
         else:
-            if link.is_broken:
+            if connection.is_broken:
                 _close_all(self._idle)
-            link.close()
+            connection.close()
         self._release()
 
     async def close(self) -> None:
@@ -78,7 +76,7 @@ class Pool:
 
 
 class BlockingPool(Pool):
-    """The sync io_mode: for any number of threads."""
+    """The sync mode: for any number of threads."""
 
     def begin(self) -> None:
         super().begin()
@@ -97,7 +95,7 @@ class BlockingPool(Pool):
 
 
 class SuspendingPool(Pool):
-    """The async io_mode: for the tasks of one event loop."""
+    """The async mode: for the tasks of one event loop."""
 
     def begin(self) -> None:
         super().begin()
@@ -143,21 +141,21 @@ class SuspendingPool(Pool):
         self._free += 1
 
 
-def _pop(links: list[Connection]) -> Connection | None:
+def _pop(connections: list[Connection]) -> Connection | None:
     """Return a connection that still works; those that ended meanwhile are closed."""
     while True:
         try:
-            link = links.pop()
+            connection = connections.pop()
         except IndexError:  # none was left, or another thread took it
             return None
-        if not link.has_ended():
-            return link
-        link.close()
+        if not connection.has_ended():
+            return connection
+        connection.close()
 
 
-def _close_all(links: list[Connection]) -> None:
-    while (link := _pop(links)) is not None:
-        link.close()
+def _close_all(connections: list[Connection]) -> None:
+    while (connection := _pop(connections)) is not None:
+        connection.close()
 
 
 def _all_taken(size: int) -> AttemptFailed:

@@ -44,7 +44,7 @@ MANY = (STEP, RESPONSE, TOMBSTONE, OUTBOX)
 Cells = Sequence[bytes | None]
 
 
-# Parameters -------------------------------------------------------------------------------------------------
+# Parameters --------------------------------------------------------------------------------------
 
 
 def digest(*texts: str) -> bytes:
@@ -110,7 +110,7 @@ def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
 
 
 def span(prefix: str, after: str | None) -> tuple[bytes, bytes]:
-    """Return the range of the first characters of names with this prefix that come after another."""
+    """Return the range of the first characters of names with a prefix that come after another."""
     low = escape(prefix)[:INDEXED]
     high = low.rstrip(_LAST)
     if high:
@@ -267,7 +267,7 @@ def lease_us(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-# Results ------------------------------------------------------------------------------------------------------
+# Results -----------------------------------------------------------------------------------------
 
 
 def rows(result: pq.abc.PGresult) -> Iterator[list[bytes | None]]:

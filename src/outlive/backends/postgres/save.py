@@ -158,7 +158,7 @@ def _entry_parameters(commit: Commit) -> list[Parameter]:
 
 
 def receipt(commit: Commit, cells: Cells) -> Receipt:
-    """Return the receipt of a save that is done; the server has assigned places, times and fences."""
+    """Return the receipt of a save that is done; the server assigns places, times and fences."""
     generation, revision, epoch = (to_number(cell) for cell in cells[1:4])
     checkpoints: tuple[CheckpointRecord, ...] = ()
     if commit.checkpoints:

@@ -22,8 +22,8 @@ create table {schema}.roster (
 create unique index roster_digest on {schema}.roster (digest);
 create index roster_listing on {schema}.roster (tenant_digest, left(id, 400) collate "C");
 
--- A `seal` is 64 bits of SHA-256 over the fields that the server assigns, the row's checksum and the
--- thread's digest. Sums of seals are XORs.
+-- A `seal` is 64 bits of SHA-256 over the fields that the server assigns, the row's checksum and
+-- the thread's digest. Sums of seals are XORs.
 create table {schema}.thread (
     key bigint primary key,                  -- that of the roster
     digest bytea not null,
@@ -100,8 +100,8 @@ create table {schema}.chunk (
 create unique index chunk_name on {schema}.chunk (thread, name);
 alter table {schema}.chunk alter data set storage external;
 
--- A row with an empty checksum is the tally of its pair: `epoch` is the number of writes, `fence` the
--- sum of their seals.
+-- A row with an empty checksum is the tally of its pair: `epoch` is the number of writes, `fence`
+-- the sum of their seals.
 create table {schema}.write (
     thread bigint not null,
     pair bytea not null,                     -- digest of (namespace, checkpoint)
@@ -124,7 +124,7 @@ create unique index write_key on {schema}.write (thread, pair, task_digest, idx)
 
 create table {schema}.entry (
     thread bigint not null,
-    name bytea not null,                     -- 1 for kinds of step_sum, else 0; digest of (kind, key)
+    name bytea not null,                     -- 1 (step_sum) or 0 (run_sum); digest of (kind, key)
     tenant_digest bytea not null,
     kind text not null,
     key text collate "C" not null,

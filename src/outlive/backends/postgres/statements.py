@@ -51,8 +51,7 @@ _EXPECTED_OF_SPACE = (
     "coalesce((select s.checkpoints from {schema}.space s where s.thread = t.key and s.space = {space}), 0) end"
 )
 
-# In the place of a checkpoint's texts and numbers. With their types: the server then appends the
-# parts of a reading as they are.
+# Nulls for the columns of a checkpoint, typed: the server then appends the parts as they are.
 _NOTHING = 'null::text, null::text collate "C", null::text, null::text, null::text, null::text, ' + ", ".join(
     ["null::bigint"] * 8
 )
@@ -94,8 +93,7 @@ select {GONE}::bigint, null::bigint, {_NOTHING}, null::bytea, null::bytea, null:
 from {{schema}}.roster r where r.digest = $1 and not exists (select 1 from t)
 """
 
-# The first and the last page of a history are compared with the number of checkpoints that there
-# are.
+# The first and the last page of a history are compared with the number of checkpoints.
 _PAGE = """
 with t as materialized (
     select key, generation, checkpoints, root_checkpoints from {schema}.thread where digest = $1::bytea
@@ -176,8 +174,7 @@ gone as materialized (
 )
 """
 
-# By id: $4 to $5 is the range of its first characters, which the index knows; the rest is looked at
-# row by row.
+# By id: $4 to $5 is the range of its first characters, for the index; the rest is filtered.
 _RANGE = """
 {table}.tenant_digest = $2::bytea and {table}.tenant = $3::text
     and left({table}.id, 400) >= $4::text and left({table}.id, 400) <= {last}

@@ -1,5 +1,4 @@
-"""A commit that the server cannot decide by itself: looked at, judged here, and applied under the
-thread's lock.
+"""A commit that is decided here, not by the server: read, decide, apply, under the thread's lock.
 
 The first statement locks the thread's row, and creates it if need be; a rollback undoes that. Other
 saves to the same thread wait until the end of the transaction: what was read is what changes.
@@ -55,12 +54,12 @@ _BATCH_BYTES = 64 << 20  # of chunks in one statement
 
 
 class Transaction:
-    """One commit in the making."""
+    """The transaction of one commit."""
 
     def __init__(
-        self, link: Connection, schema: str, commit: Commit, void: bytes, deadline: Deadline
+        self, connection: Connection, schema: str, commit: Commit, void: bytes, deadline: Deadline
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._void = void
         self._schema = schema
         self._commit = commit
@@ -72,14 +71,14 @@ class Transaction:
 
     async def run(self) -> Receipt:
         """Do the commit or raise why not."""
-        await self._link.begin(self._deadline)
+        await self._connection.begin(self._deadline)
         try:
             receipt = await self._decide()
         except BaseException:
-            if self._link.is_in_transaction:
-                await self._link.run("rollback", self._deadline)
+            if self._connection.is_in_transaction:
+                await self._connection.run("rollback", self._deadline)
             raise
-        await self._link.run("commit", self._deadline)
+        await self._connection.run("commit", self._deadline)
         return receipt
 
     async def _decide(self) -> Receipt:
@@ -92,7 +91,7 @@ class Transaction:
         return receipt
 
     async def _query(self, statement: str, *parameters: Parameter) -> list[list[bytes | None]]:
-        result = await self._link.query(
+        result = await self._connection.query(
             statement.replace("{schema}", self._schema), parameters, self._deadline
         )
         return list(rows(result))
@@ -134,7 +133,7 @@ class Transaction:
                 f"select c.name, {CHECKPOINT} from {{schema}}.checkpoint c where c.thread = $1 and c.name = any($2::bytea[])",
                 self._key, _digests(wanted.checkpoints),
             )  # fmt: skip
-            # Which may be damaged, and can go all the same.
+            # Damaged checkpoints can be removed too.
             doomed = {digest(*pair) for pair in wanted.pairs}
             for name, *cells in answer:
                 record = to_checkpoint(cells, thread, check=name not in doomed)
@@ -190,7 +189,7 @@ class Transaction:
     # Changing
 
     async def _apply(self, effect: Effect) -> None:
-        """Do what was decided, removals first; count the rows it is about before and after."""
+        """Apply the effect, removals first; count the rows that it touches before and after."""
         portion = _portion(effect)
         before = Sums() if effect.everything else await self._measure(portion)
         await self._remove(effect)
@@ -396,7 +395,7 @@ def _digests(pairs: Iterable[CheckpointKey]) -> bytes:
 
 
 def _batches(rows: Iterable[T], weigh: Callable[[T], int]) -> Iterable[Sequence[T]]:
-    """Split rows so that one message stays far from the 1 GB that the server takes."""
+    """Split rows so that one message stays far below the server's limit of 1 GB."""
     batch: list[T] = []
     size = 0
     for row in rows:

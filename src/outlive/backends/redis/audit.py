@@ -50,8 +50,8 @@ class ThreadAudit:
             await self._check_chunks(names[start : start + _BATCH])
         return self._problems
 
-    def _add(self, what: str) -> None:
-        self._problems.append(Corrupt(what, thread=self._thread.id))
+    def _add(self, problem: str) -> None:
+        self._problems.append(Corrupt(problem, thread=self._thread.id))
 
     def _check(self, parse: Callable[..., object], *args: Any) -> None:
         try:
@@ -77,13 +77,13 @@ class ThreadAudit:
         return order
 
     def _check_counts(self, stored: StoredThread, checkpoints: int, writes: int, entries: int) -> None:
-        for what, count, expected in (
+        for kind, count, expected in (
             ("checkpoints", checkpoints, stored.checkpoints),
             ("writes", writes, stored.writes),
             ("entries", entries, stored.entries),
         ):
             if count != expected:
-                self._add(f"it has {count} {what} instead of {expected}")
+                self._add(f"it has {count} {kind} instead of {expected}")
 
     async def _check_chunks(self, names: list[bytes]) -> None:
         keys = self._session.keys(self._thread)

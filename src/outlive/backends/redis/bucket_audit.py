@@ -33,12 +33,12 @@ class BucketAudit:
             await self._repair.rebuild(self._torn)
         return self._problems
 
-    def _add(self, what: str, thread: ThreadKey | None = None) -> None:
-        self._problems.append(Corrupt(what, thread=None if thread is None else thread.id))
+    def _add(self, problem: str, thread: ThreadKey | None = None) -> None:
+        self._problems.append(Corrupt(problem, thread=None if thread is None else thread.id))
 
-    def _add_torn(self, bucket: int, what: str, thread: ThreadKey | None = None) -> None:
+    def _add_torn(self, bucket: int, problem: str, thread: ThreadKey | None = None) -> None:
         self._torn.add(bucket)
-        self._add(what, thread)
+        self._add(problem, thread)
 
     async def _check_bucket(self, bucket: int) -> None:
         """Compare what a bucket says of its threads. A thread whose TTL has ended is no damage."""

@@ -321,7 +321,7 @@ def _head_chunks(commit: Commit, head: bytes, value: bytes) -> tuple[bytes, ...]
 
 
 def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> Receipt:
-    _, generation, revision, seq, epoch, now, parent, accepted, kept, _ = reply
+    _, generation, revision, seq, epoch, now, parent, accepted, stored_entries, _ = reply
     placed: tuple[CheckpointRecord, ...] = ()
     if draft is not None:
         record = stamped(
@@ -335,7 +335,7 @@ def _done(commit: Commit, draft: CheckpointRecord | None, reply: list[Any]) -> R
         placed = (record,)
     entries = tuple(
         _settled(commit.thread, entry, stored, revision, now)
-        for entry, stored in zip(commit.entries, kept, strict=True)
+        for entry, stored in zip(commit.entries, stored_entries, strict=True)
     )
     writes: dict[tuple[str, str, str, int], WriteRecord] = {}
     for write, flag in zip(commit.writes, accepted, strict=True):

@@ -401,8 +401,8 @@ TORN = b"?"  # a script found the roster of the bucket or the identity gone
 
 def damage_error(thread: ThreadKey, reason: bytes) -> Corrupt:
     """Return the error for damage that a script found."""
-    what = "the roster of its bucket is gone" if reason == TORN else reason.decode(errors="replace")
-    return Corrupt(what, thread=thread.id)
+    problem = "the roster of its bucket is gone" if reason == TORN else reason.decode(errors="replace")
+    return Corrupt(problem, thread=thread.id)
 
 
 def is_ending(ttl_ms: int) -> bool:

@@ -150,7 +150,7 @@ def _is_repeat(draft: CheckpointRecord, stored: CheckpointRecord) -> bool:
     return not draft.seq and fields == old
 
 
-# What is put and removed ----------------------------------------------------------------------------------
+# What is put and removed -------------------------------------------------------------------------
 
 
 class _Placing:
@@ -236,7 +236,7 @@ class _Placing:
 
 
 def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, CheckpointRecord]]:
-    """Return (old, new) of rewrites, which change where the content is stored, never the content."""
+    """Return (old, new) of rewrites, which change where content is stored, never the content."""
     pairs = []
     for new in commit.rewrites:
         old = view.find(new.namespace, new.id)

@@ -46,7 +46,7 @@ def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
 
 
 def _check_empty(commit: Commit, view: View) -> None:
-    """Refuse a copy into a thread with checkpoints, or pending writes that would pass for copies."""
+    """Refuse a copy into a thread with checkpoints, or with writes that would pass for copies."""
     if view.count():
         raise ThreadNotEmpty(commit.thread.id)
     if any(view.has(pair) for pair in brought(commit)):
@@ -60,7 +60,7 @@ def brought(commit: Commit) -> set[CheckpointKey]:
 
 
 def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
-    """Check that the commit is the next one: nothing between is missing, nothing stored is newer."""
+    """Check that the commit is the next one: nothing is missing before it or newer."""
     following = row.seq + 1 if row is not None else 1
     is_out = any(
         draft.seq != following and view.find(draft.namespace, draft.id) is None
@@ -109,7 +109,7 @@ def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
 
 
 def finds_chunks(commit: Commit, view: View) -> bool:
-    """Make sure that chunks exist that a commit names and does not bring; tell whether it names any.
+    """Make sure that chunks exist that a commit names without their data; tell if it names any.
 
     For a commit without a generation: they must exist, and a sweep that is under way must learn
     that they are used again.
@@ -122,7 +122,7 @@ def finds_chunks(commit: Commit, view: View) -> bool:
 
 
 def check_found(effect: Effect, view: View) -> None:
-    """Make sure that all chunks of new checkpoints exist, for engines whose tables do not check that.
+    """Make sure that all chunks of new checkpoints exist, for engines that do not check it.
 
     A chunk may be missing because the write that brought it was refused or withdrawn.
     """

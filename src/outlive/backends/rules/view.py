@@ -74,7 +74,7 @@ def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
 def fitting(
     records: list[CheckpointRecord], view: HasChunks, max_bytes: int
 ) -> tuple[list[CheckpointRecord], list[bytes]]:
-    """Return the first records whose chunks are within a size, at least one, and their chunk names."""
+    """Return the first records whose chunks fit into a size, at least one, and the chunk names."""
     names: dict[bytes, None] = {}
     total = 0
     for count, record in enumerate(records):

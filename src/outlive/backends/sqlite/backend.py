@@ -1,8 +1,8 @@
 """Records in one SQLite file, shared by any number of threads and processes.
 
 WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share
-one transaction and so one fsync; one that is refused is taken back alone. A crash at any moment
-leaves the last committed transaction: SQLite rolls back the rest when the file is opened next.
+one transaction and so one fsync; a refused one is rolled back alone. A crash at any moment leaves
+the last committed transaction: SQLite rolls back the rest when the file is opened next.
 
 Every row carries a checksum over all of its columns. Rows that could vanish without a trace are
 counted elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so
@@ -51,10 +51,8 @@ from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
 _BUSY_S = 30.0
-_VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
-# Less than this waits until more has gathered, or the store is closed: giving back takes as long as
-# a save.
-_WORTH_PAGES = 256
+_VACUUM_PAGES = 4000  # freed after a deletion at most: a bounded pause for others
+_WORTH_PAGES = 256  # fewer free pages wait for more: freeing them takes as long as a save
 
 
 class SQLiteBackend:
@@ -65,31 +63,31 @@ class SQLiteBackend:
     def __init__(
         self, path: str, *, fsync: str = "full", timeout_s: float | None = None, accept_loss: bool = False
     ) -> None:
-        self._busy_s = timeout_s or _BUSY_S  # for what says nothing of its own
-        self._has_freed = False  # something was deleted, and its pages may not be given back yet
+        self._busy_s = timeout_s or _BUSY_S  # of calls without a timeout
+        self._has_freed = False  # something was deleted, and its pages may not be free yet
         self._known = KnownKeys()
         self.lock = threading.RLock()
-        self._link = Connection(
+        self._connection = Connection(
             path, fsync=fsync, busy_s=self._busy_s, accepts_loss=accept_loss, on_rollback=self._known.forget
         )
-        with self._link.translated():
-            self._link.db()
+        with self._connection.translated():
+            self._connection.db()
 
     def before_fork(self) -> None:
-        self._link.before_fork()
+        self._connection.before_fork()
 
     def close(self) -> None:
-        if self._has_freed and self._link.is_open:
-            with self._link.translated(), contextlib.suppress(apsw.Error):
-                self._link.db().execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
-        self._link.close()
+        if self._has_freed and self._connection.is_open:
+            with self._connection.translated(), contextlib.suppress(apsw.Error):
+                self._connection.db().execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
+        self._connection.close()
 
     def identity(self, offered: bytes) -> bytes:
-        with self._link.translated():
-            with self._link.transaction("deferred") as db:  # only the first opener has to write
+        with self._connection.translated():
+            with self._connection.transaction("deferred") as db:  # only the first opener writes
                 key = self._naming_key(db)
             if key is None:
-                with self._link.transaction("immediate") as db:
+                with self._connection.transaction("immediate") as db:
                     key = self._naming_key(db) or self._adopt(db, offered)
             return key
 
@@ -117,8 +115,8 @@ class SQLiteBackend:
         """
         busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
         try:
-            with self._link.translated():
-                with self._link.transaction("immediate", busy_s) as db:
+            with self._connection.translated():
+                with self._connection.transaction("immediate", busy_s) as db:
                     if len(commits) == 1:  # its refusal may roll back the whole transaction
                         results: list[Receipt | OutliveError] = [self._commit(db, commits[0])]
                     else:
@@ -142,20 +140,20 @@ class SQLiteBackend:
         return [self._in_savepoint(db, partial(self._commit, db, commit)) for commit in commits]
 
     def _in_savepoint(self, db: apsw.Connection, work: Callable[[], T]) -> T | OutliveError:
-        """Do all of some work or none of it; return what came of it, or why it was refused."""
+        """Do all of some work or none of it; return its result, or why it was refused."""
         db.execute("savepoint one")
         try:
-            with self._link.translated():
-                done = work()
+            with self._connection.translated():
+                result = work()
         except OutliveError as error:
-            if not db.in_transaction:  # SQLite gave up all of it: the others are gone too
+            if not db.in_transaction:  # SQLite rolled back the whole transaction
                 raise
             self._known.forget()
             db.execute("rollback to one")
             db.execute("release one")
             return error
         db.execute("release one")
-        return done
+        return result
 
     def _commit(self, db: apsw.Connection, commit: Commit) -> Receipt:
         draft = commit.checkpoints[0] if commit.checkpoints else None
@@ -163,14 +161,14 @@ class SQLiteBackend:
         view = Rows(db, commit.thread, draft=draft, deletes=deletes)
         effect, receipt = decide(commit, view, clock(), new_token())
         if commit.removal is not None and receipt.removed < len(commit.removal.checkpoints):
-            view.check_index()  # what was not found was never there
+            view.check_index()  # make sure that what was not found never existed
         if effect is not None:
             Writer(db, view, effect, self._known).write()
         return receipt
 
     def _free_pages(self, commits: Sequence[Commit]) -> None:
-        """Give space back after a deletion, which is done already: only an erasure needs it."""
-        db = self._link.db()
+        """Free pages after a deletion, which is stored already: only an erasure needs this."""
+        db = self._connection.db()
         self._has_freed = True
         erases = any(commit.removal is not None and commit.removal.erase for commit in commits)
         with contextlib.suppress(apsw.Error):
@@ -196,7 +194,7 @@ class SQLiteBackend:
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             view = Rows(db, thread, namespace)
             if view.row is None:
                 return ReadResult(0)
@@ -212,14 +210,14 @@ class SQLiteBackend:
     def history(
         self, query: HistoryQuery, *, timeout_s: float | None = None
     ) -> tuple[int, list[CheckpointRecord]]:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return 0, []
             return view.row.generation, view.page(query)
 
     def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             view = Rows(db, query.thread, query.namespace or "")
             if view.row is None:
                 return Page(0)
@@ -230,7 +228,7 @@ class SQLiteBackend:
     def writes(
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             view = Rows(db, thread)
             pairs = view.written() if checkpoints is None else checkpoints
             return sorted((write for pair in pairs for write in view.writes_of(*pair)), key=write_order)
@@ -238,7 +236,7 @@ class SQLiteBackend:
     def entries(
         self, query: EntryQuery, *, timeout_s: float | None = None
     ) -> list[tuple[ThreadKey, EntryRecord]]:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             search = EntrySearch(db, query, clock())
             if query.thread is None:
                 return search.of_tenant()
@@ -255,7 +253,7 @@ class SQLiteBackend:
         if query.only is not None:
             where, values = "t.id = ?", [escape(query.only)]
         values = [escape(query.tenant), *values, query.limit]
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             rows: list[Any] = db.execute(
                 f"{THREADS} where t.tenant = ? and t.listed and {where} order by t.id limit ?", values
             ).fetchall()
@@ -270,7 +268,7 @@ class SQLiteBackend:
         return view.summary(row[24], row[25], row[26], heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             view = Rows(db, thread)
             if view.row is None:
                 return Inventory(0, 0, {})
@@ -282,19 +280,19 @@ class SQLiteBackend:
     def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             return Rows(db, thread).data(names)
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        with self._link.translated(), self._link.transaction("immediate", self._busy_s) as db:
+        with self._connection.translated(), self._connection.transaction("immediate", self._busy_s) as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        with self._link.translated(), self._link.transaction("deferred") as db:
+        with self._connection.translated(), self._connection.transaction("deferred") as db:
             if thread is not None:
                 return Audit(db, Rows(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()
             damage = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
-        with self._link.translated():
-            return damage + self._link.audit_log()
+        with self._connection.translated():
+            return damage + self._connection.audit_log()

@@ -1,9 +1,8 @@
 """Entries in SQLite: runs, locks, steps, responses and the notes of layers.
 
 Every entry has two rows. `entry` holds it; `entry_version` holds its status and the checksum of the
-first row. Both are written by the same commit and compared by every read: a row that is lost, or
-that is an older copy of itself, is damage and not an entry that never was, or a step that is not
-done yet.
+first row. Both are written by the same commit and compared by every read. So a row that is lost or
+is an older copy counts as damage, not as a missing entry or a step that is not done yet.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _FIND = (
     f"select 0, {ENTRY} from entry where thread = ?1 and kind = ?2 and key = ?3 "
     f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
 )
-# A list goes by the status: a damaged one would hide the entry from it.
+# Lists select by status: a damaged status would hide the entry.
 _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 
 
@@ -62,12 +61,12 @@ def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | 
 
 
 def put_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord, stored: StoredEntry) -> StoredEntry:
-    """Store an entry in both tables; return it as it is found from now on."""
+    """Store an entry in both tables; return it as stored."""
     place = (thread_key, escape(entry.kind), escape(entry.key))
     status = escape(entry.status)
     fields = (status, entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body)
     check = checksum(*place, *fields)
-    # What is not written leaves its index alone.
+    # With the same status, an update leaves the indexes alone.
     if stored.entry is not None and stored.status == status:
         db.execute(
             "update entry set epoch = ?, fence = ?, revision = ?, until = ?, clock = ?, body = ?, checksum = ? "

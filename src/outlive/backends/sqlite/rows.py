@@ -404,7 +404,7 @@ class Rows(ThreadRows):
 
 
 def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
-    """Return a checksum over the metadata of a thread and its version, which reveals older copies."""
+    """Return a checksum over the metadata of a thread and its version, to detect older copies."""
     return checksum(thread_key, version, info, projection)
 
 

@@ -1,11 +1,11 @@
 -- One file per store. Integer keys and rowid tables: rows are appended to dense pages.
--- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), everything else is as it reads.
--- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are there to be looked at;
--- the truth is in `body` and `info`. `chunks` is a msgpack list of keys of the table `chunk`,
--- `names` a checksum over the names of those chunks.
+-- `id`, `namespace` and `parent` are escaped (backslash, NUL and lone surrogates), nothing else is.
+-- `created_at` and `updated_at` are microseconds since 1970, UTC. `metadata` and `info_json` are
+-- for people who look into the file; outlive reads `body` and `info`. `chunks` is a msgpack list of
+-- keys of the table `chunk`, `names` a checksum over the names of those chunks.
 create table meta(name text primary key, value blob not null, checksum blob not null) without rowid;
 
--- Keys are never used again: rows of a thread whose own row was lost do not fall to another thread.
+-- Keys are never used again: rows of a thread whose own row is lost go to no other thread.
 create table thread(
   key integer primary key autoincrement, digest blob not null unique, tenant text not null, id text, listed integer not null,
   generation integer not null, revision integer not null, epoch integer not null, seq integer not null,
@@ -13,12 +13,12 @@ create table thread(
   info_version integer not null, checksum blob not null, info blob, info_checksum blob, info_json text);
 create unique index thread_id on thread(tenant, id) where listed;
 
--- Which threads are listed, a second time: a row of `thread` that vanished is missed.
+-- The listed threads again: this reveals a lost row of `thread`.
 create table roster(tenant text not null, id text not null, primary key(tenant, id)) without rowid;
 
--- What the newest checkpoint of a namespace is, and how many there are: a row that vanished is missed.
--- `record` is the checksum of that checkpoint. The row of the root namespace is written by every commit of the thread
--- and has its revision: this row and that of `thread` tell of each other when one is lost or is an older copy.
+-- The newest checkpoint of a namespace, and the number of its checkpoints: this reveals a lost row.
+-- `record` is the checksum of that checkpoint. Every commit of the thread writes the row of the root
+-- namespace with its revision: this row and that of `thread` reveal loss or age of each other.
 create table head(
   digest blob not null, namespace text not null, thread integer not null, revision integer not null, epoch integer not null,
   seq integer not null, id text, checkpoints integer not null, record blob, checksum blob not null,
@@ -61,10 +61,10 @@ create table entry(
   checksum blob not null,
   primary key(thread, kind, key)) without rowid;
 create index entry_status on entry(kind, status);
--- A run is found by its id alone. A query uses this index only if it says `kind = 'run'` in so many words.
+-- For runs by id alone. SQLite uses this index only for queries with the literal `kind = 'run'`.
 create index entry_run on entry(key) where kind = 'run';
 
--- The status and checksum of every entry: a row of `entry` that vanished or is an older copy of itself is noticed.
+-- The status and checksum of every entry: this reveals a row of `entry` that is lost or older.
 create table entry_version(
   thread integer not null, kind text not null, key text not null, status text not null, checksum blob not null,
   primary key(thread, kind, key)) without rowid;

@@ -1,5 +1,4 @@
-"""The row of a thread in SQLite and its heads: what every call reads first, and how they vouch for
-each other.
+"""The row of a thread in SQLite and its heads, which every call reads first, and their checks.
 
 Every commit writes two rows: that of `thread`, and the head of the root namespace, which repeats
 the thread's revision. When they differ, one of them was lost or is an older copy of itself. A head
@@ -33,9 +32,8 @@ _WITH_ROOT = "from thread t left join head h on h.digest = t.digest and h.namesp
 _WITH_BOTH = f"{_WITH_ROOT} left join head o on o.digest = t.digest and o.namespace = ?2 where t.digest = ?1"
 _HAS_IT = "exists(select 1 from checkpoint where thread = t.key and id = ?3 and namespace = ?2)"
 _NEWEST = "from checkpoint where thread = t.key and namespace = ?2 order by epoch desc, seq desc limit 1)"
-# What every call asks of a thread: its row, the head of the root namespace, and that of the
-# namespace it is about. A save also asks whether its checkpoint is there, and for the newest place
-# in the index.
+# Every call reads the thread's row, the head of the root namespace, and that of its own namespace.
+# A save also asks whether its checkpoint exists, and for the newest place in the index.
 _READ_ROOT = f"select {_THREAD}, {_ROOT} {_WITH_ROOT} where t.digest = ?1"
 _READ_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER} {_WITH_BOTH}"
 _SAVE_ROOT = (
@@ -185,8 +183,8 @@ class ThreadRows:
                 _greatest(row[12]),
             )
 
-    def _corrupt(self, what: str, checkpoint: str | None = None) -> Corrupt:
-        return Corrupt(what, thread=self.thread.id, checkpoint=checkpoint)
+    def _corrupt(self, problem: str, checkpoint: str | None = None) -> Corrupt:
+        return Corrupt(problem, thread=self.thread.id, checkpoint=checkpoint)
 
     def head_row(self, namespace: str) -> Head | None:
         """Return the head of a namespace, checked by itself; None when it has no checkpoints."""
@@ -212,8 +210,8 @@ class ThreadRows:
             self._unchecked.newest[namespace] = fetch_one(self._db, sql, (self.key, escape(namespace)))
         newest = self._unchecked.newest[namespace]
         if newest != (None if head is None else (head.epoch, head.seq)):
-            what = "its newest checkpoint, or is an older copy of itself"
-            raise self._corrupt(f"the head of namespace {namespace!r} has lost {what}")
+            loss = "its newest checkpoint, or is an older copy of itself"
+            raise self._corrupt(f"the head of namespace {namespace!r} has lost {loss}")
         return head
 
     def save_row(self, row: Row, counts: tuple[int, int, int], at: int, listed: bool) -> None:
@@ -234,12 +232,12 @@ class ThreadRows:
             f"update thread set id = ?, listed = ?, {counters}", (*fields[3:], checksum(*fields), self.key)
         )
         if listed != self.is_listed:
-            what = (
+            statement = (
                 "insert or replace into roster values(?, ?)"
                 if listed
                 else "delete from roster where tenant = ? and id = ?"
             )
-            self._db.execute(what, _roster_key(self.thread))
+            self._db.execute(statement, _roster_key(self.thread))
 
 
 def _greatest(*counters: Any) -> int:

@@ -100,7 +100,7 @@ class Writer:
             self._count_writes(*pair, count, change)
 
     def _has_content(self) -> bool:
-        """Tell whether a thread without checkpoints is listed: it has pending writes or metadata."""
+        """Tell whether a thread without checkpoints is listed: by pending writes or metadata."""
         sql = "select 1 from tally where thread = ? limit 1"
         return fetch_one(self._db, sql, (self._view.key,)) is not None or self._view.info() is not None
 
@@ -196,17 +196,17 @@ class Writer:
 
     def _remove_checkpoint(self, namespace: str, id: str) -> None:
         where = (self._view.key, escape(id), escape(namespace))
-        gone = fetch_one(
+        removed = fetch_one(
             self._db,
             "delete from checkpoint where thread = ? and id = ? and namespace = ? returning length(body)",
             where,
         )
-        if gone is not None:
+        if removed is not None:
             self._db.execute(
                 "delete from checkpoint_version where thread = ? and id = ? and namespace = ?", where
             )
             self._count -= 1
-            self._stored -= gone[0]
+            self._stored -= removed[0]
             self._touched[namespace] = self._touched.get(namespace, 0) - 1
 
     def _remove_writes(self, namespace: str, id: str) -> None:

@@ -5,7 +5,7 @@ A sealed record is a header and what AES-256-GCM makes of the bytes:
     0xC1   a byte that msgpack never begins with: no plaintext of ours can be taken for sealed
     0x01   the format
     n      the length of the key's id, and the id
-    13     the nonce: one byte chooses one of 256 keys that are derived from yours, twelve go to AES-GCM
+    13     the nonce: one byte chooses one of 256 keys derived from yours, twelve go to AES-GCM
     ...    ciphertext and tag
 
 The nonce is a keyed hash of what is sealed and of its associated data (AAD): where it belongs. So

@@ -184,7 +184,7 @@ class Rotation:
         await commit(self._inner, Commit(thread, reencrypted=bodies))
 
     def _sealed(
-        self, aad: bytes, sealed: bytes, thread: ThreadKey, what: str, *, is_named: bool = False
+        self, aad: bytes, sealed: bytes, thread: ThreadKey, record: str, *, is_named: bool = False
     ) -> bytes | None:
         """Return a record under the newest key; None when it has that key, or no key opens it."""
         if self._ring.is_current(sealed):
@@ -193,7 +193,7 @@ class Rotation:
             return self._ring.seal(aad, self._ring.open(aad, sealed), is_named=is_named)
         except OutliveError as error:
             why = error.what if isinstance(error, Corrupt) else str(error)
-            self.done.problems.append(f"thread {thread.id!r}: {what}: {why}")
+            self.done.problems.append(f"thread {thread.id!r}: {record}: {why}")
             return None
 
     async def _chunks(self, thread: ThreadKey, inventory: Inventory) -> int:
@@ -204,8 +204,8 @@ class Rotation:
         for batch in _batches(inventory.chunks.items(), lambda item: item[1][0]):
             chunks = []
             for name, data in (await self._inner.fetch(thread, [name for name, _ in batch])).items():
-                aad, what = aad_of_chunk(thread, name), f"chunk {name.hex()}"
-                if (sealed := self._sealed(aad, data, thread, what, is_named=True)) is not None:
+                aad, label = aad_of_chunk(thread, name), f"chunk {name.hex()}"
+                if (sealed := self._sealed(aad, data, thread, label, is_named=True)) is not None:
                     chunks.append((name, sealed))
             if chunks:
                 # A chunk that one commit removes and puts gets the new bytes; there is no moment
@@ -219,8 +219,8 @@ class Rotation:
 
     async def _checkpoints(self, thread: ThreadKey, generation: int) -> None:
         def sealed(record: CheckpointRecord) -> bytes | None:
-            what = f"checkpoint {record.id!r}"
-            return self._sealed(aad_of_checkpoint(thread, record), record.body, thread, what)
+            label = f"checkpoint {record.id!r}"
+            return self._sealed(aad_of_checkpoint(thread, record), record.body, thread, label)
 
         records = await all_records(self._inner, HistoryQuery(thread, None, limit=_PAGE))
         stale = [record for record in records if not self._ring.is_current(record.body)]
@@ -235,8 +235,8 @@ class Rotation:
 
     async def _writes(self, thread: ThreadKey) -> None:
         def sealed(write: WriteRecord) -> bytes | None:
-            what = f"write of {write.checkpoint!r}"
-            return self._sealed(aad_of_write(thread, write), write.body, thread, what)
+            label = f"write of {write.checkpoint!r}"
+            return self._sealed(aad_of_write(thread, write), write.body, thread, label)
 
         writes = await self._inner.writes(thread, None)
         stale = [write for write in writes if not self._ring.is_current(write.body)]
@@ -249,8 +249,8 @@ class Rotation:
     async def _entry(self, thread: ThreadKey, entry: EntryRecord) -> None:
         if entry.body is None:
             return
-        what = f"{entry.kind} {entry.key!r}"
-        body = self._sealed(aad_of_entry(thread, entry), entry.body, thread, what)
+        label = f"{entry.kind} {entry.key!r}"
+        body = self._sealed(aad_of_entry(thread, entry), entry.body, thread, label)
         if body is not None:
             await self._exchange(thread, ReencryptedBodies(entries=((entry, body),)))
             self.done.entries += 1

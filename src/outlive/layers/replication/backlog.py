@@ -155,7 +155,7 @@ class Backlog:
         self.transferred: dict[ThreadKey, set[CheckpointKey]] = {}  # what the other store has got
 
     async def pages(self, kind: str = OUTBOX, tenants: Sequence[str] = ()) -> AsyncIterator[Entries]:
-        """Iterate over entries, oldest first: of the tenant and, by default, of the store itself."""
+        """Iterate over entries, oldest first: of the tenant and, by default, of the store."""
         for tenant in tenants or (self._tenant, RESERVED):
             query = EntryQuery(tenant, kind, limit=PAGE)
             async for page in entry_pages(self._source, query, timeout_s=self._timeout_s):

@@ -41,10 +41,10 @@ async def has_gap(primary: Backend, secondary: Backend, done: Commit, timeout_s:
         query = HistoryQuery(thread, None, before=result.record.order, limit=1)
         _, records = await primary.history(query, timeout_s=timeout_s)
         for record in records:
-            there = await secondary.read(
+            replica = await secondary.read(
                 thread, record.namespace, record.id, chunks=False, timeout_s=timeout_s
             )
-            return there.record is None
+            return replica.record is None
     return False
 
 

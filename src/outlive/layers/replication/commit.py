@@ -138,12 +138,12 @@ class Committer:
         refusal: OutliveError,
     ) -> list[Result]:
         """Do the commits that claim nothing, and refuse the others."""
-        rest = [at for at, commit in enumerate(commits) if not _is_claim(commit)]
+        places = [at for at, commit in enumerate(commits) if not _is_claim(commit)]
         results: list[Result] = [refusal] * len(commits)
-        if rest:
-            others, again = [commits[at] for at in rest], [repeated[at] for at in rest]
+        if places:
+            unclaimed, again = [commits[at] for at in places], [repeated[at] for at in places]
             for at, result in zip(
-                rest, await self.commit(others, epoch, share_s, deadline, again), strict=True
+                places, await self.commit(unclaimed, epoch, share_s, deadline, again), strict=True
             ):
                 results[at] = result
         return results

@@ -51,7 +51,7 @@ class Doubt:
         self.epochs = {other for other in self.epochs if active_role(other) != active_role(epoch)}
 
     def has_others(self, epoch: int) -> bool:
-        """Tell whether it may have been stored in another epoch, without an answer to its caller."""
+        """Tell whether another epoch may have stored it, without an answer to its caller."""
         return not self.is_told and bool(self.epochs - {epoch})
 
 

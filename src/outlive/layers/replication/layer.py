@@ -13,8 +13,8 @@ associative and idempotent (rule 7 of the backend protocol); it may come late, t
 order (`transfer.py`). What was deleted leaves tombstones, so that it does not come back.
 
     sync, on_secondary_down="fail"    decided, then merged into the standby, then acknowledged
-    sync, on_secondary_down="queue"   the same while the standby answers; when it does not, acknowledged and queued
-    async                             decided, acknowledged; queued, and transferred in the background
+    sync, on_secondary_down="queue"   the same while the standby answers, else acknowledged, queued
+    async                             decided, acknowledged, queued; transferred in the background
 
 *What makes the first one safe without a witness.* A promotion raises the epoch in the secondary. A
 commit of an older epoch is merged there `strictly`: a thread that was saved in a later epoch
@@ -31,13 +31,18 @@ to the new epoch before it refuses (`thread_epoch.py`), takes nothing of an earl
 on, and what only the store that was left has is withdrawn from it (`withdrawal.py`). The paths on
 which a commit is stored and not acknowledged, and what ends each of them:
 
-    primary stored it, secondary unreachable      NotReplicated; merged when the thread has not moved on, else withdrawn
-    primary stored it, thread moved on            repeated in the secondary; the orphan is withdrawn when the primary is reached
-    primary gave no answer                        the same, also when the request arrives late: the entry is part of the commit
-    secondary stored it, failback announced       repeated in the primary; transferred before that is active, else withdrawn
-    secondary stored it, its record unreadable    OutcomeUnknown; repeated if the pair has changed roles
+    primary stored it, secondary unreachable      NotReplicated; merged unless the thread has moved
+                                                  on, else withdrawn
+    primary stored it, thread moved on            repeated in the secondary; the orphan is withdrawn
+                                                  when the primary is reached
+    primary gave no answer                        the same, also when the request arrives late: the
+                                                  entry is part of the commit
+    secondary stored it, failback announced       repeated in the primary; transferred before that
+                                                  is active, else withdrawn
+    secondary stored it, its record unreadable    OutcomeUnknown; repeated if roles have changed
     a deletion, a pending write                   never refused; merged in any case
-    a claim                                       asks for the epoch first; an entry is withdrawn like a checkpoint
+    a claim                                       asks for the epoch first; an entry is withdrawn like
+                                                  a checkpoint
 
 In the other modes the old primary may have acknowledged what the secondary never saw. Nothing of
 that is lost unless the primary's storage is: its outbox entries are there when it comes back, and
@@ -209,10 +214,10 @@ class Replicate:
         elif count:
             self._warn(f"{count} commits, {size:,} bytes, the oldest {lag_s:.0f} s old")
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, reason: str) -> None:
         active, standby = ROLES[self.stores.active_role], ROLES[self.stores.standby_role]
         warnings.warn(
-            f"what is queued for the {standby} stays in the {active} until the pair is opened again: {what}",
+            f"what is queued for the {standby} stays in the {active} until the pair is opened again: {reason}",
             stacklevel=2,
         )
 

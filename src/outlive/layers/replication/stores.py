@@ -277,8 +277,8 @@ class Stores:
         await withdrawal.withdraw(key, changes)
         # A crash here leaves the outbox entry: both steps are repeated, and the first finds nothing
         # to withdraw.
-        rest = ChangeSet(written=changes.written, deleted=changes.deleted, erased=changes.erased)
-        await replicator.transfer(key, rest)
+        remaining = ChangeSet(written=changes.written, deleted=changes.deleted, erased=changes.erased)
+        await replicator.transfer(key, remaining)
 
     async def resolve_left(self, source: int, key: ThreadKey, epoch: int) -> None:
         """Withdraw what a store that was left has queued of a thread, after that moved to this

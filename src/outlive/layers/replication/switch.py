@@ -234,7 +234,7 @@ class RoleSwitch:
                 await stores.write(PRIMARY, primary, replace(primary, epoch=epoch))
 
     async def failback(self) -> RoleChange:
-        """Make the primary the active store again, after it got everything; raise when it cannot."""
+        """Make the primary the active store again, once it has everything; raise if it cannot."""
         return await self._retry_races(self._failback)
 
     async def _failback(self) -> RoleChange:

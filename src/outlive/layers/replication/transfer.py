@@ -141,7 +141,7 @@ class Replicator:
         # Deletions first: a tombstone keeps what is merged after it from bringing back what was
         # deleted.
         if changes.deleted or changes.everything:
-            await self._bury(key, changes.erased, epoch)
+            await self._transfer_tombstones(key, changes.erased, epoch)
         merge = Commit(
             key,
             checkpoints=tuple(await self._records(key, changes)),
@@ -210,16 +210,16 @@ class Replicator:
 
     # Deletions
 
-    async def _bury(self, key: ThreadKey, erase: bool, epoch: int | None) -> None:
+    async def _transfer_tombstones(self, key: ThreadKey, erase: bool, epoch: int | None) -> None:
         """Remove what the source's tombstones name, and store these tombstones."""
         tombstones = await entries_of(self.source, key, TOMBSTONE, self.timeout_s)
         if not tombstones:
             return
-        there = await self._stored(key, TOMBSTONE)
-        known = {tombstone.key: tombstone.rank for tombstone in there}
+        target_tombstones = await self._stored(key, TOMBSTONE)
+        known = {tombstone.key: tombstone.rank for tombstone in target_tombstones}
         new = [entry for entry in tombstones if entry.key not in known or known[entry.key] < entry.rank]
         if new:
-            removing = await self._removal_by(key, new, there, erase)
+            removing = await self._removal_by(key, new, target_tombstones, erase)
             removing.strict, removing.epoch = epoch is not None, epoch
             removing.timeout_s = self.timeout_s
             # Tombstones and what they remove are one commit: a crash leaves neither a gap nor a way
@@ -228,7 +228,11 @@ class Replicator:
         await self._drop_old_tombstones(key, tombstones)
 
     async def _removal_by(
-        self, key: ThreadKey, new: Sequence[EntryRecord], there: Sequence[EntryRecord], erase: bool
+        self,
+        key: ThreadKey,
+        new: Sequence[EntryRecord],
+        target_tombstones: Sequence[EntryRecord],
+        erase: bool,
     ) -> Commit:
         """Return the commit that stores new tombstones and removes what they cover."""
         generation, _ = await self.target.history(HistoryQuery(key, None, limit=1), timeout_s=self.timeout_s)
@@ -245,7 +249,7 @@ class Replicator:
             if len(dead) == len(records) and not live and len(old) == len(stored):
                 removal = Removal(everything=True, erase=erase)
                 keys = {entry.key for entry in new}
-                entries = (*new, *(entry for entry in there if entry.key not in keys))
+                entries = (*new, *(entry for entry in target_tombstones if entry.key not in keys))
             else:
                 removal = replace(removal, checkpoints=(*dead, *orphans))
                 entries = (*new, *(replace(entry, gone=True, revision=entry.revision + 1) for entry in old))
@@ -261,12 +265,12 @@ class Replicator:
         A write does not say when it was made. What the source has is alive, and so is what the
         target has queued for it.
         """
-        there = await self.target.writes(key, None, timeout_s=self.timeout_s)
-        here = await self.source.writes(key, None, timeout_s=self.timeout_s)
-        live = {(write.namespace, write.checkpoint) for write in here}
+        target_writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
+        source_writes = await self.source.writes(key, None, timeout_s=self.timeout_s)
+        live = {(write.namespace, write.checkpoint) for write in source_writes}
         for entry in await self._stored(key, OUTBOX):
             live |= changes_in(entry).written
-        written = {(write.namespace, write.checkpoint) for write in there} - dead
+        written = {(write.namespace, write.checkpoint) for write in target_writes} - dead
         return written - live, written & live
 
     async def _stored(self, key: ThreadKey, kind: str) -> list[EntryRecord]:

@@ -99,24 +99,24 @@ class Withdrawal:
         orphans: list[CheckpointKey] = []
         records: list[CheckpointRecord] = []
         for namespace, id in sorted(changes.checkpoints):
-            here, there = [
+            left, leading = [
                 (await store.read(key, namespace, id, chunks=False, timeout_s=self.timeout_s)).record
                 for store in (self.left, self.leading)
             ]
-            if here is not None and there is None:
+            if left is not None and leading is None:
                 orphans.append((namespace, id))
-            elif here is not None and there is not None and _age(here) > _age(there):
-                records.append(there)
+            elif left is not None and leading is not None and _age(left) > _age(leading):
+                records.append(leading)
         return orphans, records
 
     async def _entries(self, key: ThreadKey, changes: ChangeSet) -> list[EntryRecord]:
         entries: list[EntryRecord] = []
         for kind, name in sorted(changes.entries):
-            here, there = [await self._entry(store, key, kind, name) for store in (self.left, self.leading)]
-            if here is not None and there is None:
+            left, leading = [await self._entry(store, key, kind, name) for store in (self.left, self.leading)]
+            if left is not None and leading is None:
                 entries.append(EntryRecord(kind, name, gone=True))
-            elif here is not None and there is not None and here.rank > there.rank:
-                entries.append(renewed(there))
+            elif left is not None and leading is not None and left.rank > leading.rank:
+                entries.append(renewed(leading))
         return entries
 
     async def _entry(self, store: Backend, key: ThreadKey, kind: str, name: str) -> EntryRecord | None:
@@ -124,12 +124,12 @@ class Withdrawal:
         return next((entry for entry in entries if entry.key == name), None)
 
     async def _add_info(self, key: ThreadKey, withdrawing: Commit) -> None:
-        here, there = await self._row(self.left, key), await self._row(self.leading, key)
-        if here is None or there is None or there.info is None:
+        left, leading = await self._row(self.left, key), await self._row(self.leading, key)
+        if left is None or leading is None or leading.info is None:
             return
-        if (here.info_version, here.info) > (there.info_version, there.info):
-            withdrawing.info, withdrawing.info_projection = there.info, there.info_projection
-            withdrawing.info_version = there.info_version
+        if (left.info_version, left.info) > (leading.info_version, leading.info):
+            withdrawing.info, withdrawing.info_projection = leading.info, leading.info_projection
+            withdrawing.info_version = leading.info_version
 
     async def _row(self, store: Backend, key: ThreadKey) -> ThreadRow | None:
         rows = await store.threads(

@@ -237,7 +237,7 @@ class MergeContract(Contract):
         tombstones = await probe.backend.entries(
             EntryQuery(probe.thread.tenant, TOMBSTONE, thread=probe.thread)
         )
-        assert [(grave.key, grave.until) for _, grave in tombstones] == [("", 1)]
+        assert [(tombstone.key, tombstone.until) for _, tombstone in tombstones] == [("", 1)]
         await probe.commit(draft("a"), entries=(EntryRecord("run", "r", b"y", "running", fence=NEXT),))
         assert [entry.body for entry in (await probe.dump())["entries"]["run"]] == [b"y"]
 

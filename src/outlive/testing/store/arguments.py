@@ -1,4 +1,4 @@
-"""Invalid arguments are refused before anything is stored, with an error that says what is valid."""
+"""Invalid arguments are refused before anything is stored, with an error that helps."""
 
 from __future__ import annotations
 

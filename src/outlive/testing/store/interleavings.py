@@ -125,7 +125,7 @@ async def _meet(
     id: str,
     meeting: tuple[str, str, int],
 ) -> None:
-    """Let the first store do something, and the second something else before a call of the first."""
+    """Let the first store act, and the second one before a given call of the first."""
     first, second, point = meeting
     await _furnish(first_store, id)
     await second_store.thread(id).load()
