@@ -245,7 +245,23 @@ class _Awaited:
             result = found(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
             return _Awaited(result) if isinstance(result, Thread | Run | Lock) else result
 
+        if name == "step":  # without a function it returns a decorator, which is not awaited
+            return lambda *args, **options: (
+                call(*args, **options) if args[1:] else _decorator(found(*args, **options))
+            )
         return call
+
+
+def _decorator(decorate: Any) -> Any:
+    """Turn the sync decorator of a step into one whose function is awaited."""
+
+    def wrap(function: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            return decorate(function)(*args, **options)
+
+        return call
+
+    return wrap
 
 
 def _after_tombstones(inner: Any) -> Any:
