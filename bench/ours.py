@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import outlive
 from outlive.backend import EntryQuery
 from outlive.runtime.runtime import run_now
-from outlive.sync.facades import Run
+from outlive.sync.run import Run
 from workloads import State
 
 Place: TypeAlias = Path | str  # a file is SQLite's, a server has a URL

@@ -1,5 +1,6 @@
 """What holds for all tests: seeds that are shown, and no process that outlives its test."""
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -7,12 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from outlive import testing
 from rig import program, serving
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
 # The short mode does the same every time; the long one looks further each time, and can be repeated by its seed.
 SEED = int(os.environ.get("OUTLIVE_SEED") or (random.SystemRandom().randrange(1 << 32) if LONG else 1))
+
+BACKENDS = ("memory", "file", "sqlite", "postgres", "redis")
+_SCHEMES = {"postgres": "postgresql"}  # what tests call a backend that has another name in URLs
 
 _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("short", derandomize=True, database=None, max_examples=100, **_COMMON)
@@ -34,30 +39,48 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
-# The other mode of these is the same code above the same engine, which other classes run in both.
-_IN_ONE_COLOUR = {
-    "TestMemory": "async", "TestFile": "sync", "TestRedisCluster": "sync", "TestSQLiteInMemory": "async",
-    "TestEncryptedMemory": "async",
-}  # fmt: skip
+def pytest_addoption(parser):
+    parser.addoption(
+        "--backend", metavar="NAME", choices=BACKENDS, help=f"tests of one backend: {', '.join(BACKENDS)}"
+    )
 
 
-# Modules with few tests that take long: begun last, one of them would keep a single worker busy in the end.
-_FIRST = (
-    "test_redis", "test_replicate", "test_faults", "test_runs", "test_replicate_chaos", "test_replicate_history", "test_corruption", "test_kill",
-    "test_replicate_losses", "test_cli_pairs", "test_postgres", "test_cancellation", "test_processes", "test_servers",
-    "test_replicate_moments", "test_fork", "test_file_power_cut", "test_chaos", "test_retain", "test_damage_fuzz", "test_run_endings",
-    "test_encrypt",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items):
-    """Begin with what takes longest, and leave to the long mode what says little that is new."""
-    ranks = {name: rank for rank, name in enumerate(_FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+def pytest_collection_modifyitems(config, items):
+    """Leave one mode of a class to the long run where its marker says so; select the tests of one backend."""
     for item in items:
-        left_out = _IN_ONE_COLOUR.get(item.cls.__name__) if getattr(item, "cls", None) else None
-        if left_out and getattr(item, "callspec", None) and item.callspec.params.get("io_mode") == left_out:
+        if is_of_long_mode(item):
             item.add_marker(pytest.mark.long)
+    if backend := config.getoption("--backend"):
+        others = [item for item in items if not is_of_backend(item, backend)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if is_of_backend(item, backend)]
+
+
+def is_of_long_mode(item):
+    marker = item.get_closest_marker("long_io_mode")
+    return (
+        marker is not None
+        and hasattr(item, "callspec")
+        and item.callspec.params.get("io_mode") in marker.args
+    )
+
+
+def is_of_backend(item, backend):
+    """Tell whether the file, the class or a parameter of a test names the backend."""
+    class_name = item.cls.__name__.lower() if item.cls else ""
+    parameters = item.callspec.id.lower().split("-") if hasattr(item, "callspec") else ()
+    return (
+        backend in item.path.stem.split("_")
+        or class_name.startswith(f"test{backend}")
+        or not {backend, _SCHEMES.get(backend)}.isdisjoint(parameters)
+    )
+
+
+@pytest.fixture
+def tuned():
+    """Change sizes and intervals until the test ends: `tuned(sweep_batch=2)`."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **values: stack.enter_context(testing.tuned(**values))
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ import ours
 import servers
 import workflows
 from measure import settled
-from outlive.sync.facades import Run
+from outlive.sync.run import Run
 from scale import Scale
 from table import Row, at_least
 

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
     from outlive.store import AsyncStore as AsyncStore
-    from outlive.sync.facades import Lock as Lock
-    from outlive.sync.facades import Run as Run
-    from outlive.sync.facades import Store as Store
-    from outlive.sync.facades import Thread as Thread
-    from outlive.sync.facades import Worker as Worker
     from outlive.sync.responses import Responses as Responses
+    from outlive.sync.run import Lock as Lock
+    from outlive.sync.run import Run as Run
+    from outlive.sync.store import Store as Store
+    from outlive.sync.thread import Thread as Thread
+    from outlive.sync.worker import Worker as Worker
     from outlive.threads.thread import AsyncThread as AsyncThread
     from outlive.values import NEW as NEW
     from outlive.values import Change as Change
@@ -91,8 +91,11 @@ _MODULES = {
     "runs.worker": "AsyncWorker",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
-    "sync.facades": "Lock Run Store Thread Worker",
     "sync.responses": "Responses",
+    "sync.run": "Lock Run",
+    "sync.store": "Store",
+    "sync.thread": "Thread",
+    "sync.worker": "Worker",
     "threads.thread": "AsyncThread",
     "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
 }

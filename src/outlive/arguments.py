@@ -250,3 +250,9 @@ def check_run_durability(value: object) -> str:
     if value not in ("sync", "async", "exit"):
         raise BadArgument(f'durability of a run must be "sync", "async" or "exit", not {value!r}')
     return str(value)
+
+
+def check_options(call: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuse a keyword that a call does not have. Raises BadArgument."""
+    for name in options.keys() - known:
+        raise BadArgument(f"{call} takes no {name}=; its options are {', '.join(sorted(known))}")

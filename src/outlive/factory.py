@@ -23,7 +23,7 @@ from outlive.layers.replication.single import guarded
 from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.store import AsyncStore, Opener, Settings
-from outlive.sync.facades import Store
+from outlive.sync.store import Store
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine
 from outlive.urls import BackendOptions, parse_location

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType, UnionType
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from outlive.arguments import (
     check_attributes,
@@ -17,6 +17,7 @@ from outlive.arguments import (
     check_id,
     check_limit,
     check_namespace,
+    check_options,
     check_run,
     check_run_durability,
     check_text,
@@ -39,6 +40,7 @@ from outlive.errors import (
 )
 from outlive.runs.lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
 from outlive.runs.lock import AsyncLock
+from outlive.runs.options import RunOptions
 from outlive.runs.renewal import LeaseRenewer
 from outlive.runtime.runtime import new_id
 from outlive.runtime.wrong_mode import AsyncContext, async_items
@@ -48,7 +50,7 @@ from outlive.threads import verify as verifying
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads
-from outlive.threads.thread import AsyncThread
+from outlive.threads.thread import AsyncThread, S
 from outlive.threads.write_behind import Delayed
 from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
 
@@ -115,10 +117,15 @@ class AsyncStore(AsyncContext):
     ) -> None:
         await self.close()
 
-    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread:
-        """Return a handle on a thread, which need not exist yet.
+    @overload
+    def thread(self, id: str, *, namespace: str = "", type: type[S]) -> AsyncThread[S]: ...
+    @overload
+    def thread(self, id: str, *, namespace: str = "", type: UnionType | None = None) -> AsyncThread[Any]: ...
+    def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]:
+        """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
 
-        `type` registers the classes that it annotates; this handle then saves only states of that type.
+        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
+        checkers know what it loads.
         """
         if type is not None:
             self._engine.codec.registry.add_annotated(type)
@@ -132,9 +139,10 @@ class AsyncStore(AsyncContext):
         limit: int | None = None,
         after: str | None = None,
     ) -> AsyncIterator[ThreadInfo]:
-        """Iterate over threads by id; `after` is an id to go on behind, whether it still exists or not.
+        """Iterate over threads by id: `async for info in store.threads()`.
 
-        `filter` has keys that the threads' own metadata must have with equal values; `limit` counts what passes.
+        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
+        threads' own metadata must have with equal values; `limit` is counted after the filter.
         """
         return Threads(
             self._engine,
@@ -147,44 +155,45 @@ class AsyncStore(AsyncContext):
 
     # Runs
 
-    def run(
-        self,
-        thread_id: str,
-        *,
-        namespace: str = "",
-        run_id: str | None = None,
-        agent: str | None = None,
-        prompt: Any = None,
-        parent: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        code_version: str | None = None,
-        lease_s: float = 30.0,
-        throttle_s: float = 0,
-        clock: Callable[[], float] | None = None,
-        durability: str = "sync",
-        max_attempts: int = 5,
-        exclusive: bool = True,
-    ) -> AsyncRun:
-        """Return a run on a thread: `async with store.run("t", agent="planner") as run`.
+    def run(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
+        """Return a run on a thread: `async with store.run("trip", agent="planner") as run`.
 
-        With the id of a run that was interrupted it goes on with that; with one that has ended, `run.is_finished` is true and
-        `run.result` is what it gave. `durability` says when its saves are stored (see `run.save`), `clock` by what `throttle_s` is
-        measured (default: time.monotonic). Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
+        With the id of a released run, or of one whose process died, it continues that run. With the id of a
+        run that has ended, `run.is_finished` is true and `run.result` is its result.
+
+        run_id:        the id of the run (default: a new one)
+        agent:         which handler of `store.recover` resumes it
+        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        parent:        the run that started this one
+        code_version:  what `recover(policy="hold")` compares
+        lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        throttle_s:    store at most one save in this time (default: every save)
+        clock:         measures `throttle_s` (default: time.monotonic)
+        durability:    when its saves are stored (default: "sync"); see `run.save`
+        max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        exclusive:     hold the thread, so that no other run has it at the same time (default: True)
+
+        Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
         """
+        check_options("store.run", options, RunOptions.__optional_keys__)
+        run_id, agent = options.get("run_id"), options.get("agent")
+        code_version, clock = options.get("code_version"), options.get("clock")
+        lease_s, throttle_s = options.get("lease_s", 30.0), options.get("throttle_s", 0)
+        max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
         check_run(lease_s, throttle_s, max_attempts, clock)
         if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
             id=new_id() if run_id is None else check_id("run_id", run_id),
             thread=thread_id,
-            namespace=check_namespace(namespace),
+            namespace=check_namespace(options.get("namespace", "")),
             max_attempts=max_attempts,
             agent=None if agent is None else check_text("agent", agent),
-            prompt=prompt,
-            parent=optional_id("parent", parent),
-            attributes=check_attributes(attributes),
+            prompt=options.get("prompt"),
+            parent=optional_id("parent", options.get("parent")),
+            attributes=check_attributes(options.get("attributes")),
             code_version=None if code_version is None else check_text("code_version", code_version),
-            exclusive=exclusive,
+            exclusive=options.get("exclusive", True),
             lease_s=float(lease_s),
         )
         return self._run(
@@ -193,43 +202,43 @@ class AsyncStore(AsyncContext):
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
         from outlive.runs.run import AsyncRun
-        from outlive.runs.start import RunOptions
+        from outlive.runs.start import StartOptions
 
         place = self.thread(info.thread, namespace=info.namespace)
-        return AsyncRun(self._engine, place, self._heart, info, RunOptions(**options))
+        return AsyncRun(self._engine, place, self._heart, info, StartOptions(**options))
 
     async def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
-        """Return the run of this id, or None. `thread` says which of several; without it they raise AmbiguousRun."""
+        """Return the run with this id, or None. Several threads may have it: `thread` says which, or AmbiguousRun is raised."""
         found = await self._find_run(run_id, thread)
         return None if found is None else unpack_or_tell(self._engine.codec, *found)
 
     async def retry(self, run_id: str, *, thread: str | None = None) -> AsyncRun:
-        """Return a run that failed, was cancelled, parked or interrupted, to go on with: `async with await store.retry(id) as run`."""
+        """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`."""
         key, entry = await self._the_run(run_id, thread)
         return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
 
     async def _give_back(self, run_id: str, thread: str) -> RunInfo:
         """Make a run a candidate for recovery, unless it is completed, without reading what it did. Raises RunBusy, ThreadBusy."""
-        from outlive.runs.start import RunOptions, Start
+        from outlive.runs.start import Start, StartOptions
 
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
         place = self.thread(info.thread, namespace=info.namespace)
-        start = Start(self._engine, place, info, RunOptions(retries=True))
+        start = Start(self._engine, place, info, StartOptions(retries=True))
         held = await start.take()
         if not held.info.is_finished:
             await start.release(held)
         return held.info
 
     async def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
-        """Set a run aside, wherever it is: nobody recovers it until `retry`. A live one is refused with its next write.
+        """Set a run aside, wherever it is: nothing recovers it until `retry`. A live run is refused at its next write.
 
         Raises RunEnded when it has ended already.
         """
         return await self._end(run_id, thread, PARKED)
 
     async def cancel(self, run_id: str, *, thread: str | None = None) -> RunInfo:
-        """End a run, wherever it is. A live one is refused with its next write, and its place is free at once.
+        """End a run, wherever it is. A live run is refused at its next write, and its thread is free at once.
 
         Raises RunEnded when it has ended already.
         """
@@ -262,7 +271,7 @@ class AsyncStore(AsyncContext):
     def lock(
         self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
     ) -> AsyncLock:
-        """Return a lock on a thread: while it is held, no run and no other lock has that place."""
+        """Return a lock on a thread: `async with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
         check_run(lease_s, 0, 1)
         return AsyncLock(
             self._engine,
@@ -284,7 +293,10 @@ class AsyncStore(AsyncContext):
         after_failover: bool = False,
         on_report: Callable[[Recovered], None] | None = None,
     ) -> AsyncWorker:
-        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`. Options are those of `recover`."""
+        """Return a loop that recovers dead runs until it is stopped: `await store.worker(handlers).run()`.
+
+        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        """
         from outlive.runs.worker import AsyncWorker
 
         check_handlers(handlers)
@@ -312,9 +324,9 @@ class AsyncStore(AsyncContext):
         thread: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[RunInfo]:
-        """Iterate over the runs of this tenant by id, also those that have ended.
+        """Iterate over the runs of this tenant by id, also those that have ended: `async for info in store.runs()`.
 
-        `attributes` compares by equality: a run that has no such attribute is left out.
+        `attributes` compares by equality: a run without such an attribute is left out.
         """
         from outlive.runs.recovery import RunFilter, check_statuses, find_runs
 
@@ -328,7 +340,7 @@ class AsyncStore(AsyncContext):
 
     @async_items
     async def recoverable(self) -> AsyncIterator[RunInfo]:
-        """Iterate over runs that are dead and not finished: their lease has run out, or their process is gone."""
+        """Iterate over runs that are dead but not finished: they were released, their lease has expired, or their process has ended."""
         from outlive.runs.recovery import find_recoverable
 
         async for _, run in find_recoverable(self._engine, self._settings.tenant):
@@ -346,12 +358,14 @@ class AsyncStore(AsyncContext):
         """Resume every dead run: `await store.recover({"planner": resume_planner})`.
 
         handlers:        maps an agent, or "*" for all others, to a function that is called with its run
-        concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler
-        policy:          "hold" leaves runs alone that another `code_version` has started
-        after_failover:  resume although a pair of stores has failed over, when a run that still works with the primary cannot be
-                         told from a dead one; otherwise all are skipped
+        concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
+                         A sync store resumes each in a thread, or with 1 in the calling thread.
+        policy:          "hold" skips runs that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
+                         cannot be told from dead ones then, and all are skipped by default.
 
         The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
+        Ctrl-C or a cancelled task releases the runs that are being resumed.
         """
         from outlive.runs.recovery import Recovery
 
@@ -362,11 +376,11 @@ class AsyncStore(AsyncContext):
         return recovery.report
 
     async def delete(self, id: str) -> bool:
-        """Delete a thread with everything of it; False when there was none."""
+        """Delete a thread in all namespaces; False when it did not exist."""
         return await self.thread(id).delete()
 
     async def verify(self, *, progress: Progress | None = None) -> Verified:
-        """Check every stored byte of every thread; problems are listed, not raised."""
+        """Check every stored byte of every thread. Problems are reported, not raised."""
         await self.flush()
         try:
             problems = [Problem.of(error) for error in await self._engine.backend.audit(None)]
@@ -400,10 +414,11 @@ class AsyncStore(AsyncContext):
         problems += map(Problem.of, damaged)
 
     async def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
-        """Take away what is older or more than `retain` keeps (default: as the store was opened), batch by batch.
+        """Delete what `retain` does not keep (default: as the store was opened), in batches.
 
-        Kept in any case: the newest checkpoint of each namespace, what a run that is not finished needs, and open interrupts. With `dry_run`
-        nothing is changed, and the report says what would go. Raises SweepBusy while another process sweeps.
+        The newest checkpoint of each namespace, what unfinished runs need and open interrupts are always kept.
+        With `dry_run` nothing is changed, and the report says what would be deleted. Raises SweepBusy while
+        another process sweeps.
         """
         from outlive.retention.policy import Retain
 
@@ -415,9 +430,9 @@ class AsyncStore(AsyncContext):
         return await self._sweeper.sweep(retain or self._sweeper.retain, dry_run=dry_run)
 
     async def start_sweeping(self, retain: Retain | None = None) -> None:
-        """Sweep in the background every `retain.every_s` (default: as the store was opened), as retain= does when a store is opened.
+        """Sweep in the background every `retain.every_s` (default: as the store was opened).
 
-        While it sweeps already, it goes on, with this rule from now on. Raises BadArgument when nothing says how often.
+        If sweeping is on already, it continues with this rule. Raises BadArgument when nothing says how often.
         """
         from outlive.retention.policy import Retain
 
@@ -430,7 +445,7 @@ class AsyncStore(AsyncContext):
         await self._sweeper.start(retain or self._sweeper.retain)
 
     async def stop_sweeping(self) -> None:
-        """Stop the sweeps in the background; one that is under way ends after its commit. `sweep` and `start_sweeping` still work."""
+        """Stop sweeping in the background; a sweep that is under way ends after its commit."""
         if self._sweeper is not None:
             await self._sweeper.stop()
 
@@ -440,10 +455,10 @@ class AsyncStore(AsyncContext):
         return Sweeper(self._engine, self._settings.tenant, self._heart, retain)
 
     async def rotate(self, *, progress: Progress | None = None) -> Rotated:
-        """Seal everything of this tenant anew under the newest key of the ring, while others go on.
+        """Encrypt everything of this tenant again with the newest key of the ring, while others use the store.
 
-        What is sealed under it already stays; so a rotation that was cut off goes on when it is repeated. When it has returned without
-        `problems`, and every process has the new ring, the old keys can go.
+        What has the newest key already is skipped, so a rotation that was interrupted can be repeated. When it
+        returns without `problems` and every process has the new ring, the old keys can be deleted.
         """
         from outlive.layers.encryption.layer import Encrypted
         from outlive.layers.encryption.rotation import rotate
@@ -456,7 +471,7 @@ class AsyncStore(AsyncContext):
         return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
     async def size(self) -> Sizes:
-        """Return what the store holds of this tenant."""
+        """Return how much the store holds for this tenant."""
         await self.flush()
         threads = checkpoints = stored = states = 0
         async for info in self.threads():
@@ -473,11 +488,12 @@ class AsyncStore(AsyncContext):
         since: dt.datetime | None = None,
         progress: Progress | None = None,
     ) -> int:
-        """Copy threads into another store, all of them or those with these ids; return how many were looked at.
+        """Copy threads into another store, all of them or those with these ids; return how many were checked.
 
-        Can be repeated, also after it was cut off: what is there stays, what is new is added and read back. `since` leaves out
-        threads that did not change since a moment. Others may go on saving. Runs come along, with their steps and
-        responses; what was deleted here stays there. A thread that is damaged raises Corrupt when all others are copied.
+        It can be repeated, also after it was interrupted: what exists there is kept, what is new is added and
+        read back. `since` skips threads that did not change since a moment. Others may save meanwhile. Runs are
+        copied with their steps and responses; deletions are not repeated there. When a thread is damaged,
+        Corrupt is raised after all others are copied.
         """
         self._check_target(target)
         await self.flush()
@@ -544,17 +560,17 @@ class AsyncStore(AsyncContext):
             )
         return found
 
-    async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread:
-        """Make a thread of what `thread.export()` returned, under its own id or another. Raises ThreadNotEmpty."""
+    async def import_thread(self, text: str | bytes, *, id: str | None = None) -> AsyncThread[Any]:
+        """Make a thread from what `thread.export()` returned, with its own id or another. Raises ThreadNotEmpty."""
         document = export.parse(text)
         thread = self.thread(export.id_of(document) if id is None else id)
         await export.import_thread(self._engine, thread._key, document)
         return thread
 
     async def backup(self, url: str, *, progress: Progress | None = None) -> int:
-        """Copy every thread into the store at `url`, while others go on; return how many.
+        """Copy every thread into the store at `url`, with any backend, while others use this one; return how many.
 
-        Any backend will do. Repeating it into the same store brings it up to date; deletions are not repeated.
+        Repeat it into the same store to bring that up to date; deletions are not repeated.
         """
         if self._opener is None:
             raise BadArgument("this store was not opened by a URL; open the target yourself and use copy_to")
@@ -574,8 +590,8 @@ class AsyncStore(AsyncContext):
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
         """Ask the store, or both stores of a pair, for one small record; return the seconds that each took.
 
-        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and the stores of a pair do not change places. Raises
-        StoreUnavailable when a store does not answer, also when it is the one that is not active.
+        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and nothing fails over.
+        Raises StoreUnavailable when a store does not answer, also when it is not the active one.
         """
         timeout_s = self._timeout(timeout_s)
         if self._pair is not None:
@@ -585,33 +601,34 @@ class AsyncStore(AsyncContext):
         return await ping({"store": self._engine.backend}, self._settings.tenant, timeout_s)
 
     async def promote(self) -> RoleChange:
-        """Make the secondary the active store, for every process that has opened this pair. Repeating it is fine.
+        """Make the secondary the active store, for every process that has opened this pair. It can be repeated.
 
-        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the secondary cannot take over.
+        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the
+        secondary cannot take over.
         """
         await self.flush()
         return await self._replicated().promote()
 
     async def failback(self) -> RoleChange:
-        """Make the primary the active store again, after it got everything; raises StoreError when it cannot take over."""
+        """Make the primary the active store again, after it has received everything. Raises StoreError when it cannot."""
         await self.flush()
         return await self._replicated().failback()
 
     async def replication_status(self) -> ReplicationStatus:
-        """Return how the two stores are: which is active, the health of both, what is queued, how far the other one is behind."""
+        """Return the state of the pair: the active store, the health of both, the queue and the lag."""
         return await self._replicated().status()
 
     async def flush(self) -> None:
-        """Wait until the delayed saves of all threads are stored, then raise what went wrong.
+        """Wait until the saves of all threads that are in the background are stored, then raise what went wrong.
 
-        A failure in one thread does not touch the saves of another. Several failures are raised as one SeveralFailed.
+        A failure in one thread does not affect the saves of another. Several are raised as one SeveralFailed.
         """
         await _each_of([queue.flush for queue in list(self._queues.values())])
 
     async def close(self) -> None:
-        """Store what is delayed and release everything. A closed store refuses every call; closing twice is fine.
+        """Store what is in the background and release everything. A closed store refuses every call; closing twice is fine.
 
-        Whatever fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
+        When a part fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
         """
         if self._is_closed:
             return

@@ -10,10 +10,30 @@ from pathlib import Path
 import pytest
 
 import outlive
-from outlive import AsyncResponses, AsyncStore, AsyncThread, Responses, Store, Thread
+from outlive import (
+    AsyncLock,
+    AsyncResponses,
+    AsyncRun,
+    AsyncStore,
+    AsyncThread,
+    AsyncWorker,
+    Lock,
+    Responses,
+    Run,
+    Store,
+    Thread,
+    Worker,
+)
 from outlive.runtime.runtime import run_now
 
-PAIRS = [(AsyncThread, Thread), (AsyncStore, Store), (AsyncResponses, Responses)]
+PAIRS = [
+    (AsyncStore, Store),
+    (AsyncThread, Thread),
+    (AsyncRun, Run),
+    (AsyncLock, Lock),
+    (AsyncWorker, Worker),
+    (AsyncResponses, Responses),
+]
 SOURCE = Path(outlive.__file__).parent
 
 # Where the two modes meet, and where the suite drives both.
@@ -61,41 +81,72 @@ def cases():
 
 
 @pytest.mark.parametrize("asynchronous, sync, name", cases())
-def test_a_method_has_the_same_signature_in_both_colours(asynchronous, sync, name):
+def test_a_method_has_the_same_signature_sync_and_async(asynchronous, sync, name):
     assert name in public(asynchronous), f"{asynchronous.__name__} has no {name}"
     assert name in public(sync), f"{sync.__name__} has no {name}"
     assert described(public(asynchronous)[name]) == described(public(sync)[name])
 
 
-@pytest.mark.parametrize("asynchronous, sync, name", cases())
-def test_a_method_has_the_same_words_in_both_colours(asynchronous, sync, name):
-    assert getattr(asynchronous, name).__doc__
-    assert getattr(asynchronous, name).__doc__ == getattr(sync, name).__doc__
+def in_sync_code(docstring):
+    """Return a docstring with its examples written for the sync API."""
+    return re.sub(r"\basync (?=with|for)|\bawait ", "", docstring)
+
+
+def members(cls):
+    """Return the public methods and properties of a class."""
+    return {name: member for name, member in inspect.getmembers(cls) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("asynchronous, sync", PAIRS)
-def test_no_method_of_the_sync_colour_has_to_be_awaited(asynchronous, sync):
+def test_the_docstrings_are_the_same_but_for_the_examples(asynchronous, sync):
+    shared = members(asynchronous).keys() & members(sync).keys()
+    assert {name: in_sync_code(members(asynchronous)[name].__doc__) for name in shared} == {
+        name: members(sync)[name].__doc__ for name in shared
+    }
+
+
+@pytest.mark.parametrize("asynchronous, sync", PAIRS)
+def test_the_docstrings_are_written_where_an_editor_finds_them(asynchronous, sync):
+    for cls in (asynchronous, sync):
+        tree = ast.parse(Path(inspect.getsourcefile(cls)).read_text(encoding="utf-8"))
+        (body,) = [
+            node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__
+        ]
+        written = {
+            node.name
+            for node in body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node)
+        }
+        assert members(cls).keys() - written == set()
+
+
+@pytest.mark.parametrize("asynchronous, sync", PAIRS)
+def test_no_method_of_the_sync_api_has_to_be_awaited(asynchronous, sync):
     assert [name for name, method in public(sync).items() if inspect.iscoroutinefunction(method)] == []
     plain = {name for name, method in public(asynchronous).items() if not inspect.iscoroutinefunction(method)}
-    assert plain <= {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
+    handles = {"thread", "threads", "history", "run", "runs", "recoverable", "lock", "worker"}
+    assert plain <= handles | {"step", "stop"}  # a step is awaited too: its coroutine is returned
 
 
-@pytest.mark.parametrize("asynchronous, sync", PAIRS)
-def test_both_colours_have_the_same_properties(asynchronous, sync):
-    def properties(cls):
-        found = inspect.getmembers(cls, lambda member: isinstance(member, property))
-        return {name for name, _ in found if not name.startswith("_")}
+def attributes(handle):
+    """Return what a handle shows that is not a method."""
+    names = {name for name in dir(handle) if not name.startswith("_")}
+    return names - public(type(handle)).keys()
 
+
+def test_both_have_the_same_attributes():
     with outlive.open("memory:") as store:
-        responses = store.run("r").start().responses
-        handles = {Store: store, Thread: store.thread("t"), Responses: responses}
-        for name in properties(sync):
-            inner = getattr(handles[sync], f"_{sync.__name__.lower()}")
-            assert getattr(handles[sync], name) == getattr(inner, name)
-    assert properties(asynchronous) <= properties(sync)
+        run = store.run("r").start()
+        worker = store.worker({"*": lambda run: None})
+        for handle in (store, store.thread("t"), run, store.lock("l"), worker, run.responses):
+            inner = getattr(handle, f"_{type(handle).__name__.lower()}")
+            assert attributes(handle) == attributes(inner)
+            for name in attributes(handle) - {"thread", "responses"}:
+                assert getattr(handle, name) == getattr(inner, name)
+        assert run.thread.id == run._run.thread.id == "r"
 
 
-def test_a_store_is_opened_by_the_same_arguments_in_both_colours():
+def test_a_store_is_opened_by_the_same_arguments():
     assert described(outlive.open)[0] == described(outlive.open_async)[0]
 
 
@@ -285,27 +336,43 @@ def test_an_async_store_in_sync_code_says_what_to_write():
     assert issubclass(outlive.errors.SyncAsyncMixed, TypeError)
 
 
-INTERNAL = {
-    "AsyncRun": {"key", "engine", "is_started", "lease_s"},
-    "AsyncLock": {"renewal", "lose", "give_up"},
-}
-
-
 def test_every_public_class_and_member_has_a_docstring():
     missing = []
     for name in outlive.__all__:
         kind = getattr(outlive, name)
         if not isinstance(kind, type):
             continue
-        members = {member for member in vars(kind) if not member.startswith("_")} - INTERNAL.get(name, set())
-        called = [m for m in members if callable(getattr(kind, m)) or isinstance(vars(kind)[m], property)]
+        names = [member for member in vars(kind) if not member.startswith("_")]
+        called = [m for m in names if callable(getattr(kind, m)) or isinstance(vars(kind)[m], property)]
         missing += [f"{name}.{member}" for member in called if not getattr(kind, member).__doc__]
         missing += [] if kind.__doc__ else [name]
     assert missing == []
 
 
-def test_the_words_of_the_sync_run_lock_and_worker_show_sync_code():
-    for kind in (outlive.Run, outlive.Lock, outlive.Worker):
-        for name, member in vars(kind).items():
-            if not name.startswith("_"):
-                assert "await" not in (member.__doc__ or ""), f"{kind.__name__}.{name}"
+def test_an_option_that_does_not_exist_is_refused_by_its_name():
+    with outlive.open("memory:") as store:
+        with pytest.raises(outlive.errors.BadArgument, match=r"thread\.save takes no metdata=.*metadata"):
+            store.thread("t").save(1, metdata={})
+        with pytest.raises(outlive.errors.BadArgument, match=r"store\.run takes no lease=.*lease_s"):
+            store.run("t", lease=3)
+        assert store.thread("t").load() is None
+
+
+def test_a_checkpoint_belongs_to_a_run_that_is_given_as_such_or_by_its_id():
+    async def scenario():
+        async with outlive.open_async("memory:") as store:
+            run, thread = store.run("t", run_id="r"), store.thread("t")
+            saved = [await thread.save(1, run=which) for which in ("r", run, run.info)]
+            assert [info.run for info in saved] == ["r", "r", "r"]
+            assert len([info async for info in thread.history(run=run)]) == 3
+
+    asyncio.run(scenario())
+    with outlive.open("memory:") as store:
+        run, thread = store.run("t", run_id="r"), store.thread("t")
+        saved = thread.save(1, run=run)
+        thread.save(2)
+        assert saved.run == "r"
+        assert [info.id for info in thread.history(run=run)] == [saved.id]
+        assert thread.delete_checkpoints(run=run).checkpoints == 1
+        with pytest.raises(outlive.errors.BadArgument, match="run must be a str"):
+            thread.save(3, run=saved)

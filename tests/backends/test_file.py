@@ -37,11 +37,9 @@ from outlive.backend import (
     ThreadQuery,
     WriteRecord,
 )
-from outlive.backends.file import backend as file_module
 from outlive.backends.file import batch as batch_module
 from outlive.backends.file import effects as effects_module
 from outlive.backends.file import store_file as home_module
-from outlive.backends.file import table as logged_table_module
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.file.disk import Disk
 from outlive.backends.file.index import Index
@@ -190,14 +188,13 @@ def test_the_fields_on_disk_are_all_the_fields_there_are() -> None:
 
 
 def test_it_does_what_the_memory_backend_does_whatever_happens(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
 ) -> None:
     """Random commits to both, through two backends that take turns, with logs that are soon written anew."""
     for module in (batch_module, memory_module):
         monkeypatch.setattr(module, "new_token", lambda: 7)
         monkeypatch.setattr(module, "clock", lambda: Clock(5000, 1000, "boot"))
-    monkeypatch.setattr(file_module, "_CACHED_TABLES", 1)
-    monkeypatch.setattr(logged_table_module, "_WASTE_BYTES", 1000)
+    tuned(file_cached_tables=1, file_waste_bytes=1000)
     for number in range(ROUNDS):
         seed = f"{SEED} {number}"
         compare(folder / str(number), random.Random(seed), seed)
@@ -339,9 +336,9 @@ def test_listings_go_by_tenant_prefix_and_page(folder: Path) -> None:
 
 
 def test_entries_of_all_threads_are_found_without_keeping_all_threads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tuned: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(file_module, "_CACHED_TABLES", 2)
+    tuned(file_cached_tables=2)
     backend = opened(folder)
     for name in "dbca":
         run = EntryRecord("run", name, status="running" if name != "c" else "done")

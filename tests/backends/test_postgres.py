@@ -523,13 +523,16 @@ def test_a_server_that_is_demoted_without_a_restart_is_left_for_the_other():
             assert saves(store, 1)[0].seq == 1
 
 
+SESSIONS = "select count(*) from pg_stat_activity where datname = 'agents'"
+
+
 def test_sessions_that_the_server_ends_when_idle_are_not_noticed():
     with PostgresServer(ram=True, settings={"idle_session_timeout": "150ms"}) as server:
         url = server.database("agents")
         with outlive.open(url) as store:
             for n in range(3):
                 assert saves(store, 1)[0].seq == n + 1
-                time.sleep(0.4)
+                eventually(lambda: sql(server.url, SESSIONS) == [(0,)], "the server ends no session")
 
 
 def test_a_server_that_has_no_connection_left_is_waited_for(postgres_url):

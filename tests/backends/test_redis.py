@@ -342,17 +342,17 @@ class Saver(threading.Thread):
 
     def __enter__(self):
         self.start()
-        self._go_on()
+        self.wait_for_more()
         return self
 
     def __exit__(self, *error):
         try:
-            self._go_on()
+            self.wait_for_more()
         finally:
             self._ended.set()
             self.join()
 
-    def _go_on(self):
+    def wait_for_more(self):
         enough = len(self.acknowledged) + 20
         eventually(lambda: len(self.acknowledged) >= enough or not self.is_alive(), "saves do not go on")
 
@@ -371,9 +371,8 @@ def test_a_server_that_dies_and_comes_back_loses_nothing_and_fails_nobody():
         with Saver(server.url) as saver:
             for number in range(rounds):
                 (server.kill if number % 2 == 0 else server.stop)()
-                time.sleep(0.2)
                 server.start()
-                time.sleep(0.2)
+                saver.wait_for_more()
         assert (saver.errors, saver.lost(server.url)) == ([], [])
 
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import re
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from outlive import Interrupt
 from outlive.backend import ThreadKey
 from outlive.backends.redis.rows import Keys
 from outlive.errors import Corrupt, StoreError
+from outlive.testing.patience import eventually
 from rig.servers import ValkeyServer
 from rig.servers.resp import Refused
 
@@ -464,14 +464,18 @@ def test_a_loss_that_nothing_can_name_is_told_until_it_is_accepted(server, url):
         assert listed(store) == sorted([new, OTHER])
 
 
+def keys_of_thread(server, id):
+    return server.call("KEYS", "*:" + ThreadKey.of("", id).digest.hex() + ":*")
+
+
 def test_a_thread_that_its_ttl_took_is_no_damage_and_one_that_was_evicted_is(server, url):
     with outlive.open(url, ttl_s=60) as store:
         store.thread("lost").save({"n": 1})
     with outlive.open(url, ttl_s=0.3) as store:
         store.thread("over").save({"n": 1})
         store.run("over", run_id="r").start().release()
-        time.sleep(0.5)
-        for key in server.call("KEYS", "*:" + ThreadKey.of("", "lost").digest.hex() + ":*"):
+        eventually(lambda: not keys_of_thread(server, "over"), "the TTL deletes nothing")
+        for key in keys_of_thread(server, "lost"):
             server.call("DEL", key)
         assert store.thread("over").load() is None
         with pytest.raises(Corrupt, match="all keys of it are gone"):

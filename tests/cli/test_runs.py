@@ -11,6 +11,7 @@ import pytest
 import outlive
 from outlive.runs.lease import RunInfo
 from outlive.runtime.runtime import run_now
+from outlive.testing.patience import eventually
 
 HANDLERS = """
 import outlive
@@ -114,11 +115,9 @@ def test_runs_are_listed_with_owner_lease_attempts_tokens_and_cost(cli, store):
 
 
 def test_a_run_whose_lease_has_run_out_is_dead(cli, store):
-    import time
-
     run = begin(store, "r-1", lease_s=0.2)
     store._store._heart.discard(run._run)  # its process hangs
-    time.sleep(0.5)
+    eventually(lambda: statuses(cli) == {"r-1": "dead"})
     (item,) = cli("runs", "--json").items
     assert (item["standing"], item["status"]) == ("dead", "running")
     assert item["lease_left_s"] <= 0

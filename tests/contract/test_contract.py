@@ -23,6 +23,8 @@ from outlive.testing.trial import AsyncDriver, SyncDriver
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
+# `long_io_mode`: the other mode is the same code above the same engine, which other classes run in both.
+#
 # What a disk and its fsync are good for is told by killing processes and cutting power. Here they only take
 # time, so that the short mode does without them.
 FSYNC = "full" if LONG else "normal"
@@ -35,12 +37,14 @@ def folder():
         yield Path(name)
 
 
+@pytest.mark.long_io_mode("async")
 class TestMemory(BackendContract):
     @pytest.fixture
     def backend(self):
         return MemoryBackend()
 
 
+@pytest.mark.long_io_mode("sync")
 class TestFile(BackendContract):
     @pytest.fixture
     def backend(self, folder):
@@ -63,6 +67,7 @@ class _InShort(RecordsContract, MachineContract):
     """The rules themselves, and any sequence of calls. What a user sees is looked at on a file."""
 
 
+@pytest.mark.long_io_mode("async")
 class TestSQLiteInMemory(BackendContract if LONG else _InShort):
     @pytest.fixture
     def backend(self):
@@ -75,6 +80,7 @@ class TestRedis(BackendContract):
         return served(redis_url.parse_url(valkey_url, {}))
 
 
+@pytest.mark.long_io_mode("sync")
 class TestRedisCluster(BackendContract if LONG else RecordsContract):
     @pytest.fixture
     def backend(self, cluster):

@@ -54,6 +54,7 @@ class _Promises(
     """All that does not count stored bytes or compare them by their order: sealed bytes are more, and others."""
 
 
+@pytest.mark.long_io_mode("async")
 class TestEncryptedMemory(_Promises):
     @pytest.fixture
     def backend(self):

@@ -91,10 +91,9 @@ class _SyncInShort(RecordsContract, _InShort):
 
 class TestSync(BackendContract if LONG else _SyncInShort):
     @pytest.fixture
-    def backend(self, monkeypatch):
-        monkeypatch.setattr(
-            "outlive.layers.replication.layer._BEAT_S", 60
-        )  # the contract counts commits: no others come between
+    def backend(self, tuned):
+        # The contract counts commits: no others may come between.
+        tuned(replication_beat_s=60)
         return opener()
 
 

@@ -311,18 +311,34 @@ class Died(BaseException):
     pass
 
 
+class Later:
+    """A runtime whose clock is set ahead."""
+
+    def __init__(self, runtime, seconds):
+        self._runtime, self._ahead = runtime, int(seconds * 1e6)
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def now(self):
+        return self._runtime.now() + self._ahead
+
+
 def test_the_number_of_failovers_is_bounded_until_the_primary_is_stable_again(valkey_server, url_of):
     with FaultProxy(valkey_server.host, valkey_server.port) as network:
         options = {"timeout_s": 30, "max_failover_attempts": 1, "health_check_interval_s": 0.1}
         url = hasty(network.through(valkey_server.url))
-        with open_pair(url, url_of("memory"), failback_delay_s=3.0, **options) as store:
+        with open_pair(url, url_of("memory"), failback_delay_s=3600, **options) as store:
             store.thread("t").save(1)
             with network.refusing():
                 assert store.thread("t").load() == 1
             store.failback()
             with network.refusing(), pytest.raises(outlive.errors.StoreUnavailable):
                 store.thread("t").load()
-            time.sleep(4.5)
+            upkeep = store._store._pair._upkeep
+            assert not upkeep.may_fail_over()
+            upkeep._runtime = Later(upkeep._runtime, 3600)
+            eventually(upkeep.may_fail_over)
             with network.refusing():
                 assert store.thread("t").load() == 1
             eventually(lambda: not store.replication_status().is_failed_over)
@@ -374,10 +390,9 @@ def test_what_is_queued_is_not_what_the_state_became_later(url_of):
         ]
 
 
-def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, monkeypatch):
-    monkeypatch.setattr(
-        "outlive.layers.replication.layer._BEAT_S", 60
-    )  # all of it is still queued when the store is closed
+def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, tuned):
+    # All of it is still queued when the store is closed.
+    tuned(replication_beat_s=60)
     urls = url_of("sqlite"), url_of("sqlite")
     with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         for id in ("old", "older"):
@@ -393,8 +408,8 @@ def test_a_queued_save_does_not_come_over_after_a_queued_deletion(url_of, monkey
             assert [one.id for one in alone.thread("again").history()] == ["new"]
 
 
-def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, monkeypatch):
-    monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
+def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, tuned):
+    tuned(replication_beat_s=60)
     urls = url_of("sqlite"), url_of("sqlite")
     with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         thread, pair = store.thread("t"), store._store._pair
@@ -412,8 +427,8 @@ def test_what_is_carried_over_late_and_twice_overwrites_nothing_newer(url_of, mo
             assert (alone.thread("t").load(), alone.thread("t").load("same")) == ("newest", "new")
 
 
-def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, monkeypatch):
-    monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
+def test_a_note_that_cannot_be_read_brings_its_whole_thread(url_of, tuned):
+    tuned(replication_beat_s=60)
     urls = url_of("sqlite"), url_of("sqlite")
     with open_pair(urls[0], urls[1], mode="async", health_check_interval_s=60) as store:
         store.thread("t").save(1)
@@ -554,10 +569,9 @@ def test_tenants_fail_over_apart_from_each_other(url_of):
         assert (one.thread("t").load(), two.thread("t").load()) == ("of a, later", "of b")
 
 
-def test_a_chunk_that_somebody_changed_in_the_secondary_is_not_carried_back(url_of, monkeypatch):
-    monkeypatch.setattr(
-        "outlive.layers.replication.layer._BEAT_S", 60
-    )  # nothing is carried over before it is damaged
+def test_a_chunk_that_somebody_changed_in_the_secondary_is_not_carried_back(url_of, tuned):
+    # Nothing is transferred before it is damaged.
+    tuned(replication_beat_s=60)
     urls = url_of("sqlite"), url_of("sqlite")
     store = open_pair(urls[0], urls[1], health_check_interval_s=60)
     store.promote()

@@ -19,7 +19,7 @@ from outlive.layers.replication.layer import Replicate
 from outlive.layers.replication.options import Replication
 from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.store import AsyncStore, Settings
-from outlive.sync.facades import Store
+from outlive.sync.store import Store
 from outlive.testing.interposed import Interposed
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine

@@ -73,6 +73,7 @@ def test_one_store_of_a_pair_is_copied_alone(urls, tmp_path):
     with outlive.open(urls[1]) as store:
         store.backup(f"sqlite:///{tmp_path}/copy.db")
     with outlive.open(f"sqlite:///{tmp_path}/copy.db") as copy:
+        assert view(copy) == {id: ["2", "1", "0"] for id in ("t", "u")}
         copy.thread("t").save("a store of its own")
         with pytest.raises(outlive.errors.ReplicaOpenedAlone):
             copy.backup(urls[0])
@@ -106,6 +107,11 @@ def test_other_tenants_of_a_store_are_no_pair(urls):
     build(urls)
     with outlive.open(urls[0], tenant="other") as store:
         store.thread("t").save(1)
+        assert store.thread("t").load() == 1
+        with pytest.raises(outlive.errors.NotReplicatedStore):
+            store.replication_status()
+    with open_pair(urls[0], urls[1], **QUICK) as store:
+        assert store.thread("t").load()["n"] == 2
 
 
 @pytest.mark.parametrize("is_failed_over", [False, True])
@@ -155,9 +161,10 @@ def test_what_a_primary_did_alone_that_did_not_know_it_was_left_comes_over_at_fa
         assert view(other) == {"t": ["later", "alone", "2", "1", "0"], "new": ["new"]}
 
 
-def test_a_store_that_is_no_pair_goes_on_as_ever(urls):
-    with outlive.open(urls[0], single=True) as store:
-        store.thread("t").save(1)
+def test_a_store_that_is_no_pair_may_be_opened_with_single_and_without(urls):
+    for number, options in enumerate(({"single": True}, {}, {"single": True})):
+        with outlive.open(urls[0], **options) as store:
+            assert store.thread("t").load() == (number - 1 if number else None)
+            store.thread("t").save(number)
     with outlive.open(urls[0]) as store:
-        assert store.thread("t").load() == 1
-        store.thread("t").save(2)
+        assert len(view(store)["t"]) == 3

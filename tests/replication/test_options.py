@@ -156,11 +156,11 @@ def test_a_secondary_that_is_added_later_gets_everything(tmp_path):
         assert alone.verify().problems == ()
 
 
-def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, monkeypatch):
+def test_a_secondary_that_does_not_have_everything_is_not_promoted(tmp_path, tuned):
     a, b = urls(tmp_path, "a", "b")
     with outlive.open(a) as store:
         store.thread("t").save(1)
-    monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
+    tuned(replication_beat_s=60)
     with open_pair(a, b, health_check_interval_s=60) as store:
         assert not store.replication_status().is_caught_up
 
@@ -302,12 +302,12 @@ def test_an_active_secondary_that_lost_all_it_had_is_not_passed_over_in_silence(
 
 
 def test_a_primary_that_lost_all_it_had_before_the_secondary_had_everything_is_an_error(
-    valkey_server, tmp_path, monkeypatch
+    valkey_server, tmp_path, tuned
 ):
     pair = {"primary": valkey_server.url, "secondary": f"sqlite:///{tmp_path}/b.db"}
     with outlive.open(valkey_server.url) as store:
         store.thread("t").save("before")
-    monkeypatch.setattr("outlive.layers.replication.layer._BEAT_S", 60)
+    tuned(replication_beat_s=60)
     store = open_pair(**pair, health_check_interval_s=60)
     valkey_server.call("FLUSHALL")
     with pytest.raises(outlive.errors.StoreUnavailable, match="the primary was active and has lost its data"):

@@ -16,7 +16,7 @@ from outlive.layers.replication.layer import Replicate
 from outlive.layers.replication.options import Replication
 from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.store import AsyncStore, Settings
-from outlive.sync.facades import Store
+from outlive.sync.store import Store
 from outlive.testing.interposed import Interposed
 from outlive.testing.patience import PATIENCE_S
 from outlive.testing.trial import IO_MODES, _Awaited

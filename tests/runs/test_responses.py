@@ -142,7 +142,7 @@ def test_a_store_that_keeps_nothing_takes_everything():
 
 def counting(run):
     """Count the commits of a run's store and the responses in each."""
-    backend, commits = getattr(run, "_run", run).engine.backend, []
+    backend, commits = getattr(run, "_run", run)._engine.backend, []
     real = backend.commit_all
 
     async def commit_all(group):
@@ -159,7 +159,7 @@ def test_all_models_begin_in_one_commit_and_those_who_wait_share_one(tmp_path):
         models = [f"m{number}" for number in range(30)]
         responses = run.responses.open(models, prompt="p")
         assert commits == [31]  # and what they have in common
-        held = run._run.mutex
+        held = run._run._mutex
         outlive.runtime.runtime.run_now(held.__aenter__())
         asking = [
             threading.Thread(target=responses.update, args=(model, {"text": model})) for model in models
@@ -211,7 +211,7 @@ def test_a_cancelled_update_takes_nobody_along():
         async with outlive.open_async("memory:") as store:
             run = await store.run("t", run_id="r").start()
             responses = await run.responses.open(["a", "b", "c"])
-            async with run.mutex:  # all three wait
+            async with run._mutex:  # all three wait
                 tasks = [
                     asyncio.create_task(responses.update(model, {"text": text}))
                     for model, text in [("a", "a1"), ("a", "a2"), ("b", "b1"), ("a", "a3"), ("c", "c1")]
@@ -233,7 +233,7 @@ def test_what_waits_to_be_stored_counts_for_those_who_come_later():
     async def main():
         async with outlive.open_async("memory:") as store, store.run("t") as run:
             responses = await run.responses.open(["m", "n"])
-            async with run.mutex:
+            async with run._mutex:
                 waiting = [
                     asyncio.create_task(responses.update("n", {"output_tokens": 1})),
                     asyncio.create_task(responses.update("n", {"output_tokens": 2})),
@@ -295,7 +295,7 @@ def test_a_write_that_failed_is_taken_back_and_can_be_said_again(tmp_path):
     with outlive.open(f"sqlite:///{tmp_path}/store.db") as store, store.run("t") as run:
         responses = run.responses.open(["m"])
         responses.update("m", {"text": "1", "input_tokens": 1})
-        backend = run._run.engine.backend
+        backend = run._run._engine.backend
 
         async def commit_all(commits):
             return [outlive.errors.StoreBusy("not now") for _ in commits]

@@ -501,8 +501,8 @@ def damage_run(backend, url, id):
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
-def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, monkeypatch):
-    monkeypatch.setattr("outlive.runs.recovery._PAGE", 5)
+def test_a_run_whose_row_is_damaged_hides_no_other(backend, url, tuned):
+    tuned(recovery_page=5)
     names = [f"{n:02}" for n in range(14)]
     damaged = {"00", "03", "04", "13"}
     with outlive.open(url) as store:
@@ -919,9 +919,9 @@ def test_a_store_that_is_closed_gives_up_its_runs_though_one_was_lost(tmp_path):
     with outlive.open(url) as mine, outlive.open(url) as other:
         lost = mine.run("t-1", run_id="r-1").start()
         mine.run("t-2", run_id="r-2").start()
-        entry = run_now(lease.find(other._store._engine, lost._run.key, lease.RUN, "r-1"))
+        entry = run_now(lease.find(other._store._engine, lost._run._key, lease.RUN, "r-1"))
         taken = replace(entry, fence=NEXT, expect=entry.rank, status=lease.CANCELLED, lease_s=None)
-        run_now(other._store._engine.commit(Commit(lost._run.key, entries=(taken,))))
+        run_now(other._store._engine.commit(Commit(lost._run._key, entries=(taken,))))
         mine.close()
         assert {one.id: one.status for one in other.runs()} == {"r-1": "cancelled", "r-2": "released"}
 

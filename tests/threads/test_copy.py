@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import outlive
 from format.test_codec import CODEC, VALUES
+from outlive import testing
 from outlive.backend import ThreadKey
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
@@ -187,8 +188,7 @@ def test_what_was_deleted_from_a_pair_comes_back_from_a_backup_into_both(mode, t
         store.backup(saved)
         store.delete("a")
         with outlive.open(saved, key=KEY) as backup:
-            with monkeypatch.context() as patched:
-                patched.setattr(outlive.threads.copy, "_PAGE", 2)
+            with monkeypatch.context() as patched, testing.tuned(copy_page=2):
                 bring, left = outlive.threads.copy._Copy._put, iter([True, True])
 
                 async def cut_off(*args, **fields):
@@ -245,8 +245,8 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("batch", [1, 8 << 20])
-def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch, monkeypatch):
-    monkeypatch.setattr(outlive.backend.transfer, "BATCH_BYTES", batch)
+def test_a_copy_that_dies_at_any_call_leaves_whole_checkpoints_and_goes_on(batch, tuned):
+    tuned(transfer_batch_bytes=batch)
     source = outlive.open("memory:")
     fill(source, "a", "b")
     expected = {id: contents(source, id) for id in "ab"}

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outlive
+from outlive import testing
 from outlive.backend import ThreadKey, WriteRecord
 from outlive.backends.local.inline import SyncLocal
 from outlive.backends.local.memory import MemoryBackend
@@ -33,8 +34,7 @@ KEEP = outlive.Retain(keep_last=3, every_s=None)
 @pytest.fixture(autouse=True, scope="module")
 def _restless():
     """Let no test wait while a sweep rests."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(thread_sweep, "_LONGEST_REST_S", 0.0)
+    with testing.tuned(sweep_rest_s=0.0):
         yield
 
 
@@ -336,8 +336,8 @@ class Dying:
         return call
 
 
-def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(monkeypatch):
-    monkeypatch.setattr(thread_sweep, "_BATCH", 2)
+def test_a_sweep_that_dies_at_any_call_loses_nothing_and_the_next_one_finishes(tuned):
+    tuned(sweep_batch=2)
     calls = 0
     while True:
         local = MemoryBackend()
@@ -556,8 +556,8 @@ def test_a_store_sweeps_in_the_background_and_stops_when_it_is_closed(tmp_path):
         assert store.verify().ok
 
 
-def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch):
-    monkeypatch.setattr(thread_sweep, "_BATCH", 2)
+def test_a_sweep_is_stopped_between_two_commits_and_counts_what_it_did(monkeypatch, tuned):
+    tuned(sweep_batch=2)
     store, _ = memory_store()
     fill(store, count=20)
     before = store.size().stored_bytes
@@ -663,8 +663,8 @@ def test_a_sweep_looks_only_at_threads_that_changed():
     assert store.sweep().max_age.checkpoints == 2
 
 
-def test_a_pair_is_swept_on_both_sides(tmp_path, monkeypatch):
-    monkeypatch.setattr(outlive.layers.replication.background, "_IDLE_S", 0.05)
+def test_a_pair_is_swept_on_both_sides(tmp_path, tuned):
+    tuned(replication_idle_s=0.05)
     one, two = (f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two"))
     with open_pair(one, two, mode="sync", health_check_interval_s=0.05) as store:
         line = fill(store)

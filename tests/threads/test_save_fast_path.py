@@ -64,9 +64,9 @@ def stream_of(pieces):
 
 
 @pytest.fixture(params=[32, 300, 2000])
-def segment(request, monkeypatch):
+def segment(request, tuned):
     """Segments so short that a small list has many."""
-    monkeypatch.setattr(piece, "SEGMENT", request.param)
+    tuned(segment_bytes=request.param)
 
 
 def checked_split(state, old, stored):

@@ -22,7 +22,7 @@ from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
     from outlive.errors import Corrupt
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 FORMAT = 1  # of what --json prints
 OK, FINDINGS, USAGE, STORE = 0, 1, 2, 3

@@ -10,7 +10,7 @@ from outlive.cli.lookup import facts_of
 
 if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 
 @dataclass(frozen=True, slots=True)

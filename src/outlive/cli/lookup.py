@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from outlive.layers.replication.pair import PairRecord
     from outlive.runs.lease import RunInfo
     from outlive.store import Settings
-    from outlive.sync.facades import Store, Thread
+    from outlive.sync.store import Store
+    from outlive.sync.thread import Thread
     from outlive.threads.engine import Engine
     from outlive.values import ThreadInfo
 
@@ -97,7 +98,7 @@ def find_thread(store: Store, text: str, *, is_exact: bool = False) -> str:
 
 def list_threads(store: Store, damaged: list[Corrupt], **selection: Any) -> Iterator[ThreadInfo]:
     """List threads; damaged ones are skipped, and their errors added to the list."""
-    from outlive.sync.facades import each
+    from outlive.sync.iterator import each
     from outlive.threads.listing import Threads
 
     return each(Threads(engine_of(store), settings_of(store).tenant, damaged=damaged, **selection))

@@ -15,7 +15,7 @@ from outlive.errors import BadArgument, KeyMissing, NotEncrypted
 
 if TYPE_CHECKING:
     from outlive.layers.encryption.keyring import KeyRing
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 _MAGIC = b"SQLite format 3\0"
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")

@@ -39,7 +39,7 @@ class AsyncLock(AsyncContext):
         timeout_s: float | None,
         lease_s: float,
     ) -> None:
-        self.lease_s = lease_s
+        self._lease_s = lease_s
         self._engine = engine
         self._key = key
         self._namespace = namespace
@@ -47,18 +47,18 @@ class AsyncLock(AsyncContext):
         self._timeout_s = timeout_s
         self._held: EntryRecord | None = None
         self._taken: EntryRecord | None = None  # the last one held, also when it was lost or given back
-        self.thread_ident = engine.runtime.thread_ident()
+        self._thread_ident = engine.runtime.thread_ident()
 
     @property
     def is_held(self) -> bool:
-        """Tell whether the lock is ours, as far as this process knows."""
+        """Tell whether this lock is held, as far as this process knows."""
         return self._held is not None
 
     @property
     def fence(self) -> int | None:
         """The number of this holder, greater than that of every holder before; None before the lock was first held.
 
-        Pass the lock itself to what it protects: `thread.save(state, fence=lock)`.
+        Pass the lock itself to what it protects: `await thread.save(state, fence=lock)`.
         """
         return None if self._taken is None else self._taken.fence
 
@@ -79,7 +79,7 @@ class AsyncLock(AsyncContext):
         return self._token(self._taken)
 
     async def acquire(self) -> Self:
-        """Wait for the lock. Raises ThreadBusy when others hold it for the whole time."""
+        """Wait until the lock is free, and take it. Raises ThreadBusy when the time is up."""
         deadline = Deadline(self._timeout_s)
         while True:
             try:
@@ -92,7 +92,7 @@ class AsyncLock(AsyncContext):
 
     async def _take(self) -> None:
         place = Place(self._engine, self._key, self._namespace)
-        claim = await place.claim(None, None, self.lease_s)
+        claim = await place.claim(None, None, self._lease_s)
         try:
             receipt = await self._engine.commit(Commit(self._key, entries=claim.entries))
         except EntryHeld as held:
@@ -101,7 +101,7 @@ class AsyncLock(AsyncContext):
         self._heart.add(self)
 
     async def release(self) -> None:
-        """Give the lock back; nothing happens when it was lost."""
+        """Release the lock; nothing happens when another process has taken it over."""
         held, self._held = self._held, None
         self._heart.discard(self)
         if held is None:
@@ -126,25 +126,25 @@ class AsyncLock(AsyncContext):
     def _token(held: EntryRecord) -> tuple[str, str, int, int]:
         return (LOCK, held.key, held.epoch, held.fence)
 
-    def renewal(self) -> Commit:
+    def _renewal(self) -> Commit:
         held = self._held
         if held is None:
             return Commit(self._key)
         renewed = EntryRecord(
-            LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self.lease_s
+            LOCK, held.key, None, RUNNING, held.epoch, held.fence, held.revision, lease_s=self._lease_s
         )
         return Commit(self._key, entries=(renewed,), fence=self._token(held))
 
-    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+    def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         self._held = None
         self._heart.discard(self)
         return (
             error if isinstance(error, LeaseLost) else LeaseLost(self._key.id, LOCK, self._namespace, 0, None)
         )
 
-    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+    def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
         """Tell whether a renewal was refused only because this very lock was given back meanwhile."""
         return self._held is None
 
-    async def give_up(self) -> None:
+    async def _give_up(self) -> None:
         await self.release()

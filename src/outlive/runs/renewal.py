@@ -19,16 +19,16 @@ class LeaseHolder(Protocol):
     """What holds a lease: a run, or a lock."""
 
     @property
-    def lease_s(self) -> float: ...
+    def _lease_s(self) -> float: ...
     @property
-    def thread_ident(self) -> int | None:
+    def _thread_ident(self) -> int | None:
         """The thread that works under the lease, when that is one thread."""
         ...
 
-    def renewal(self) -> Commit: ...
-    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
-    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
-    async def give_up(self) -> None: ...
+    def _renewal(self) -> Commit: ...
+    def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
+    def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
+    async def _give_up(self) -> None: ...
 
 
 class LeaseRenewer:
@@ -50,7 +50,7 @@ class LeaseRenewer:
     def add(self, run: LeaseHolder) -> None:
         with self._guard():  # or a run that ends in another thread would stop the timer that this one needs
             self._runs[id(run)] = run
-            interval_s = run.lease_s / _SHARE
+            interval_s = run._lease_s / _SHARE
             if self._ticker is None or interval_s < self._interval_s:
                 self._stop()
                 self._interval_s = interval_s
@@ -73,7 +73,7 @@ class LeaseRenewer:
     async def beat(self) -> None:
         """Renew all leases. What cannot be renewed now is tried again at the next beat, or by the run's own next write."""
         runs = list(self._runs.values())
-        commits = [run.renewal() for run in runs]
+        commits = [run._renewal() for run in runs]
         if not commits:
             return
         try:
@@ -81,14 +81,14 @@ class LeaseRenewer:
         except OutliveError:
             return
         for run, result in zip(runs, results, strict=True):
-            if isinstance(result, LeaseLost | EntryHeld) and not run.is_overtaken(result):
-                run.lose(result)
+            if isinstance(result, LeaseLost | EntryHeld) and not run._is_overtaken(result):
+                run._lose(result)
 
     def _terminate(self) -> None:
         """The process is told to end. Under asyncio every task is cancelled, which is enough."""
         for run in list(self._runs.values()):
-            if run.thread_ident not in (None, threading.get_ident()):
-                self._engine.runtime.spawn(run.give_up)
+            if run._thread_ident not in (None, threading.get_ident()):
+                self._engine.runtime.spawn(run._give_up)
 
     async def close(self) -> None:
         """Give up all live runs: their owner is closing the store under them. One that was lost is no reason to keep the others."""
@@ -96,7 +96,7 @@ class LeaseRenewer:
         errors: list[Exception] = []
         for run in list(self._runs.values()):
             try:
-                await run.give_up()
+                await run._give_up()
             except LeaseLost:
                 pass  # another process has it: nothing is left to give up
             except Exception as error:  # noqa: BLE001  # raised when all others are given up

@@ -52,16 +52,16 @@ class Writer(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def key(self) -> ThreadKey: ...
+    def _key(self) -> ThreadKey: ...
     @property
-    def engine(self) -> Engine: ...
+    def _engine(self) -> Engine: ...
     @property
-    def rank(self) -> tuple[int, int]: ...
+    def _rank(self) -> tuple[int, int]: ...
     @property
-    def is_started(self) -> bool: ...
+    def _is_started(self) -> bool: ...
     @property
-    def mutex(self) -> AbstractAsyncContextManager[Any]: ...
-    async def write_held(self, *entries: EntryRecord) -> Receipt: ...
+    def _mutex(self) -> AbstractAsyncContextManager[Any]: ...
+    async def _write_held(self, *entries: EntryRecord) -> Receipt: ...
 
 
 class _Slot:
@@ -94,7 +94,7 @@ class AsyncResponses:
 
     def __init__(self, run: Writer) -> None:
         self._run = run
-        self._lock = run.engine.runtime.lock()  # of the slots; never held while waiting
+        self._lock = run._engine.runtime.lock()  # of the slots; never held while waiting
         self._slots: dict[Place, _Slot] = {}
         self._shared = _Shared()
         self._is_read = False
@@ -122,15 +122,15 @@ class AsyncResponses:
     async def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Note down that these models will be asked, by one commit; or go on with what is there.
+        """Record that these models will be asked, by one commit, or continue with what is stored.
 
-        Models that are there already keep what they have, also those that are not named any more. Without `model_ids` it only
-        reads. Another prompt than the one that was answered is refused.
+        Models that are stored already keep their responses, also those that are not named any more. Without
+        `model_ids` it only reads. Raises BadArgument when `prompt` is not the one that was answered.
         """
-        if not self._run.is_started:
+        if not self._run._is_started:
             raise BadArgument(f"run {self._run.id!r} has not started: its responses are not known yet")
         places = [] if model_ids is None else numbered(model_ids)
-        async with self._run.mutex:
+        async with self._run._mutex:
             if not self._is_read:
                 await self._read(is_new=False)
             await self._create([place for place in places if place not in self._slots], prompt, verbose)
@@ -150,8 +150,8 @@ class AsyncResponses:
         entries = [
             self._entry(place, self._pack(place, record), NOT_STARTED, 1) for place, record in records.items()
         ]
-        head = self._entry(None, self._run.engine.codec.pack(shared.fields(), where), "", shared.revision)
-        await self._run.write_held(head, *entries)
+        head = self._entry(None, self._run._engine.codec.pack(shared.fields(), where), "", shared.revision)
+        await self._run._write_held(head, *entries)
         self._shared = shared
         self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
 
@@ -159,9 +159,9 @@ class AsyncResponses:
         """Read what earlier attempts left, when the run is taken: what ran then was interrupted."""
         run = self._run
         if not is_new:
-            self._shared, stored = await _read_entries(run.engine, run.key, run.id)
+            self._shared, stored = await _read_entries(run._engine, run._key, run.id)
             for place, (response, earlier, revision) in stored.items():
-                with well_formed(f"the response of {name_of(*place)}", run.key.id):
+                with well_formed(f"the response of {name_of(*place)}", run._key.id):
                     if response.status == RUNNING:
                         response = replace(response, status=INTERRUPTED)
                 self._slots[place] = _Slot(Record(response, earlier), revision)
@@ -180,31 +180,31 @@ class AsyncResponses:
         return self._slot(model_id, ordinal).stored.response
 
     async def pending(self) -> list[ModelResponse]:
-        """Return what is not completed, also what never began: that is what is to be asked, or asked again."""
+        """Return the responses that are not completed, also those that never began: ask these models."""
         return [one for one in await self.all() if not one.is_completed]
 
     async def completed(self) -> list[ModelResponse]:
-        """Return what is completed: no need to ask again."""
+        """Return the responses that are completed: these models need not be asked again."""
         return [one for one in await self.all() if one.is_completed]
 
     async def usage(self) -> Usage:
-        """Return what all models took together, in all attempts."""
+        """Return the usage of all models together, in all attempts."""
         return sum((one.usage for one in await self.all()), Usage())
 
     async def build(self) -> FanOut | None:
-        """Return all that there is to go on with, as one value; None when nothing was interrupted."""
+        """Return all responses as one value to continue with; None when nothing was interrupted."""
         return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
 
     # Telling: each of these is stored when it returns
 
     async def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        """Note that a model is asked now; without it, its first update says so."""
+        """Record that a model is asked now. Its first update does so too."""
         return await self._put(model_id, ordinal, Record.begin)
 
     async def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store how far a model has got: all that it did in this attempt, in place of the update before.
+        """Store the progress of a model: all of this attempt, in place of the update before.
 
         Returns the response with the usage of earlier attempts added.
         """
@@ -214,7 +214,7 @@ class AsyncResponses:
     async def complete(
         self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store a model's whole answer. One with an error is failed and one that was interrupted is that, not completed."""
+        """Store the whole response of a model. One with an error is recorded as failed, an interrupted one as interrupted."""
         said = as_response(model_id, ordinal, response)
         status, error = ending(said)
         return await self._put(model_id, ordinal, lambda record: record.end(status, said, error))
@@ -227,7 +227,7 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model failed; what it had done stays, or is `partial`."""
+        """Store that a model failed. What it had done is kept, or replaced by `partial`."""
         said, told = None if partial is None else as_partial(partial), as_error(error)
         return await self._put(model_id, ordinal, lambda record: record.end(FAILED, said, told))
 
@@ -238,7 +238,7 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model was stopped, by a timeout for example; what it had done stays, or is `partial`."""
+        """Store that a model was stopped, for example by a timeout. What it had done is kept, or replaced by `partial`."""
         said = None if partial is None else as_partial(partial)
         return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, said))
 
@@ -252,7 +252,7 @@ class AsyncResponses:
                 return record.response
             revision = slot.put(record, self._pack((model_id, ordinal), record))
         try:
-            async with self._run.mutex:
+            async with self._run._mutex:
                 if slot.stored_revision < revision:  # else somebody has written it along with their own
                     await self._write((model_id, ordinal))
         finally:
@@ -264,7 +264,7 @@ class AsyncResponses:
         """Write all that waits, this record first: one commit, as large as may be."""
         with self._lock:
             group = self._group(first)
-        await self._run.write_held(*(entry for _, _, entry in group))
+        await self._run._write_held(*(entry for _, _, entry in group))
         with self._lock:
             for slot, record, entry in group:
                 slot.settle(record, entry.revision)
@@ -294,14 +294,14 @@ class AsyncResponses:
 
     def _pack(self, place: Place, record: Record) -> bytes:
         where = f"response of {name_of(*place)}"
-        body = self._run.engine.codec.pack([record.response, record.earlier], where)
+        body = self._run._engine.codec.pack([record.response, record.earlier], where)
         if len(body) > MAX_BYTES:
             raise BadArgument(f"the {where} has {len(body):,} bytes, {MAX_BYTES:,} are kept")
         return body
 
     def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
         key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
-        epoch, fence = self._run.rank
+        epoch, fence = self._run._rank
         return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
 
 

@@ -12,15 +12,19 @@ By anything else (a cancelled task, Ctrl-C, sys.exit): interrupted, to be recove
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from outlive.arguments import check_iteration, check_phase, check_run_durability, check_usage
+from outlive.arguments import (
+    check_iteration,
+    check_options,
+    check_phase,
+    check_run_durability,
+    check_usage,
+)
 from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.errors import (
     BadArgument,
@@ -39,15 +43,15 @@ from outlive.runs import lease
 from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.responses import AsyncResponses
-from outlive.runs.start import RunOptions, Start
+from outlive.runs.start import Start, StartOptions
 from outlive.runs.steps import Ledger, StepOptions
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
+from outlive.threads.save_options import RunSaveOptions
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment
 
-_SAVE_OPTIONS = frozenset(inspect.signature(AsyncThread._draft).parameters) - {"self", "run"}
 _ENDING_S = 5.0  # for the write that ends an interrupted run: its process is about to be killed
 
 
@@ -75,7 +79,7 @@ class AsyncRun(AsyncContext):
     """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
 
     def __init__(
-        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: RunOptions
+        self, engine: Engine, place: AsyncThread, heart: Live, info: RunInfo, options: StartOptions
     ) -> None:
         self.info = info
         self.thread = place
@@ -88,7 +92,7 @@ class AsyncRun(AsyncContext):
         self._has_begun = False
         self._is_live = False
         self._is_lost = False
-        self.thread_ident = engine.runtime.thread_ident()
+        self._thread_ident = engine.runtime.thread_ident()
         self._ledger = Ledger(self)
         self._responses = AsyncResponses(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
@@ -103,51 +107,45 @@ class AsyncRun(AsyncContext):
         return self.info.id
 
     @property
-    def key(self) -> ThreadKey:
+    def _key(self) -> ThreadKey:
         return self.thread._key
 
     @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @property
-    def rank(self) -> tuple[int, int]:
+    def _rank(self) -> tuple[int, int]:
         """The epoch and fence under which this run writes."""
         return self._epoch, self._fence
 
     @property
-    def mutex(self) -> AbstractAsyncContextManager[Any]:
-        """Held by whoever writes: one write of a run is under way at a time."""
-        return self._mutex
-
-    @property
     def responses(self) -> AsyncResponses:
-        """What the models answered that this run asks at the same time."""
+        """The responses of the models that this run asks at the same time."""
         return self._responses
 
     @property
-    def is_started(self) -> bool:
+    def _is_started(self) -> bool:
         return self._is_live or self._is_lost or self.info.status != RUNNING
 
     @property
     def status(self) -> str:
-        """How the run is: "running", "released", "completed", "failed", "cancelled" or "parked"."""
+        """The status: "running", "released", "completed", "failed", "cancelled" or "parked"."""
         return self.info.status
 
     @property
     def result(self) -> Any:
-        """What the run ended with, once it is completed."""
+        """The result of the run, once it is completed."""
         return self.info.result
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether the run ended before this call: there is nothing left to do, and `result` is what it gave."""
+        """Tell whether the run had ended before: there is nothing left to do, and `result` is its result."""
         return self.info.is_finished
 
     # Beginning
 
     async def start(self) -> Self:
-        """Begin the run, or claim it when it was interrupted. Raises ThreadBusy, RunBusy, RunElsewhere."""
+        """Begin the run, or claim it when its process died; `async with store.run(...) as run` does that.
+
+        Raises ThreadBusy, RunBusy, RunElsewhere.
+        """
         start = Start(self._engine, self.thread, self.info, self._options)
         held = await start.take()
         self.info = held.info
@@ -175,7 +173,7 @@ class AsyncRun(AsyncContext):
     # Working
 
     async def load(self) -> Any:
-        """Return the newest state of the thread."""
+        """Return the newest state of the thread, or None."""
         return await self.thread.load()
 
     async def save(
@@ -185,36 +183,30 @@ class AsyncRun(AsyncContext):
         iteration: int | None = None,
         phase: str | None = None,
         usage: Mapping[str, Any] | None = None,
-        durability: str | None = None,
-        **options: Any,
+        **options: Unpack[RunSaveOptions],
     ) -> CheckpointInfo | None:
-        """Save a state as a checkpoint of this run, and what the run says of itself. Options are those of `thread.save`,
-        but for `run` and `fence`, which are its own.
+        """Save a state as a checkpoint of this run, and record its progress: `await run.save(state, phase="draft")`.
 
-        `durability` (default: that of the run) says when it is stored: "sync", before this returns; "async", in the background; "exit",
-        when the run ends. With "exit", and within `throttle_s` of the last one, it is held back: the answer is None, and it is stored only
-        if no newer save comes before. Whatever is wrong with the call is told by the call, and the run is as it was before.
+        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        durability:               when it is stored (default: that of the run): "sync", before this returns;
+                                  "async", in the background; "exit", when the run ends
+
+        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
+        of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
+        replaces it. A call that raises leaves the run as it was.
         """
+        check_options("run.save", options, RunSaveOptions.__optional_keys__)
+        durability = options.get("durability")
         chosen = None if durability is None else check_run_durability(durability)
         async with self._mutex:
-            self.check_live()
-            draft = self._draft(options)
+            self._check_live()
+            draft = self.thread._draft(**options, run=self.id)
             before = self._note(iteration, phase, usage)
             try:
                 return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
             except BaseException:
                 self._note_again(before)
                 raise
-
-    def _draft(self, options: Mapping[str, Any]) -> Draft:
-        """Check the options of a save. Raises BadArgument."""
-        for name in options:
-            if name not in _SAVE_OPTIONS:
-                raise BadArgument(
-                    f"run.save takes no {name}=; its options are those of thread.save but for run= and fence=, "
-                    "which are the run's own"
-                )
-        return self.thread._draft(**options, run=self.id)
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
@@ -263,7 +255,7 @@ class AsyncRun(AsyncContext):
     async def _is_taken(self, draft: Draft) -> bool:
         """Tell whether the thread has a checkpoint of this id: then the store has to say whether it is the same."""
         reading = await self._engine.backend.read(
-            self.key, draft.namespace, draft.id, chunks=False, timeout_s=draft.timeout_s
+            self._key, draft.namespace, draft.id, chunks=False, timeout_s=draft.timeout_s
         )
         return reading.record is not None
 
@@ -271,7 +263,7 @@ class AsyncRun(AsyncContext):
         """Queue a save. It renews nothing: what the run writes meanwhile is newer."""
         if self._fence:
             draft.fence = self._token()
-        queued = await self.thread._home._delayed(self.key).save(state, draft)
+        queued = await self.thread._home._delayed(self._key).save(state, draft)
         self._deferred.stored()
         return queued
 
@@ -284,9 +276,9 @@ class AsyncRun(AsyncContext):
         return saved
 
     async def flush(self) -> None:
-        """Store a save that was held back, and wait for those that are on their way."""
+        """Store a save that was held back, and wait for those in the background."""
         async with self._mutex:
-            self.check_live()
+            self._check_live()
             await self._flush()
 
     async def _flush(self, timeout_s: float | None = None) -> None:
@@ -347,29 +339,29 @@ class AsyncRun(AsyncContext):
     # Ending
 
     async def complete(self, result: Any = None) -> None:
-        """End the run with a result, which is kept. Raises Unencodable, DelayedSaveFailed, and then the run has not ended."""
+        """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
         await self._end(COMPLETED, result=result)
 
     async def fail(self, error: BaseException | str) -> None:
-        """End the run because of an error; what it saved stays, and `store.retry` goes on from it.
+        """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
 
-        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended all the same: so it is with
-        `cancel` and `interrupt`.
+        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
+        `cancel` and `release` do the same.
         """
         await self._end(FAILED, error=_text(error), failures=self.info.failures + 1)
 
     async def cancel(self) -> None:
-        """End the run because somebody said so."""
+        """End the run; nothing recovers it."""
         await self._end(CANCELLED)
 
     async def release(self) -> None:
-        """Give the run up for another process to recover, at once."""
+        """Give the run up, so that another process can recover it at once."""
         await self._end(RELEASED, timeout_s=_ENDING_S)
 
     async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
         """Store what was held back, then the end. When that is refused or fails, the run goes on as before."""
         async with self._mutex:
-            self.check_live()
+            self._check_live()
             ended_at = None if status == RELEASED else moment(self._engine.runtime.now())
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
@@ -400,7 +392,7 @@ class AsyncRun(AsyncContext):
         entries = [ended]
         if self._has_place:  # not removed: one that somebody else holds by now would go
             entries.append(replace(self._lock(None), status="free", lease_s=None))
-        commit = Commit(self.key, entries=tuple(entries), timeout_s=timeout_s)
+        commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
             await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
@@ -417,10 +409,10 @@ class AsyncRun(AsyncContext):
         except (LeaseLost, EntryHeld) as error:
             refusal = error
         # It may be stored already, by an earlier call whose outcome was not known.
-        stored = await lease.find(self._engine, self.key, RUN, self.id)
+        stored = await lease.find(self._engine, self._key, RUN, self.id)
         if stored is None or stored.fence != self._fence or stored.status == RUNNING:
             self._is_live = True
-            raise self.lose(refusal)
+            raise self._lose(refusal)
         if stored.status != status:
             self.info.status = stored.status
             raise RunEnded(self.id, stored.status)
@@ -438,10 +430,10 @@ class AsyncRun(AsyncContext):
             self._ticker.stop()
 
     @property
-    def lease_s(self) -> float:
+    def _lease_s(self) -> float:
         return self.info.lease_s
 
-    async def give_up(self) -> None:
+    async def _give_up(self) -> None:
         """Its store is closed under it."""
         if self._is_live and self._is_mine():
             try:
@@ -496,7 +488,7 @@ class AsyncRun(AsyncContext):
         """A forked child has its parent's objects, not its runs."""
         return self.info.owner is not None and self.info.owner.pid == os.getpid()
 
-    def check_live(self) -> None:
+    def _check_live(self) -> None:
         """Raise unless this process holds the run, as far as it knows."""
         if self._is_live and not self._is_mine():
             raise RunForked(self.id, str(self.info.owner))
@@ -534,14 +526,14 @@ class AsyncRun(AsyncContext):
         try:
             return await write
         except (LeaseLost, EntryHeld) as error:
-            raise self.lose(error) from None
+            raise self._lose(error) from None
 
     async def _commit(self, commit: Commit) -> Receipt:
         if not self._fence:
             return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
 
-    def lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
+    def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         """Note that another process has taken this run or its place over."""
         if self._is_live:
             self._is_lost = True
@@ -551,26 +543,26 @@ class AsyncRun(AsyncContext):
             return error
         return LeaseLost(self.info.thread, error.kind, error.key, self._fence, None)
 
-    def is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
+    def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool:
         """Tell whether a renewal was refused only because a newer write of this very run came first."""
         stored = error.stored if isinstance(error, EntryHeld) else None
         return isinstance(stored, EntryRecord) and stored.fence == self._fence
 
-    async def write_entries(self, *entries: EntryRecord) -> Receipt:
+    async def _write_entries(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably."""
         async with self._mutex:
-            return await self.write_held(*entries)
+            return await self._write_held(*entries)
 
-    async def write_held(self, *entries: EntryRecord) -> Receipt:
+    async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
-        self.check_live()
-        return await self._commit(Commit(self.thread._key, entries=(*entries, *self._renewals())))
+        self._check_live()
+        return await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
 
-    def renewal(self) -> Commit:
+    def _renewal(self) -> Commit:
         """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
         fence = self._token() if self._fence else None
         return Commit(
-            self.thread._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.lease_s / 3)
+            self._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.info.lease_s / 3)
         )
 
 

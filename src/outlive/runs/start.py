@@ -25,7 +25,7 @@ _LETTING_GO_S = 5.0  # for the write that gives a run back: its caller waits wit
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class StartOptions:
     """How a run works, beside what its record says."""
 
     throttle_s: float = 0
@@ -53,7 +53,7 @@ class Holding:
 class Start:
     """The taking of one run."""
 
-    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: RunOptions) -> None:
+    def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: StartOptions) -> None:
         self._engine = engine
         self._thread = thread
         self._key = thread._key

@@ -31,13 +31,13 @@ class Writer(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def key(self) -> ThreadKey: ...
+    def _key(self) -> ThreadKey: ...
     @property
-    def engine(self) -> Engine: ...
+    def _engine(self) -> Engine: ...
     @property
-    def rank(self) -> tuple[int, int]: ...
-    def check_live(self) -> None: ...
-    async def write_entries(self, *entries: EntryRecord) -> Receipt: ...
+    def _rank(self) -> tuple[int, int]: ...
+    def _check_live(self) -> None: ...
+    async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
 
 @dataclass(slots=True)
@@ -82,13 +82,13 @@ class Ledger:
         self._order: dict[tuple[str, str], int] = {}  # which began when, from 1 on
         self._begun = 0
         self._in_flight: set[tuple[str, str]] = set()
-        self._lock = run.engine.runtime.lock()  # steps may begin in many threads at once
+        self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
         """Read what earlier attempts did."""
         if is_new:
             return
-        for number, step in await read_steps(self._run.engine, self._run.key, self._run.id):
+        for number, step in await read_steps(self._run._engine, self._run._key, self._run.id):
             self._steps[step.name, step.key] = step
             self._order[step.name, step.key] = number
             self._begun = max(self._begun, number)
@@ -106,7 +106,7 @@ class Ledger:
         `key` tells steps of one name apart; without it they are counted, in the order in which they begin. It must be given when
         a step of that name is in flight already. A run that this process has lost or ended calls nothing.
         """
-        self._run.check_live()
+        self._run._check_live()
         options = options or StepOptions()
         place = self._enter(name, options.key)
         try:
@@ -165,7 +165,7 @@ class Ledger:
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
         """Return what stands for the arguments; None when they cannot be stored, as clients and sessions cannot."""
         try:
-            packed = self._run.engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
+            packed = self._run._engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
         except Unencodable:
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
@@ -210,7 +210,7 @@ class Ledger:
         )
 
     async def _write(self, step: StepInfo) -> None:
-        codec, run = self._run.engine.codec, self._run
+        codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
         body = codec.pack([step.arguments, step.value, step.error], where)
         if len(body) > MAX_RESULT:
@@ -222,11 +222,11 @@ class Ledger:
             f"{run.id}\n{step.name}\n{step.key}",
             body,
             step.status,
-            epoch=run.rank[0],
-            fence=run.rank[1],
+            epoch=run._rank[0],
+            fence=run._rank[1],
             revision=self._order[step.name, step.key],
         )
-        await run.write_entries(entry)
+        await run._write_entries(entry)
         self._steps[step.name, step.key] = step
 
 

@@ -28,7 +28,7 @@ class AsyncWorker:
         self._bell = runtime.bell()
 
     async def run(self) -> None:
-        """Recover, wait, and again. A store that is in the way is waited for, with growing pauses."""
+        """Recover dead runs, wait, and repeat, until `stop()` is called. While the store cannot be reached, the pauses grow."""
         failures = 0
         while not self._bell.is_set():
             try:
@@ -43,5 +43,5 @@ class AsyncWorker:
             await self._bell.wait(pause_s * random.uniform(0.8, 1.2))
 
     def stop(self) -> None:
-        """Let `run` return after what it is doing."""
+        """Make `run()` return after the runs that it is resuming."""
         self._bell.set()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from outlive.testing.suite import BackendContract as BackendContract
     from outlive.testing.trial import Opener as Opener
     from outlive.testing.trial import Trial as Trial
+    from outlive.testing.tuning import tuned as tuned
 
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
@@ -44,6 +45,7 @@ _HOMES = {
     "StoreContract": "store",
     "Trial": "trial",
     "RecordsContract": "records",
+    "tuned": "tuning",
 }
 
 

@@ -27,7 +27,9 @@ from outlive.format.registry import Registry
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import SyncRuntime, run_now
 from outlive.store import AsyncStore, Settings
-from outlive.sync.facades import Lock, Run, Store, Thread
+from outlive.sync.run import Lock, Run
+from outlive.sync.store import Store
+from outlive.sync.thread import Thread
 from outlive.testing.interposed import Interposed
 from outlive.testing.thread_records import Probe
 from outlive.threads.cache import Cache

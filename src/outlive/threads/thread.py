@@ -1,6 +1,6 @@
 """A thread: everything that is done with the history of one conversation, sync and async.
 
-`AsyncThread` holds the logic; `outlive.sync.facades.Thread` calls it without an event loop.
+`AsyncThread` holds the logic; `outlive.sync.thread.Thread` calls it without an event loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import builtins
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
 from outlive.arguments import (
     check_filter,
@@ -19,6 +19,7 @@ from outlive.arguments import (
     check_metadata,
     check_names,
     check_namespace,
+    check_options,
     check_pairs,
     check_source,
     check_step,
@@ -49,11 +50,11 @@ from outlive.threads.export import export_thread
 from outlive.threads.history import History
 from outlive.threads.keep_policy import KeepPolicy
 from outlive.threads.metadata import describe_thread, open_info, pack_info
+from outlive.threads.save_options import Fencing, RunHandle, SaveOptions, run_id_of
 from outlive.threads.verify import verify_thread
 from outlive.threads.write_behind import Delayed
 from outlive.values import (
     CONTROL,
-    NEW,
     Change,
     Checkpoint,
     CheckpointInfo,
@@ -68,6 +69,15 @@ from outlive.values import (
     parse_cursor,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)  # the type of the thread's states
+else:  # the default is only for type checkers, which bring typing_extensions along
+    from typing import TypeVar
+
+    S = TypeVar("S")
+
 _TRIES = 8
 
 
@@ -76,7 +86,7 @@ class ThreadOwner(Protocol):
 
     _queues: dict[bytes, Delayed]  # of delayed saves, by the digest of their thread
 
-    def thread(self, id: str, *, namespace: str = "", type: type | None = None) -> AsyncThread: ...
+    def thread(self, id: str, *, namespace: str = "", type: Any = None) -> AsyncThread[Any]: ...
     def _timeout(self, timeout_s: float | None) -> float | None: ...
     def _is_delayed(self, durability: str | None) -> bool: ...
     def _delayed(self, key: ThreadKey) -> Delayed: ...
@@ -84,19 +94,11 @@ class ThreadOwner(Protocol):
     async def _touch(self, key: ThreadKey) -> None: ...
 
 
-class Fencing(Protocol):
-    """A lock that is held: what is written under it is refused once another holder has taken it."""
-
-    @property
-    def fence(self) -> int | None: ...
-    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]: ...
-
-
-class AsyncThread:
+class AsyncThread(Generic[S]):
     """The history of one thread, in one namespace. Made by `store.thread(id)`; costs nothing until used."""
 
     def __init__(
-        self, home: ThreadOwner, engine: Engine, key: ThreadKey, namespace: str, type: type | None = None
+        self, home: ThreadOwner, engine: Engine, key: ThreadKey, namespace: str, type: type[S] | None = None
     ) -> None:
         self.id = key.id
         self._type = type
@@ -113,86 +115,70 @@ class AsyncThread:
 
     # Saving and loading
 
-    async def save(
-        self,
-        state: Any,
-        *,
-        id: str | None = None,
-        parent: str | None = None,
-        expect: str | New | None = None,
-        step: int | None = None,
-        source: str = "loop",
-        metadata: Mapping[str, Any] | None = None,
-        next_nodes: Sequence[str] = (),
-        completed_tasks: Sequence[str] = (),
-        interrupts: Sequence[Interrupt] = (),
-        run: str | None = None,
-        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
-        replace: bool = False,
-        fence: Fencing | None = None,
-        durability: str | None = None,
-        timeout_s: float | None = None,
-    ) -> CheckpointInfo:
-        """Save a state as the new head.
+    async def save(self, state: S, **options: Unpack[SaveOptions]) -> CheckpointInfo:
+        """Save a state as the new head of the thread: `await thread.save(state, step=3)`.
 
-        When this returns, the checkpoint survives a crash (durability="sync"). `expect` is the id that the
-        head must still have (`outlive.NEW`: there must be none yet); `parent` names another checkpoint to continue from. `writes` are pending
-        writes, (task, channel, value), stored with the checkpoint or not at all. `fence` is a lock on this thread; if another holder
-        has it, nothing is stored. Saving the same content under the same `id` again is safe and stores nothing. Raises Unencodable,
-        HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store is in the way.
+        When this returns, the checkpoint survives a crash (with durability="sync").
+
+        id:               the id of the checkpoint; saving the same content again under an id is safe
+        parent:           the checkpoint to continue from, to make a branch (default: the head)
+        expect:           the id that the head must still have; `outlive.NEW`: the thread must be empty
+        step, source:     shown by `history`; source is "loop" unless you say, for example, "input"
+        metadata:         shown by `history`, which can filter by it
+        next_nodes, completed_tasks, interrupts:  where a graph is; an open interrupt waits for `resume`
+        run:              the run that the checkpoint belongs to, or its id
+        writes:           pending writes (task, channel, value), stored together with the checkpoint
+        replace:          replace the checkpoint that has this id
+        fence:            a lock on this thread; when another holder has taken it, nothing is stored
+        durability:       "sync" or "async": store in the background, in order (default: the store's)
+        timeout_s:        how long the call may take (default: the store's)
+
+        Raises Unencodable, HeadMoved, CheckpointExists, LeaseLost, and StoreError when the store fails.
         """
-        draft = self._draft(
-            id=id, parent=parent, expect=expect, step=step, source=source, metadata=metadata, next_nodes=next_nodes,
-            completed_tasks=completed_tasks, interrupts=interrupts, run=run, writes=writes, replace=replace, timeout_s=timeout_s,
-        )  # fmt: skip
-        if fence is not None:
-            draft.fence = self._fence(fence)
+        check_options("thread.save", options, SaveOptions.__optional_keys__)
+        draft = self._draft(**options)
+        draft.fence = self._fence(options.get("fence"))
         if self._type is not None and not accepts(self._type, state):
             name = getattr(self._type, "__qualname__", None) or str(self._type)
             raise BadArgument(
                 f"this thread was opened with type={name}, and this state is a {builtins.type(state).__qualname__}; "
                 f"save a {name}, or open the thread without type="
             )
-        if self._home._is_delayed(durability):
-            if expect is not None:
+        if self._home._is_delayed(options.get("durability")):
+            if draft.expect is not None:
                 raise BadArgument(
                     'expect= needs an answer from the store: use durability="sync" for this save'
                 )
             return await self._home._delayed(self._key).save(state, draft)
         return await self._save(state, draft)
 
-    def _draft(
-        self,
-        *,
-        id: str | None = None,
-        parent: str | None = None,
-        expect: str | New | None = None,
-        step: int | None = None,
-        source: str = "loop",
-        metadata: Mapping[str, Any] | None = None,
-        next_nodes: Sequence[str] = (),
-        completed_tasks: Sequence[str] = (),
-        interrupts: Sequence[Interrupt] = (),
-        run: str | None = None,
-        writes: Sequence[tuple[str, str, Any] | PendingWrite] = (),
-        replace: bool = False,
-        timeout_s: float | None = None,
-    ) -> Draft:
+    def _draft(self, **options: Unpack[SaveOptions]) -> Draft:
         """Check what a caller wants to save beside the state."""
+        id, parent, expect, run = (
+            options.get("id"),
+            options.get("parent"),
+            options.get("expect"),
+            options.get("run"),
+        )
+        step, source, timeout_s = options.get("step"), options.get("source", "loop"), options.get("timeout_s")
+        writes, metadata, interrupts = (
+            options.get("writes"),
+            options.get("metadata"),
+            options.get("interrupts"),
+        )
+        next_nodes, completed_tasks = options.get("next_nodes"), options.get("completed_tasks")
+        replace = options.get("replace", False)
+        head = None if expect is None or isinstance(expect, New) else check_id("expect", expect)
+        # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
         return Draft(
             namespace=self.namespace,
             id=check_id("id", id) if id is not None else new_id(),
-            # A replacement keeps the parent that the checkpoint has. A new checkpoint that expects a head follows it.
-            parent=(None if replace or expect is NEW else expect)
-            if parent is None
-            else check_id("parent", parent),
+            parent=(None if replace else head) if parent is None else check_id("parent", parent),
             follows=parent is None and (expect is None or replace),
-            expect=None
-            if expect is None
-            else (self.namespace, None if expect is NEW else check_id("expect", expect)),
+            expect=None if expect is None else (self.namespace, head),
             step=step if step is None else check_step(step),
             source=source if source == "loop" else check_source(source),
-            run=None if run is None else check_id("run", run),
+            run=None if run is None else run_id_of(run),
             replace=replace,
             writes=check_writes(writes) if writes else (),
             metadata=check_metadata(metadata) if metadata else {},
@@ -217,15 +203,15 @@ class AsyncThread:
 
     async def load(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
-    ) -> Any:
-        """Return the newest state, that of a checkpoint, or the newest as of a moment; None when there is none."""
+    ) -> S | None:
+        """Return the newest state, that of a checkpoint, or the newest at a moment; None when there is none."""
         found = await self._read(id, at, timeout_s)
         return None if found is None else self._engine.unpack(self._key, found[0].record.id, found[1])
 
     async def checkpoint(
         self, id: str | None = None, *, at: dt.datetime | None = None, timeout_s: float | None = None
     ) -> Checkpoint | None:
-        """Return a checkpoint with its state, parent and pending writes, read in one moment."""
+        """Return a checkpoint with its state, parent and pending writes, all read at one moment."""
         found = await self._read(id, at, timeout_s)
         if found is None:
             return None
@@ -236,7 +222,7 @@ class AsyncThread:
         return Checkpoint.of(self._engine.checkpoint(self._key, record), state, writes)
 
     async def exists(self, id: str | None = None) -> bool:
-        """Tell whether the thread has any checkpoint in this namespace, or this one."""
+        """Tell whether this namespace of the thread has any checkpoint, or the one with this id."""
         await self._settled()
         reading = await self._engine.backend.read(
             self._key, self.namespace, optional_id("id", id), chunks=False
@@ -267,7 +253,7 @@ class AsyncThread:
         limit: int | None = None,
         before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
-        run: str | None = None,
+        run: str | RunHandle | None = None,
         all_namespaces: bool = False,
         states: Literal[False] = False,
     ) -> AsyncIterator[CheckpointInfo]: ...
@@ -278,7 +264,7 @@ class AsyncThread:
         limit: int | None = None,
         before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
-        run: str | None = None,
+        run: str | RunHandle | None = None,
         all_namespaces: bool = False,
         states: Literal[True],
     ) -> AsyncIterator[Checkpoint]: ...
@@ -288,14 +274,19 @@ class AsyncThread:
         limit: int | None = None,
         before: str | CheckpointInfo | None = None,
         filter: Mapping[str, Any] | None = None,
-        run: str | None = None,
+        run: str | RunHandle | None = None,
         all_namespaces: bool = False,
         states: bool = False,
     ) -> AsyncIterator[CheckpointInfo] | AsyncIterator[Checkpoint]:
-        """Iterate over checkpoints, newest first. With `states` each has its state, read page by page; else none is read.
+        """Iterate over checkpoints, newest first: `async for info in thread.history(limit=10)`.
 
-        `before` is where to start: a checkpoint, its `cursor` or its id. The first two work when it was deleted meanwhile, the id
-        if this process listed or deleted it. `filter` has keys that the metadata must have with equal values; `limit` counts what passes.
+        before:          where to start: a checkpoint, its `cursor` or its id. The first two also work after the
+                         checkpoint was deleted; an id does if this process listed or deleted it.
+        filter:          keys that the metadata must have with equal values
+        run:             only the checkpoints of this run
+        limit:           how many to return, counted after the filter
+        all_namespaces:  of every namespace, not only of this one
+        states:          read the states too, page by page
         """
         return History(
             self._engine,
@@ -306,7 +297,7 @@ class AsyncThread:
             limit=check_limit(limit),
             before=self._start(before),
             filter=check_filter(filter),
-            run=optional_id("run", run),
+            run=run_id_of(run),
             all_namespaces=all_namespaces,
             states=states,
         )
@@ -324,14 +315,14 @@ class AsyncThread:
         return before
 
     async def lineage(self, id: str | None = None) -> list[CheckpointInfo]:
-        """Return a checkpoint and its ancestors by parent, newest first, as far as they are kept."""
+        """Return a checkpoint (default: the head) and its ancestors by parent, newest first, as far as they exist."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
         line = lineage(records, optional_id("id", id))
         return [self._engine.checkpoint(self._key, record) for record in line]
 
     async def tips(self) -> list[CheckpointInfo]:
-        """Return the tips: checkpoints from which nobody continued, newest first. More than one means branches."""
+        """Return the checkpoints that have no child, newest first. More than one means branches."""
         await self._settled()
         records = await self._engine.records(self._key, self.namespace)
         parents = {record.parent for record in records}
@@ -359,9 +350,9 @@ class AsyncThread:
         fence: Fencing | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Keep what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
+        """Store what a finished task wrote, on a checkpoint that may not be saved yet (default: the head).
 
-        The first write of (task, position) wins; the control channels (`__error__`, `__scheduled__`,
+        The first write of a (task, position) wins; the control channels (`__error__`, `__scheduled__`,
         `__interrupt__`, `__resume__`) keep the last. `fence` is a lock on this thread that must still be held.
         """
         pairs, token = check_pairs(writes), self._fence(fence)
@@ -393,7 +384,7 @@ class AsyncThread:
         )
 
     async def writes(self, checkpoint: str | None = None) -> tuple[PendingWrite, ...]:
-        """Return the pending writes of a checkpoint, by path, task and index."""
+        """Return the pending writes of a checkpoint (default: the head), by path, task and index."""
         await self._settled()
         target = optional_id("checkpoint", checkpoint) or await self._head_id()
         records, data = await self._read_writes(target)
@@ -416,7 +407,7 @@ class AsyncThread:
     async def resume(
         self, interrupt: str, value: Any, *, checkpoint: str | None = None, fence: Fencing | None = None
     ) -> None:
-        """Give an interrupt its value; the last one given counts. `fence` is a lock on this thread that must still be held."""
+        """Answer an interrupt with a value; the last answer counts. `fence` is a lock on this thread that must still be held."""
         found = await self.checkpoint(checkpoint)
         if found is None or interrupt not in {asked.id for asked in found.interrupts}:
             raise BadArgument(
@@ -434,13 +425,13 @@ class AsyncThread:
 
     # Copies
 
-    async def fork(self, id: str, *, at: str | None = None) -> AsyncThread:
+    async def fork(self, id: str, *, at: str | None = None) -> AsyncThread[S]:
         """Make a new thread that starts with one checkpoint of this one (default: the head)."""
         await self._settled()
-        target = self._home.thread(id, namespace=self.namespace, type=self._type)
+        target: AsyncThread[S] = self._home.thread(id, namespace=self.namespace, type=self._type)
         id_at = optional_id("at", at)
 
-        async def attempt() -> AsyncThread | None:
+        async def attempt() -> AsyncThread[S] | None:
             reading = await self._engine.backend.read(self._key, self.namespace, id_at, chunks=False)
             if reading.record is None:
                 raise CheckpointMissing(self.id, at)
@@ -450,12 +441,12 @@ class AsyncThread:
 
         return await retry_stale(self.id, attempt)
 
-    async def copy(self, id: str) -> AsyncThread:
-        """Make a new thread with the whole history of this one, all namespaces."""
+    async def copy(self, id: str) -> AsyncThread[S]:
+        """Make a new thread with the whole history of this one, in all namespaces."""
         await self._settled()
-        target = self._home.thread(id, namespace=self.namespace, type=self._type)
+        target: AsyncThread[S] = self._home.thread(id, namespace=self.namespace, type=self._type)
 
-        async def attempt() -> AsyncThread | None:
+        async def attempt() -> AsyncThread[S] | None:
             generation = (await self._engine.backend.inventory(self._key)).generation
             records = await self._engine.records(self._key)
             if not records:
@@ -467,12 +458,12 @@ class AsyncThread:
 
     async def _copy(
         self,
-        target: AsyncThread,
+        target: AsyncThread[S],
         records: Sequence[CheckpointRecord],
         writes: Sequence[WriteRecord],
         generation: int,
         origin: tuple[str, str] | None,
-    ) -> AsyncThread | None:
+    ) -> AsyncThread[S] | None:
         """Copy into an empty thread; None when a deletion came in between and the records must be read again."""
         metadata, forked_from = open_info(self._engine, await self._row())
         info = pack_info(self._engine, metadata, origin or forked_from)
@@ -485,14 +476,14 @@ class AsyncThread:
         return target
 
     async def export(self) -> str:
-        """Return the whole thread as JSON that a person can read; `store.import_thread` makes an equal one of it."""
+        """Return the whole thread as readable JSON. `store.import_thread` makes an equal thread from it."""
         await self._settled()
         return await export_thread(self._engine, self._key)
 
     # Metadata of the thread itself
 
     async def info(self) -> ThreadInfo | None:
-        """Return the thread as `store.threads()` lists it, or None."""
+        """Return the thread as `store.threads()` lists it, or None when it does not exist."""
         await self._settled()
         row = await self._row()
         return None if row is None else describe_thread(self._engine, self._key, row)
@@ -504,7 +495,7 @@ class AsyncThread:
     async def set_metadata(
         self, metadata: Mapping[str, Any], *, replace: bool = False, fence: Fencing | None = None
     ) -> dict[str, Any]:
-        """Change the thread's own metadata: merge these keys (None removes one), or replace all; return the result.
+        """Change the thread's own metadata and return the result: merge these keys (None removes one), or replace all.
 
         `fence` is a lock on this thread that must still be held.
         """
@@ -532,7 +523,7 @@ class AsyncThread:
     # Deleting
 
     async def delete(self, *, erase: bool = False) -> bool:
-        """Delete the thread with everything of it, in all namespaces; False when there was none. `erase` leaves no byte in the files."""
+        """Delete the thread in all namespaces; False when it did not exist. `erase` leaves no byte in the files."""
         await self._settled()
         removal = Removal(everything=True, erase=erase)
         receipt = await self._engine.commit(Commit(self._key, removal=removal))
@@ -543,19 +534,19 @@ class AsyncThread:
         self,
         ids: str | CheckpointInfo | Iterable[str | CheckpointInfo | tuple[str, str]] = (),
         *,
-        run: str | None = None,
+        run: str | RunHandle | None = None,
         erase: bool = False,
         all_namespaces: bool = False,
     ) -> Pruned:
-        """Delete checkpoints with their pending writes, or all of a run; what others still use stays.
+        """Delete checkpoints with their pending writes, or all of a run. Data that others share is kept.
 
-        An id means this namespace, or with `all_namespaces` every one. A checkpoint, or a pair of (namespace, id), brings its own.
-        What is not there is not counted.
+        An id means this namespace, or every namespace with `all_namespaces`. A checkpoint and a pair of
+        (namespace, id) name their own. Ids that do not exist are not counted.
         """
         keys, ids_anywhere = self._chosen(ids, all_namespaces)
         await self._settled()
         return await prune.remove(
-            self._engine, self._key, keys=keys, ids=ids_anywhere, run=optional_id("run", run), erase=erase
+            self._engine, self._key, keys=keys, ids=ids_anywhere, run=run_id_of(run), erase=erase
         )
 
     def _chosen(self, ids: object, all_namespaces: bool) -> tuple[set[CheckpointKey], set[str]]:
@@ -588,7 +579,7 @@ class AsyncThread:
         dry_run: bool = False,
         all_namespaces: bool = True,
     ) -> Pruned:
-        """Keep the newest `keep_last` checkpoints of each namespace, and open interrupts; delete the rest.
+        """Keep the newest `keep_last` checkpoints of each namespace and open interrupts; delete the rest.
 
         `keep_lineage` keeps their ancestors too. `erase` leaves no byte of what is deleted in any chunk.
         """
@@ -608,12 +599,12 @@ class AsyncThread:
     # Care
 
     async def verify(self) -> Verified:
-        """Check every stored byte of the thread; problems are listed, not raised."""
+        """Check every stored byte of the thread. Problems are reported, not raised."""
         await self._settled()
         return await verify_thread(self._engine, self._key)
 
     async def size(self) -> Sizes:
-        """Return what the thread holds."""
+        """Return how much the thread stores."""
         await self._settled()
         row = await self._row()
         records = await self._engine.records(self._key)
@@ -622,5 +613,5 @@ class AsyncThread:
         )
 
     async def flush(self) -> None:
-        """Wait until delayed saves of this thread are stored; raise what went wrong."""
+        """Wait until the saves of this thread that are in the background are stored. Raises what went wrong."""
         await self._settled()

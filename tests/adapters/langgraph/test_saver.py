@@ -465,9 +465,13 @@ def test_tenants_do_not_see_each_other(url):
         assert list(two.list(None)) == []
 
 
-def test_setup_may_be_called_as_with_other_savers(saver, loop):
+def test_setup_changes_nothing_that_is_stored(saver, loop):
+    put(saver, "1", values={"a": 1})
+    before = saver.get_tuple(at())
     saver.setup()
+    assert saver.get_tuple(at()) == before
     loop.run_until_complete(saver.asetup())
+    assert saver.get_tuple(at()) == before
 
 
 def test_get_gives_the_checkpoint(both):

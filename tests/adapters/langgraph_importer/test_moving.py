@@ -24,7 +24,6 @@ from adapters.langgraph_importer import graphs
 from adapters.langgraph_importer.comparing import assert_same, everything, saver_on, sqlite_saver
 from adapters.langgraph_importer.graphs import THREADS, Ticket, on
 from outlive.adapters.langgraph import aimport_langgraph, import_langgraph
-from outlive.adapters.langgraph.importer import batch
 from outlive.adapters.langgraph.importer.importer import CannotImport
 from outlive.adapters.langgraph.values.digest import digest
 from outlive.runtime.runtime import run_now
@@ -266,12 +265,12 @@ def test_some_threads_can_be_chosen(old):
         assert [info.id for info in store.threads()] == ["delta"]
 
 
-def test_a_dry_run_stores_nothing(old, tmp_path, monkeypatch):
+def test_a_dry_run_stores_nothing(old, tmp_path, tuned):
     moved = move(old, f"sqlite:///{tmp_path}/new.db", dry_run=True)
     assert (moved.checkpoints, moved.writes) == count(old)
     assert moved.ok
     assert not (tmp_path / "new.db").exists()
-    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
+    tuned(import_chunk_bytes=1_000)
     with outlive.open("memory:") as store:
         move(old, store, dry_run=True)
         assert list(store.threads()) == []
@@ -280,9 +279,8 @@ def test_a_dry_run_stores_nothing(old, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
-def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, monkeypatch):
-    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
-    monkeypatch.setattr(batch, "MOST", 4)
+def test_a_thread_of_many_parts_is_the_same(backend, old, tmp_path, url_for, tuned):
+    tuned(import_chunk_bytes=1_000, import_batch=4)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store, threads=["chat"])
         assert_same(source, saver_on(store), ["chat"])
@@ -449,10 +447,8 @@ def test_a_bad_row_in_a_thread_that_has_grown_leaves_the_target_as_it_was(old):
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
-def test_a_thread_that_is_used_while_it_is_replaced_is_not_replaced(
-    backend, old, tmp_path, url_for, monkeypatch
-):
-    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
+def test_a_thread_that_is_used_while_it_is_replaced_is_not_replaced(backend, old, tmp_path, url_for, tuned):
+    tuned(import_chunk_bytes=1_000)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store, threads=["chat"])
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))
@@ -495,8 +491,8 @@ def test_two_movers_at_once_bring_everything_once(backend, old, tmp_path, url_fo
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql", "redis"])
-def test_a_thread_that_is_deleted_meanwhile_comes_whole(backend, old, tmp_path, url_for, monkeypatch):
-    monkeypatch.setattr(batch, "_CHUNK_BYTES", 1_000)
+def test_a_thread_that_is_deleted_meanwhile_comes_whole(backend, old, tmp_path, url_for, tuned):
+    tuned(import_chunk_bytes=1_000)
     with sqlite_saver(old) as source, outlive.open(url_for(backend, tmp_path)) as store:
         move(old, store, threads=["chat"])
         graphs.chat().compile(checkpointer=source).invoke({"messages": ["more"]}, on("chat"))

@@ -35,7 +35,8 @@ from outlive.runs.run import AsyncRun
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import new_id, run_now
 from outlive.store import AsyncStore
-from outlive.sync.facades import Run, Store
+from outlive.sync.run import Run
+from outlive.sync.store import Store
 
 _MARK = "langgraph"  # [mark, kind, bytes]: a value that the codec of the graph's serializer wrote
 _DEFAULTS = {"durability": "sync"}
@@ -122,8 +123,8 @@ class _GraphRun:
         self._run = run
         owner = cast(AsyncStore, run.thread._home)
         self._codec = Session.of(owner, serde).codec
-        store = owner if isinstance(run.engine.runtime, AsyncRuntime) else Store(owner)
-        epoch, fence = run.rank
+        store = owner if isinstance(run._engine.runtime, AsyncRuntime) else Store(owner)
+        epoch, fence = run._rank
         saver = OutliveSaver(store, serde=serde)._fenced((RUN, run.id, epoch, fence) if fence else None)
         self.graph = graph.copy({"checkpointer": saver})
         self.config = _config(config, run.info)
@@ -160,7 +161,7 @@ class _GraphRun:
 
     async def _resume_point(self) -> _ResumePoint | None:
         """Find the checkpoint to continue from; None when the input is in no checkpoint yet."""
-        backend, key, id = self._run.engine.backend, self._run.key, self._run.id
+        backend, key, id = self._run._engine.backend, self._run._key, self._run.id
         _, own = await backend.history(HistoryQuery(key, "", limit=1, run=id))
         if not own:
             return None
@@ -192,7 +193,7 @@ class _GraphRun:
 
     async def _result(self) -> list[Any]:
         """Return the result to store: the last checkpoint, which has the output. (A copy would grow with the thread.)"""
-        reading = await self._run.engine.backend.read(self._run.key, "", chunks=False)
+        reading = await self._run._engine.backend.read(self._run._key, "", chunks=False)
         return [_MARK, "checkpoint", reading.record.id if reading.record is not None else None]
 
     def _last(self) -> RunnableConfig:

@@ -52,7 +52,8 @@ from outlive.factory import open as open_store
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
-from outlive.sync.facades import Store, each
+from outlive.sync.iterator import each
+from outlive.sync.store import Store
 from outlive.values import Pruned
 
 T = TypeVar("T")

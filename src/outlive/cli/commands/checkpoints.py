@@ -33,7 +33,8 @@ from outlive.format.diff import join_path
 from outlive.values import Change, format_cursor, parse_cursor
 
 if TYPE_CHECKING:
-    from outlive.sync.facades import Store, Thread
+    from outlive.sync.store import Store
+    from outlive.sync.thread import Thread
     from outlive.values import Checkpoint, CheckpointInfo, PendingWrite
 
 _UNLIMITED = 1_000_000  # characters

@@ -19,7 +19,7 @@ from outlive.cli.stores import quote_path
 from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
-    from outlive.sync.facades import Run
+    from outlive.sync.run import Run
 
 THREAD, RUN, AGENT = "trip", "plan-the-trip", "travel"
 STEPS = ("search ferries", "read timetable", "compare fares", "book the ferry")
@@ -122,7 +122,7 @@ def _add_branch(url: str) -> None:
     with outlive.open(url) as store:
         thread = store.thread(THREAD)
         second = next(checkpoint for checkpoint in thread.history() if checkpoint.step == 2)
-        state = thread.load(second.id)
+        state: Any = thread.load(second.id)
         state["notes"]["read timetable"] = "there is a night ferry"
         thread.save(state, parent=second.id, step=3, source="update")
         thread.set_metadata({"title": "The island", "user": "ada"})

@@ -25,7 +25,7 @@ from outlive.runtime.runtime import run_now
 from outlive.urls import local_path
 
 if TYPE_CHECKING:
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 _PACKAGES = (
     "ormsgpack", "apsw", "backports.zstd", "click", "rich", "psycopg", "redis", "cryptography",

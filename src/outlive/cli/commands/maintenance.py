@@ -20,7 +20,7 @@ from outlive.values import Verified
 if TYPE_CHECKING:
     from outlive.layers.encryption.rotation import Rotated
     from outlive.retention.policy import DeletionCount, Retain, Swept
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
     from outlive.values import Sizes
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
     from outlive.runs.recovery import Recovered
     from outlive.store import AsyncStore
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 Handlers = Mapping[str | None, Callable[[Any], Any]]
 

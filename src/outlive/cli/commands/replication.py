@@ -39,7 +39,7 @@ from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
     from outlive.layers.replication.options import RoleChange
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 
 def _inspect(call: Call) -> Replicas:

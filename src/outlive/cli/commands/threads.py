@@ -45,7 +45,8 @@ from outlive.values import Pruned
 
 if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
-    from outlive.sync.facades import Store, Thread
+    from outlive.sync.store import Store
+    from outlive.sync.thread import Thread
     from outlive.values import Sizes, ThreadInfo
 
 _SORTS: dict[str, Any] = {

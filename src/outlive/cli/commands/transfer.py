@@ -23,7 +23,7 @@ from outlive.errors import BadArgument, Corrupt
 from outlive.urls import local_path
 
 if TYPE_CHECKING:
-    from outlive.sync.facades import Store
+    from outlive.sync.store import Store
 
 # copy
 

@@ -10,7 +10,7 @@ from outlive.testing.contract import Contract
 from outlive.testing.store.pruning import noise
 from outlive.testing.thread_records import copied
 from outlive.testing.trial import Trial
-from outlive.threads import history
+from outlive.testing.tuning import tuned
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo
 
@@ -134,18 +134,14 @@ class HistoryContract(Contract):
         with pytest.raises(BadArgument):
             newest.pending_writes  # noqa: B018
 
-    async def test_history_with_states_holds_no_more_than_a_page(
-        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_history_with_states_holds_no_more_than_a_page(self, trial: Trial) -> None:
         thread = (await trial.store()).thread("t")
         states = [{"n": n, "text": noise(n % 3, 6000)} for n in range(12)]
         for n, state in enumerate(states):
             await thread.save(state, id=f"{n}")
         backend, store = await trial.interposed()
-        monkeypatch.setattr(history, "_PAGE_BYTES", 7000)
-        monkeypatch.setattr(history, "_UNPACKED_BYTES", 7000)
-        found = [item.state async for item in store.thread("t").history(states=True)]
-        assert found == states[::-1]
+        with tuned(history_page_bytes=7000, history_unpacked_bytes=7000):
+            assert [item.state async for item in store.thread("t").history(states=True)] == states[::-1]
         assert 3 <= backend.counted("states") <= 12
 
     async def test_history_with_states_is_whole_while_it_is_pruned(self, trial: Trial) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from outlive.store import AsyncStore
 from outlive.testing.contract import Contract
 from outlive.testing.trial import Trial
-from outlive.threads import listing as listing_module
+from outlive.testing.tuning import tuned
 
 
 class ListingContract(Contract):
@@ -26,19 +24,17 @@ class ListingContract(Contract):
         assert first.created_at is not None and info.created_at <= info.updated_at
         assert info.stored_bytes == (await thread.size()).stored_bytes > 0
 
-    async def test_threads_are_listed_page_by_page(
-        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(listing_module, "_PAGE", 10)
+    async def test_threads_are_listed_page_by_page(self, trial: Trial) -> None:
         store = await trial.store()
         ids = [f"{n:02}" for n in range(45)]
         await trial.together(*(lambda n=n: store.thread(ids[n]).set_metadata({"n": n}) for n in range(45)))
-        assert [info.id async for info in store.threads()] == ids
-        assert [info.id async for info in store.threads(limit=15)] == ids[:15]
-        assert [info.id async for info in store.threads(limit=3, after="20")] == ["21", "22", "23"]
-        assert [info.id async for info in store.threads(prefix="4")] == ["40", "41", "42", "43", "44"]
-        assert [info.id async for info in store.threads(filter={"n": 37})] == ["37"]
-        assert [info.id async for info in store.threads(limit=0)] == []
+        with tuned(listing_page=10):
+            assert [info.id async for info in store.threads()] == ids
+            assert [info.id async for info in store.threads(limit=15)] == ids[:15]
+            assert [info.id async for info in store.threads(limit=3, after="20")] == ["21", "22", "23"]
+            assert [info.id async for info in store.threads(prefix="4")] == ["40", "41", "42", "43", "44"]
+            assert [info.id async for info in store.threads(filter={"n": 37})] == ["37"]
+            assert [info.id async for info in store.threads(limit=0)] == []
 
     async def test_a_listing_goes_on_while_its_threads_are_deleted(self, store: AsyncStore) -> None:
         for n in range(5):

@@ -221,5 +221,5 @@ class RaceContract(Contract):
         listed = [item async for item in thread.history()]
         assert [item.seq for item in listed] == sorted([item.seq or 0 for item in listed], reverse=True)
         for item in listed:
-            assert (await thread.load(item.id))["messages"] == _messages(0, 4)["messages"]
+            assert (await thread.load(item.id) or {})["messages"] == _messages(0, 4)["messages"]
         assert (await thread.verify()).problems == ()

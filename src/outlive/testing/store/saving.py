@@ -100,13 +100,13 @@ class SavingContract(Contract):
         state["deep"]["list"][0] = "changed"
         assert await thread.load() == {"list": [1], "deep": {"list": ["x" * 3000, "y" * 3000]}}
         await thread.save(state)
-        assert (await thread.load(first.id))["list"] == [1]
+        assert (await thread.load(first.id) or {})["list"] == [1]
         assert await thread.load() == state
 
     async def test_a_loaded_state_is_the_callers_own(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await thread.save({"list": [1]})
-        (await thread.load())["list"].append(2)
+        (await thread.load() or {})["list"].append(2)
         checkpoint = await thread.checkpoint()
         assert checkpoint is not None
         checkpoint.state["list"].append(3)

@@ -59,7 +59,7 @@ class SharingContract(Contract):
     async def test_a_save_after_a_load_shares_with_what_was_loaded(self, trial: Trial) -> None:
         await (await trial.store()).thread("t").save({"messages": _messages(0, 200)})
         thread = (await trial.store()).thread("t")
-        state = await thread.load()
+        state: Any = await thread.load()
         state["messages"].append({"role": "user", "text": "new"})
         assert (await thread.save(state)).new_bytes < 3 * MESSAGE
 

@@ -130,7 +130,7 @@ class TypedContract(Contract):
     async def test_enums_and_namedtuples_inside_a_typed_state_keep_their_type(self, trial: Trial) -> None:
         thread = (await trial.store(registry=registered(DATACLASSES))).thread("t")
         await thread.save(Session(Plan(Log([]), Mood.EAGER, (Place("Lisbon"), Place("Porto", 2)))))
-        loaded = await thread.load()
+        loaded: Any = await thread.load()
         assert loaded.plan.mood is Mood.EAGER
         assert [type(place) for place in loaded.plan.places] == [Place, Place]
         assert loaded.plan.places[1].nights == 2

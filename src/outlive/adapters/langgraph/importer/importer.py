@@ -33,7 +33,7 @@ from outlive.errors import BadArgument, BadURL, CallerError, Corrupt
 from outlive.factory import open as open_store
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
-from outlive.sync.facades import Store
+from outlive.sync.store import Store
 
 Progress = Callable[[int, int | None], None]  # (checkpoints done, all of them)
 

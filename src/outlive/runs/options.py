@@ -1,0 +1,24 @@
+"""The options of a run, declared once: sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of `store.run`."""
+
+    namespace: str
+    run_id: str | None
+    agent: str | None
+    prompt: Any
+    parent: str | None
+    attributes: Mapping[str, Any] | None
+    code_version: str | None
+    lease_s: float
+    throttle_s: float
+    clock: Callable[[], float] | None
+    durability: str
+    max_attempts: int
+    exclusive: bool

@@ -1,0 +1,222 @@
+"""The sync API of runs and locks. Each method finishes the coroutine of the async one, which never suspends here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+from outlive.backend import ThreadKey
+from outlive.errors import BadArgument
+from outlive.runs.lease import RunInfo
+from outlive.runs.lock import AsyncLock
+from outlive.runtime.runtime import run_now
+from outlive.runtime.wrong_mode import SyncContext
+from outlive.sync.thread import Thread
+from outlive.threads.engine import Engine
+from outlive.threads.save_options import RunSaveOptions
+from outlive.values import CheckpointInfo
+
+if TYPE_CHECKING:  # imported by the first run
+    from outlive.runs.run import AsyncRun
+    from outlive.sync.responses import Responses
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StepDecorator(Protocol):
+    """Turns a function into a step."""
+
+    def __call__(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+
+
+def _blocking(name: str, function: Callable[P, T]) -> Callable[P, T]:
+    if inspect.iscoroutinefunction(function):
+        raise BadArgument(f"step {name!r} is a coroutine function; use outlive.open_async for those")
+    return function
+
+
+class Run(SyncContext):
+    """One run. Made by `store.run(...)`; starts with its `with` block, or by `start()`."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return repr(self._run).replace("<AsyncRun", "<Run", 1)
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self._run.id
+
+    @property
+    def info(self) -> RunInfo:
+        """Everything that the store records of the run."""
+        return self._run.info
+
+    @property
+    def status(self) -> str:
+        """The status: "running", "released", "completed", "failed", "cancelled" or "parked"."""
+        return self._run.status
+
+    @property
+    def result(self) -> Any:
+        """The result of the run, once it is completed."""
+        return self._run.result
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the run had ended before: there is nothing left to do, and `result` is its result."""
+        return self._run.is_finished
+
+    @property
+    def thread(self) -> Thread[Any]:
+        """The thread that the run works on."""
+        return Thread(self._run.thread)
+
+    @property
+    def responses(self) -> Responses:
+        """The responses of the models that this run asks at the same time."""
+        from outlive.sync.responses import Responses
+
+        return Responses(self._run.responses)
+
+    def start(self) -> Self:
+        """Begin the run, or claim it when its process died; `with store.run(...) as run` does that.
+
+        Raises ThreadBusy, RunBusy, RunElsewhere.
+        """
+        run_now(self._run.start())
+        return self
+
+    def load(self) -> Any:
+        """Return the newest state of the thread, or None."""
+        return run_now(self._run.load())
+
+    def save(
+        self,
+        state: Any,
+        *,
+        iteration: int | None = None,
+        phase: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+        **options: Unpack[RunSaveOptions],
+    ) -> CheckpointInfo | None:
+        """Save a state as a checkpoint of this run, and record its progress: `run.save(state, phase="draft")`.
+
+        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        durability:               when it is stored (default: that of the run): "sync", before this returns;
+                                  "async", in the background; "exit", when the run ends
+
+        The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
+        of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
+        replaces it. A call that raises leaves the run as it was.
+        """
+        return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
+
+    def flush(self) -> None:
+        """Store a save that was held back, and wait for those in the background."""
+        run_now(self._run.flush())
+
+    @overload
+    def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def step(
+        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+    ) -> StepDecorator: ...
+    def step(
+        self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a function once: `answer = run.step("ask", call_model, prompt)`.
+
+        Its result is stored, and a later attempt of the run gets it back without a call. All further arguments go to the
+        function. For options, leave the function out: `run.step("pay", effect=True)(charge)(42)`, or as a decorator,
+        `@run.step("ask", key="a")`.
+
+        key:            which of several steps of this name; without it they are counted in the order in which they begin
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
+                        function of a `StepInfo` that returns one of these
+        """
+        if function is not None:
+            return run_now(self._run.step(name, _blocking(name, function), *args, **kwargs))
+        step: Any = self._run.step(name, **kwargs)
+
+        def decorate(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+            call = step(_blocking(name, wrapped))
+            return functools.wraps(wrapped)(lambda *args, **kwargs: run_now(call(*args, **kwargs)))
+
+        return decorate
+
+    def complete(self, result: Any = None) -> None:
+        """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
+        run_now(self._run.complete(result))
+
+    def fail(self, error: BaseException | str) -> None:
+        """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
+
+        Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
+        `cancel` and `release` do the same.
+        """
+        run_now(self._run.fail(error))
+
+    def cancel(self) -> None:
+        """End the run; nothing recovers it."""
+        run_now(self._run.cancel())
+
+    def release(self) -> None:
+        """Give the run up, so that another process can recover it at once."""
+        run_now(self._run.release())
+
+    def __enter__(self) -> Self:
+        run_now(self._run.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run_now(self._run.__aexit__(kind, error, trace))
+
+
+class Lock(SyncContext):
+    """A lock on a thread and namespace. Made by `store.lock(id)`; held inside its `with` block."""
+
+    def __init__(self, lock: AsyncLock) -> None:
+        self._lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether this lock is held, as far as this process knows."""
+        return self._lock.is_held
+
+    @property
+    def fence(self) -> int | None:
+        """The number of this holder, greater than that of every holder before; None before the lock was first held.
+
+        Pass the lock itself to what it protects: `thread.save(state, fence=lock)`.
+        """
+        return self._lock.fence
+
+    def _fence_of(self, engine: Engine, thread: ThreadKey) -> tuple[str, str, int, int]:
+        return self._lock._fence_of(engine, thread)
+
+    def acquire(self) -> Self:
+        """Wait until the lock is free, and take it. Raises ThreadBusy when the time is up."""
+        run_now(self._lock.acquire())
+        return self
+
+    def release(self) -> None:
+        """Release the lock; nothing happens when another process has taken it over."""
+        run_now(self._lock.release())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

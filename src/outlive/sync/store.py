@@ -1,0 +1,328 @@
+"""The sync API of a store. Each method finishes the coroutine of `AsyncStore`, which never suspends here."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType, UnionType
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+
+from outlive.arguments import check_handlers
+from outlive.runs.lease import RunInfo
+from outlive.runs.options import RunOptions
+from outlive.runtime.runtime import run_now
+from outlive.runtime.wrong_mode import SyncContext
+from outlive.store import AsyncStore, Progress
+from outlive.sync.iterator import each
+from outlive.sync.run import Lock, Run
+from outlive.sync.thread import Thread
+from outlive.sync.worker import Worker
+from outlive.threads.thread import S
+from outlive.values import Sizes, ThreadInfo, Verified
+
+if TYPE_CHECKING:  # imported by the first call that needs them
+    from outlive.layers.encryption.rotation import Rotated
+    from outlive.layers.replication.options import ReplicationStatus, RoleChange
+    from outlive.retention.policy import Retain, Swept
+    from outlive.runs.recovery import Policy, Recovered
+    from outlive.runs.response_values import ModelResponse
+    from outlive.runs.run import AsyncRun
+    from outlive.runs.steps import StepInfo
+
+
+class Store(SyncContext):
+    """The threads of one tenant. Made by `outlive.open(url)`; safe for any number of threads."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return repr(self._store).replace("<AsyncStore", "<Store", 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @overload
+    def thread(self, id: str, *, namespace: str = "", type: type[S]) -> Thread[S]: ...
+    @overload
+    def thread(self, id: str, *, namespace: str = "", type: UnionType | None = None) -> Thread[Any]: ...
+    def thread(self, id: str, *, namespace: str = "", type: Any = None) -> Thread[Any]:
+        """Return a handle on a thread, which need not exist yet: `store.thread("trip", type=State)`.
+
+        `type` registers the classes that it annotates. Such a handle saves only states of that type, and type
+        checkers know what it loads.
+        """
+        return Thread(self._store.thread(id, namespace=namespace, type=type))
+
+    def threads(
+        self,
+        *,
+        prefix: str = "",
+        filter: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[ThreadInfo]:
+        """Iterate over threads by id: `for info in store.threads()`.
+
+        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
+        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        """
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+
+    def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
+        """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
+
+        With the id of a released run, or of one whose process died, it continues that run. With the id of a
+        run that has ended, `run.is_finished` is true and `run.result` is its result.
+
+        run_id:        the id of the run (default: a new one)
+        agent:         which handler of `store.recover` resumes it
+        prompt, attributes:  stored with the run; `store.runs` filters by attributes
+        parent:        the run that started this one
+        code_version:  what `recover(policy="hold")` compares
+        lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        throttle_s:    store at most one save in this time (default: every save)
+        clock:         measures `throttle_s` (default: time.monotonic)
+        durability:    when its saves are stored (default: "sync"); see `run.save`
+        max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        exclusive:     hold the thread, so that no other run has it at the same time (default: True)
+
+        Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
+        """
+        return Run(self._store.run(thread_id, **options))
+
+    def runs(
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        agent: str | None = None,
+        thread: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Iterator[RunInfo]:
+        """Iterate over the runs of this tenant by id, also those that have ended: `for info in store.runs()`.
+
+        `attributes` compares by equality: a run without such an attribute is left out.
+        """
+        return each(self._store.runs(status=status, agent=agent, thread=thread, attributes=attributes))
+
+    def recoverable(self) -> Iterator[RunInfo]:
+        """Iterate over runs that are dead but not finished: they were released, their lease has expired, or their process has ended."""
+        return each(self._store.recoverable())
+
+    def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
+        """Return the run with this id, or None. Several threads may have it: `thread` says which, or AmbiguousRun is raised."""
+        return run_now(self._store.find_run(run_id, thread=thread))
+
+    def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
+        """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.steps(run_id, thread=thread))
+
+    def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
+        """Return the stored responses of a run's models, in the order in which the models were named.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.responses(run_id, thread=thread))
+
+    def retry(self, run_id: str, *, thread: str | None = None) -> Run:
+        """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`."""
+        return Run(run_now(self._store.retry(run_id, thread=thread)))
+
+    def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        """Set a run aside, wherever it is: nothing recovers it until `retry`. A live run is refused at its next write.
+
+        Raises RunEnded when it has ended already.
+        """
+        return run_now(self._store.park(run_id, thread=thread))
+
+    def cancel(self, run_id: str, *, thread: str | None = None) -> RunInfo:
+        """End a run, wherever it is. A live run is refused at its next write, and its thread is free at once.
+
+        Raises RunEnded when it has ended already.
+        """
+        return run_now(self._store.cancel(run_id, thread=thread))
+
+    def lock(
+        self, thread_id: str, *, namespace: str = "", timeout_s: float | None = None, lease_s: float = 30.0
+    ) -> Lock:
+        """Return a lock on a thread: `with store.lock("trip")`. While it is held, no run and no other lock has the thread."""
+        return Lock(self._store.lock(thread_id, namespace=namespace, timeout_s=timeout_s, lease_s=lease_s))
+
+    def worker(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        concurrency: int = 8,
+        interval_s: float = 5.0,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        after_failover: bool = False,
+        on_report: Callable[[Recovered], None] | None = None,
+    ) -> Worker:
+        """Return a loop that recovers dead runs until it is stopped: `store.worker(handlers).run()`.
+
+        Its options are those of `recover`. `interval_s` is the time between two passes; `on_report` gets each report.
+        """
+        wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        return Worker(
+            self._store.worker(
+                wrapped,
+                concurrency=concurrency,
+                interval_s=interval_s,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+                on_report=on_report,
+            )
+        )
+
+    def recover(
+        self,
+        handlers: Mapping[str | None, Callable[[Run], Any]],
+        *,
+        concurrency: int = 8,
+        policy: Policy = "resume",
+        code_version: str | None = None,
+        after_failover: bool = False,
+    ) -> Recovered:
+        """Resume every dead run: `store.recover({"planner": resume_planner})`.
+
+        handlers:        maps an agent, or "*" for all others, to a function that is called with its run
+        concurrency:     how many runs are resumed at a time; each belongs to exactly one process and one handler.
+                         A sync store resumes each in a thread, or with 1 in the calling thread.
+        policy:          "hold" skips runs that another `code_version` has started
+        after_failover:  resume although a pair of stores has failed over. Runs that still work with the primary
+                         cannot be told from dead ones then, and all are skipped by default.
+
+        The report says what was resumed, what failed, what is alive elsewhere, and what was skipped and why.
+        Ctrl-C or a cancelled task releases the runs that are being resumed.
+        """
+        wrapped = {agent: _with_sync_run(handler) for agent, handler in check_handlers(handlers).items()}
+        return run_now(
+            self._store.recover(
+                wrapped,
+                concurrency=concurrency,
+                policy=policy,
+                code_version=code_version,
+                after_failover=after_failover,
+            )
+        )
+
+    def delete(self, id: str) -> bool:
+        """Delete a thread in all namespaces; False when it did not exist."""
+        return run_now(self._store.delete(id))
+
+    def verify(self, *, progress: Progress | None = None) -> Verified:
+        """Check every stored byte of every thread. Problems are reported, not raised."""
+        return run_now(self._store.verify(progress=progress))
+
+    def sweep(self, *, dry_run: bool = False, retain: Retain | None = None) -> Swept:
+        """Delete what `retain` does not keep (default: as the store was opened), in batches.
+
+        The newest checkpoint of each namespace, what unfinished runs need and open interrupts are always kept.
+        With `dry_run` nothing is changed, and the report says what would be deleted. Raises SweepBusy while
+        another process sweeps.
+        """
+        return run_now(self._store.sweep(dry_run=dry_run, retain=retain))
+
+    def start_sweeping(self, retain: Retain | None = None) -> None:
+        """Sweep in the background every `retain.every_s` (default: as the store was opened).
+
+        If sweeping is on already, it continues with this rule. Raises BadArgument when nothing says how often.
+        """
+        return run_now(self._store.start_sweeping(retain))
+
+    def stop_sweeping(self) -> None:
+        """Stop sweeping in the background; a sweep that is under way ends after its commit."""
+        return run_now(self._store.stop_sweeping())
+
+    def rotate(self, *, progress: Progress | None = None) -> Rotated:
+        """Encrypt everything of this tenant again with the newest key of the ring, while others use the store.
+
+        What has the newest key already is skipped, so a rotation that was interrupted can be repeated. When it
+        returns without `problems` and every process has the new ring, the old keys can be deleted.
+        """
+        return run_now(self._store.rotate(progress=progress))
+
+    def size(self) -> Sizes:
+        """Return how much the store holds for this tenant."""
+        return run_now(self._store.size())
+
+    def copy_to(
+        self,
+        target: Store,
+        *,
+        threads: Iterable[str] | None = None,
+        since: dt.datetime | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Copy threads into another store, all of them or those with these ids; return how many were checked.
+
+        It can be repeated, also after it was interrupted: what exists there is kept, what is new is added and
+        read back. `since` skips threads that did not change since a moment. Others may save meanwhile. Runs are
+        copied with their steps and responses; deletions are not repeated there. When a thread is damaged,
+        Corrupt is raised after all others are copied.
+        """
+        other = target._store if isinstance(target, Store) else target
+        return run_now(self._store.copy_to(other, threads=threads, since=since, progress=progress))
+
+    def import_thread(self, text: str | bytes, *, id: str | None = None) -> Thread[Any]:
+        """Make a thread from what `thread.export()` returned, with its own id or another. Raises ThreadNotEmpty."""
+        return Thread(run_now(self._store.import_thread(text, id=id)))
+
+    def backup(self, url: str, *, progress: Progress | None = None) -> int:
+        """Copy every thread into the store at `url`, with any backend, while others use this one; return how many.
+
+        Repeat it into the same store to bring that up to date; deletions are not repeated.
+        """
+        return run_now(self._store.backup(url, progress=progress))
+
+    def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:
+        """Ask the store, or both stores of a pair, for one small record; return the seconds that each took.
+
+        The key is "store"; of a pair "primary" and "secondary". Nothing is changed, and nothing fails over.
+        Raises StoreUnavailable when a store does not answer, also when it is not the active one.
+        """
+        return run_now(self._store.ping(timeout_s=timeout_s))
+
+    def promote(self) -> RoleChange:
+        """Make the secondary the active store, for every process that has opened this pair. It can be repeated.
+
+        What the primary has queued is carried over first, if it can be reached. Raises StoreError when the
+        secondary cannot take over.
+        """
+        return run_now(self._store.promote())
+
+    def failback(self) -> RoleChange:
+        """Make the primary the active store again, after it has received everything. Raises StoreError when it cannot."""
+        return run_now(self._store.failback())
+
+    def replication_status(self) -> ReplicationStatus:
+        """Return the state of the pair: the active store, the health of both, the queue and the lag."""
+        return run_now(self._store.replication_status())
+
+    def flush(self) -> None:
+        """Wait until the saves of all threads that are in the background are stored, then raise what went wrong.
+
+        A failure in one thread does not affect the saves of another. Several are raised as one SeveralFailed.
+        """
+        run_now(self._store.flush())
+
+    def close(self) -> None:
+        """Store what is in the background and release everything. A closed store refuses every call; closing twice is fine.
+
+        When a part fails, everything else is stored and released first; several errors are raised as one SeveralFailed.
+        """
+        run_now(self._store.close())
+
+
+def _with_sync_run(handler: Callable[[Run], Any]) -> Callable[[AsyncRun], Any]:
+    return lambda run: handler(Run(run))

@@ -1,0 +1,40 @@
+"""Sizes and intervals that a test may change, so that little data or little time reaches every branch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+
+# What a test calls it: the module of `outlive` and its constant, which the module reads at each use.
+_CONSTANTS = {
+    "segment_bytes": ("format.splitter", "SEGMENT"),
+    "transfer_batch_bytes": ("backend.transfer", "BATCH_BYTES"),
+    "copy_page": ("threads.copy", "_PAGE"),
+    "history_page_bytes": ("threads.history", "_PAGE_BYTES"),
+    "history_unpacked_bytes": ("threads.history", "_UNPACKED_BYTES"),
+    "listing_page": ("threads.listing", "_PAGE"),
+    "recovery_page": ("runs.recovery", "_PAGE"),
+    "sweep_batch": ("retention.thread_sweep", "_BATCH"),
+    "sweep_rest_s": ("retention.thread_sweep", "_LONGEST_REST_S"),
+    "replication_beat_s": ("layers.replication.layer", "_BEAT_S"),
+    "replication_idle_s": ("layers.replication.background", "_IDLE_S"),
+    "file_cached_tables": ("backends.file.backend", "_CACHED_TABLES"),
+    "file_waste_bytes": ("backends.file.table", "_WASTE_BYTES"),
+    "import_batch": ("adapters.langgraph.importer.batch", "MOST"),
+    "import_chunk_bytes": ("adapters.langgraph.importer.batch", "_CHUNK_BYTES"),
+}
+
+
+@contextlib.contextmanager
+def tuned(**values: float) -> Iterator[None]:
+    """Change constants of this process for the block: `with tuned(sweep_batch=2, sweep_rest_s=0.0)`."""
+    with contextlib.ExitStack() as stack:
+        for name, value in values.items():
+            if name not in _CONSTANTS:
+                raise TypeError(f"no constant {name!r} to tune; there are: {', '.join(_CONSTANTS)}")
+            path, constant = _CONSTANTS[name]
+            module = importlib.import_module(f"outlive.{path}")
+            stack.callback(setattr, module, constant, getattr(module, constant))
+            setattr(module, constant, value)
+        yield
