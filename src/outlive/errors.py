@@ -1,7 +1,7 @@
 """Every error that outlive raises: one root, two branches.
 
-`CallerError` is the caller's to fix: the same call fails again until the program changes.
-`StoreError` is the store's: the world was in the way, a retry may help.
+`CallerError`: the call cannot succeed as it is, and fails again until the program changes.
+`StoreError`: the store could not do it, or its data is damaged. A retry may help.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 
 
 class OutliveError(Exception):
-    """The root of all errors of this library.
+    """The base class of all errors of outlive.
 
     `advice` says in one sentence what to do at a command line, or is None; `summary` what went wrong, without advice.
     """
@@ -50,18 +50,18 @@ class CallerError(OutliveError):
 
 
 class StoreError(OutliveError):
-    """The store could not do it now, or holds something that it should not."""
+    """The store could not do it now, or what it has stored is damaged."""
 
 
-# The caller's to fix ---------------------------------------------------------------------------------
+# Errors of the caller -----------------------------------------------------------------------------
 
 
 class BadURL(CallerError):
-    """A store's URL, or an option beside it, is not understood."""
+    """The URL of a store, or an option given with it, is not valid."""
 
 
 class BadArgument(CallerError, ValueError):
-    """An argument is of the wrong kind or out of range."""
+    """An argument has the wrong type or is out of range."""
 
 
 class SyncAsyncMixed(CallerError, TypeError):
@@ -69,7 +69,10 @@ class SyncAsyncMixed(CallerError, TypeError):
 
 
 class MissingExtra(CallerError, ImportError):
-    """An optional dependency is not installed. `extra` is the extra of outlive that brings it, empty when none does."""
+    """An optional dependency is not installed.
+
+    `extra` is the extra of outlive that installs it, or "" if none does.
+    """
 
     def __init__(self, what: str, extra: str, *, package: str = "") -> None:
         needs = package or f"an optional part of outlive: pip install 'outlive[{extra}]'"
@@ -85,17 +88,17 @@ class StoreClosed(CallerError):
 
 
 class WrongLoop(CallerError, RuntimeError):
-    """An async store is at work in another event loop."""
+    """An async store is in use in another event loop."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this store is in use in another event loop, and works in one loop at a time; "
+            "this store is in use in another event loop, and an async store works in one loop at a time; "
             "open one in each loop: async with outlive.open_async(url) as store"
         )
 
 
 class Unencodable(CallerError, TypeError):
-    """A value of the state cannot be stored exactly; `path` says where it is."""
+    """A value in the state cannot be stored exactly; `path` says where it is."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -104,24 +107,25 @@ class Unencodable(CallerError, TypeError):
 
 
 class UnknownTag(CallerError):
-    """A stored value has a tag that nobody registered in this process."""
+    """A stored value has a tag that is not registered in this process."""
 
     def __init__(self, tag: str, version: int, advice: str | None = None) -> None:
         advice = advice or f"call outlive.register(YourType, tag={tag!r}, version={version}) before loading"
         super().__init__(
-            f"the state holds a value with tag {tag!r} (version {version}), which is not registered here; {advice}"
+            f"the state has a value with tag {tag!r} (version {version}), which this process has not registered; "
+            f"{advice}"
         )
         self.tag = tag
         self.version = version
 
 
 class NeedsUpgrade(CallerError):
-    """A stored value is of a version for which no upgrade was registered."""
+    """A stored value has a version for which no upgrade is registered."""
 
     def __init__(self, tag: str, stored: int, registered: int) -> None:
         super().__init__(
-            f"a stored {tag!r} has version {stored}, this program registered version {registered}; "
-            f"give outlive.register(..., upgrade={{{stored}: function}})"
+            f"a stored {tag!r} has version {stored}, but this program registered version {registered} without "
+            f"an upgrade; pass upgrade={{{stored}: function}} to outlive.register"
         )
         self.tag = tag
         self.stored = stored
@@ -129,23 +133,23 @@ class NeedsUpgrade(CallerError):
 
 
 class TypeChanged(CallerError):
-    """A registered type does not fit what was stored under its tag any more."""
+    """A registered type no longer fits the values that are stored under its tag."""
 
     def __init__(self, tag: str, version: int, reason: str) -> None:
         super().__init__(
-            f"a stored {tag!r} (version {version}) cannot be built: {reason}; register the changed type with a higher version= and "
-            f"upgrade={{{version}: function}}"
+            f"a stored {tag!r} (version {version}) cannot be built: {reason}; "
+            f"register the changed type with a higher version= and upgrade={{{version}: function}}"
         )
         self.tag = tag
         self.version = version
 
 
 class CheckpointExists(CallerError):
-    """This id was saved before with other content."""
+    """A checkpoint with this id and other content is stored already."""
 
     def __init__(self, thread: str, checkpoint: str) -> None:
         super().__init__(
-            f"thread {thread!r} has a checkpoint {checkpoint!r} with other content already; "
+            f"thread {thread!r} already has a checkpoint {checkpoint!r} with other content; "
             "use a new id, or replace=True to overwrite it"
         )
         self.thread = thread
@@ -153,31 +157,39 @@ class CheckpointExists(CallerError):
 
 
 class CheckpointMissing(CallerError, LookupError):
-    """A checkpoint that the call builds on is not there."""
+    """The thread does not have the checkpoint that the call needs."""
 
     def __init__(self, thread: str, checkpoint: str | None, advice: str = "") -> None:
-        which = "no checkpoint at all" if checkpoint is None else f"no checkpoint {checkpoint!r}"
-        super().__init__(f"thread {thread!r} has {which}; {advice or 'thread.history() lists what it has'}")
+        which = "no checkpoint" if checkpoint is None else f"no checkpoint {checkpoint!r}"
+        super().__init__(
+            f"thread {thread!r} has {which}; {advice or 'thread.history() lists its checkpoints'}"
+        )
         self.thread = thread
         self.checkpoint = checkpoint
 
 
 class ThreadNotEmpty(CallerError):
-    """A fork, copy or import may not write into a thread that has checkpoints or metadata. `what` is which of the two."""
+    """A fork, copy or import needs an empty thread, and this one has checkpoints or metadata.
+
+    `what` is "checkpoints" or "metadata".
+    """
 
     def __init__(self, thread: str, what: str = "checkpoints") -> None:
-        super().__init__(f"thread {thread!r} has {what} already; choose another id or delete it first")
+        super().__init__(
+            f"thread {thread!r} already has {what}; choose another id, or delete the thread first"
+        )
         self.thread = thread
         self.what = what
 
 
 class HeadMoved(CallerError):
-    """Compare-and-set failed: somebody saved first."""
+    """Compare-and-set failed: another writer saved first, so nothing was stored."""
 
     def __init__(self, thread: str, namespace: str, expected: str | None, head: str | None) -> None:
         where = f" namespace {namespace!r}" if namespace else ""
         super().__init__(
-            f"the head of thread {thread!r}{where} is {head!r}, not {expected!r}; load it and decide again"
+            f"the head of thread {thread!r}{where} is {head!r}, not {expected!r}, so nothing was stored; "
+            "load the thread and decide again"
         )
         self.thread = thread
         self.namespace = namespace
@@ -186,24 +198,24 @@ class HeadMoved(CallerError):
 
 
 class MetadataMoved(CallerError):
-    """The thread's metadata was changed by someone else in between; the core reads it again and retries."""
+    """Another writer changed the metadata of the thread during this call. outlive retries first."""
 
     def __init__(self, thread: str) -> None:
-        super().__init__(f"the metadata of thread {thread!r} keeps changing under this call; try again")
+        super().__init__(f"other writers keep changing the metadata of thread {thread!r}; try again")
         self.thread = thread
 
 
 class LeaseLost(CallerError):
-    """The run or lock that writes is no longer the owner of its lease: another one has it, or it was given back."""
+    """The run or lock no longer owns its lease: another one has it, or it was given back."""
 
     def __init__(self, thread: str, kind: str, key: str, fence: int, current: int | None) -> None:
-        newer = "" if current is None else f"the store knows {current}: "
-        why = (
+        newer = "" if current is None else f" (its fence is {current} now)"
+        reason = (
             "it was given back or has ended; take it again before you write"
             if fence == current
-            else f"{newer}another process has taken it over; stop this one"
+            else f"another process has taken it over{newer}; stop this process"
         )
-        super().__init__(f"{kind} {key!r} on thread {thread!r} holds fence {fence}: {why}")
+        super().__init__(f"{kind} {key!r} on thread {thread!r} has lost its lease (fence {fence}): {reason}")
         self.thread = thread
         self.kind = kind
         self.key = key
@@ -212,11 +224,11 @@ class LeaseLost(CallerError):
 
 
 class EntryHeld(CallerError):
-    """A record that the call wanted to take is held by someone else or has moved on; `stored` is what is there."""
+    """Another process owns the entry, or has changed it; `stored` is the entry as it is now."""
 
     def __init__(self, thread: str, kind: str, key: str, stored: object) -> None:
         super().__init__(
-            f"{kind} {key!r} of thread {thread!r} is held by someone else or has moved on; read it again"
+            f"another process owns {kind} {key!r} of thread {thread!r}, or has changed it; read it again"
         )
         self.thread = thread
         self.kind = kind
@@ -225,9 +237,10 @@ class EntryHeld(CallerError):
 
 
 class ThreadBusy(CallerError):
-    """Another run, or a lock, has this place.
+    """Another run or a lock holds the thread, or this namespace of it.
 
-    `holder` is its run (None: a lock), `owner` its process, `lease_expires_at` when its lease ends unless it is renewed.
+    `holder` is the run (None: a lock) and `owner` its process. `lease_expires_at` is the moment at
+    which its lease ends unless it is renewed.
     """
 
     def __init__(
@@ -239,13 +252,8 @@ class ThreadBusy(CallerError):
         owner: str | None = None,
     ) -> None:
         who = ("a lock" if holder is None else f"run {holder!r}") + ("" if owner is None else f" in {owner}")
-        when = (
-            ""
-            if lease_expires_at is None
-            else f" until {lease_expires_at:%H:%M:%S} UTC, if it does not renew its lease"
-        )
         where = f" namespace {namespace!r}" if namespace else ""
-        problem = f"thread {thread!r}{where} is held by {who}{when}"
+        problem = f"thread {thread!r}{where} is held by {who}{_lease_text(lease_expires_at)}"
         super().__init__(f"{problem}; wait for it, or use exclusive=False")
         if holder is not None:
             self.with_advice(_take_over(holder), problem)
@@ -256,22 +264,26 @@ class ThreadBusy(CallerError):
         self.lease_expires_at = lease_expires_at
 
 
+def _lease_text(expires_at: dt.datetime | None) -> str:
+    return "" if expires_at is None else f" (its lease ends at {expires_at:%H:%M:%S} UTC unless renewed)"
+
+
 class SweepBusy(ThreadBusy):
     """Another process sweeps this store, or this tenant of it."""
 
     def __init__(self, thread: str, lease_expires_at: dt.datetime | None, owner: str | None = None) -> None:
         super().__init__(thread, "", None, lease_expires_at, owner)
         who = "another process" if owner is None else f"another process ({owner})"
-        when = (
-            ""
-            if lease_expires_at is None
-            else f" (until {lease_expires_at:%H:%M:%S} UTC, if it does not go on)"
-        )
-        self.args = (f"{who} sweeps already{when}; one at a time is enough",)
+        when = _lease_text(lease_expires_at)
+        self.args = (f"{who} is sweeping already{when}; wait until it has finished",)
 
 
 class RunBusy(CallerError):
-    """The run is alive, or was just claimed by another process. `owner` is its process, `lease_expires_at` when its lease ends unless it is renewed."""
+    """The run is alive, or another process has just claimed it.
+
+    `owner` is its process, `lease_expires_at` the moment at which its lease ends unless it is
+    renewed.
+    """
 
     def __init__(
         self,
@@ -281,14 +293,9 @@ class RunBusy(CallerError):
         *,
         is_mine: bool = False,
     ) -> None:
-        when = (
-            ""
-            if lease_expires_at is None
-            else f" until {lease_expires_at:%H:%M:%S} UTC, if it does not renew its lease"
-        )
         where = "this process" if is_mine else owner or "another process"
-        advice = "use the Run that started it, or end that one first" if is_mine else "wait for it"
-        problem = f"run {run!r} is alive in {where}, which holds it{when}"
+        advice = "use the Run object that started it, or end that first" if is_mine else "wait for it"
+        problem = f"run {run!r} is alive in {where}{_lease_text(lease_expires_at)}"
         super().__init__(f"{problem}; {advice}")
         self.with_advice(_take_over(run), problem)
         self.run = run
@@ -308,7 +315,7 @@ class RunForked(RunBusy):
 
 
 class RunNotStarted(BadArgument):
-    """The run was made and not started."""
+    """The run has not started: neither a `with` block nor `start()` began it."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"run {run!r} has not started: use it in a `with` block, or call its start() first")
@@ -324,24 +331,27 @@ class RunMissing(CallerError, LookupError):
 
 
 class RunElsewhere(CallerError):
-    """A run of this id is in another thread: an id is used once in a tenant. `threads` are those that have one."""
+    """Another thread has a run with this id: ids of runs are unique in a tenant.
+
+    `threads` are the ids of the threads that have such a run.
+    """
 
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
         self.threads = tuple(sorted(threads))
         super().__init__(
-            f"run {run!r} is in {_threads(self.threads)} already; use another id, or the thread that it is in"
+            f"run {run!r} already exists in {_threads(self.threads)}; use another id, or that thread"
         )
 
 
 class AmbiguousRun(CallerError):
-    """Several threads have a run of this id. `threads` are these."""
+    """Several threads have a run with this id. `threads` are their ids."""
 
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
         self.threads = tuple(sorted(threads))
         problem = f"{_threads(self.threads)} have a run {run!r} each"
-        super().__init__(f"{problem}: say which by thread=")
+        super().__init__(f"{problem}: say which with thread=")
         self.with_advice("choose one: --thread THREAD", problem)
 
 
@@ -351,12 +361,12 @@ def _threads(ids: tuple[str, ...]) -> str:
 
 
 class RunEnded(CallerError):
-    """The run has ended: nothing more can be written in its name."""
+    """The run has ended: it can neither save nor take a step."""
 
     def __init__(self, run: str, status: str) -> None:
         can_retry = status not in ("completed", "deleted")
-        retry = f", or store.retry({run!r}) to resume it" if can_retry else ""
-        super().__init__(f"run {run!r} is {status}: start another one{retry}")
+        retry = f", or resume it with store.retry({run!r})" if can_retry else ""
+        super().__init__(f"run {run!r} is {status}: start a new run{retry}")
         advice = f"outlive retry {_argument(run)} resumes it" if can_retry else "nothing is left to do"
         self.with_advice(advice, f"run '{run}' is {status}")
         self.run = run
@@ -364,21 +374,21 @@ class RunEnded(CallerError):
 
 
 class AmbiguousStep(CallerError):
-    """Two steps of one name at once: without keys nobody could tell their results apart after a crash."""
+    """Two steps with one name run at once: without keys, a crash would mix up their results."""
 
     def __init__(self, run: str, name: str) -> None:
-        super().__init__(f"a step {name!r} of run {run!r} is in flight already; give each a key=")
+        super().__init__(f"a step {name!r} of run {run!r} is already running; give each of them its own key=")
         self.run = run
         self.name = name
 
 
 class StepMismatch(CallerError):
-    """A step came back with other arguments than those of its stored result."""
+    """A step was called with other arguments than those of its stored result."""
 
     def __init__(self, run: str, name: str, key: str) -> None:
         super().__init__(
-            f"step {name!r} ({key}) of run {run!r} is stored for other arguments: the code or its input has changed; "
-            "give the new call a key= of its own"
+            f"step {name!r} ({key}) of run {run!r} has a stored result for other arguments: "
+            "the code or its input has changed; give the new call its own key="
         )
         self.run = run
         self.name = name
@@ -386,12 +396,12 @@ class StepMismatch(CallerError):
 
 
 class StepUnfinished(CallerError):
-    """A step with a side effect had begun when its process died, and its policy is to ask."""
+    """A step with a side effect had begun when its process died, and the policy is to ask."""
 
     def __init__(self, run: str, name: str, key: str) -> None:
         super().__init__(
-            f"step {name!r} ({key}) of run {run!r} had begun when its process died: whether its effect happened is not known; "
-            'find out, and go on with on_unfinished="retry", "skip" or ("value", x)'
+            f"step {name!r} ({key}) of run {run!r} had begun when its process died, so its effect may have "
+            'happened; find out, then pass on_unfinished="retry", "skip" or ("value", x)'
         )
         self.run = run
         self.name = name
@@ -399,27 +409,27 @@ class StepUnfinished(CallerError):
 
 
 class KeyMissing(CallerError):
-    """The ring has no key of this id, or the store is encrypted and was opened without a ring."""
+    """The key ring does not have the key, or an encrypted store was opened without a ring."""
 
     def __init__(self, id: str | None) -> None:
-        which = (
+        reason = (
             "this needs a key, and the ring has none"
             if id is None
-            else f"this is sealed under key {id!r}, which is not in the ring"
+            else f"this is encrypted under key {id!r}, which is not in the ring"
         )
-        super().__init__(f"{which}; open the store with key=outlive.KeyRing({{id: key}})")
+        super().__init__(f"{reason}; open the store with key=outlive.KeyRing({{id: key}})")
         missing = "and no key was given" if id is None else f"under key {id!r}, which was not given"
         self.with_advice(_GIVE_KEY, f"this store is encrypted {missing}")
         self.id = id
 
 
 class WrongKey(CallerError):
-    """The ring has another key under the id that the store was sealed with."""
+    """The ring has another key under the id that the store was encrypted with."""
 
     def __init__(self, id: str) -> None:
         super().__init__(
-            f"the store was sealed with another key {id!r} than the ring has; nothing was read or written. Give the ring the key that "
-            "the store was made with, or last rotated to"
+            f"the store was encrypted with another key {id!r} than the one in the ring; nothing was read or "
+            "written. Give the ring the key that the store was made with, or last rotated to"
         )
         self.advice = _GIVE_KEY
         self.id = id
@@ -430,8 +440,8 @@ class NotEncrypted(CallerError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this store is not encrypted, but a key was given; open it without key=, or copy it into a new store that has one: "
-            "store.copy_to(target)"
+            "this store is not encrypted, but a key was given; open it without key=, or copy it into a new "
+            "encrypted store: store.copy_to(target)"
         )
         self.with_advice(
             "remove --key-file and OUTLIVE_KEYS, or make an encrypted copy: "
@@ -441,11 +451,12 @@ class NotEncrypted(CallerError):
 
 
 class EpochPassed(CallerError):
-    """The writer still believes in an epoch that a failover has ended."""
+    """A failover has ended the epoch in which this process writes."""
 
     def __init__(self, thread: str, epoch: int, current: int) -> None:
         super().__init__(
-            f"thread {thread!r} is in epoch {current}; this writer is still in {epoch}: reopen the store"
+            f"a failover has begun epoch {current} of thread {thread!r}, and this process is still in epoch "
+            f"{epoch}; open the store again"
         )
         self.thread = thread
         self.epoch = epoch
@@ -453,52 +464,56 @@ class EpochPassed(CallerError):
 
 
 class ReplicaOpenedAlone(CallerError):
-    """One store of a pair was opened without the other, and may be read only: what is written to it alone would be lost from sight.
+    """One store of a pair was opened without the other, so it can only be read.
 
-    `role` is what this store is, `active` which of the two is written to: "primary" or "secondary". `is_old_copy` says that
-    the pair has ended, and that the other store goes on without this one.
+    A write to it alone would not reach the other store. `role` is what this store is and `active`
+    the store that takes writes: "primary" or "secondary". `is_old_copy`: the pair was ended, and
+    only the other store is in use.
     """
 
     def __init__(self, role: str, active: str, *, is_old_copy: bool = False) -> None:
-        other = "" if role == active else f", of which the {active} is active,"
-        going_on = (
-            "; single=True uses this one alone, and the other gets everything when both are opened again"
-            if role == active
-            else ""
-        )
-        said = (
-            f"this store is the {role} of a pair{other} and was opened alone: the other one would not learn of this; "
-            f"open both by outlive.open(primary, replication=outlive.Replication(secondary)){going_on}"
-        )
         if is_old_copy:
-            said = (
-                f"this store is an old copy: it was the {role} of a pair that outlive replication --leave has ended, and the "
-                f"{active} goes on alone. Open that one; to change what is here, copy it into a new store: outlive copy NEW --store THIS"
+            message = (
+                f"this store is an old copy: it was the {role} of a pair, outlive replication --leave ended "
+                f"the pair, and only the {active} is in use. Open the {active}; to change this copy, copy it "
+                "into a new store: outlive copy NEW --store THIS"
             )
-        super().__init__(said)
+        else:
+            which = (
+                "; single=True uses this store alone, and the other one catches up when both are opened again"
+                if role == active
+                else f". The {active} is active"
+            )
+            message = (
+                f"this store is the {role} of a pair and was opened alone, so a write would not reach the "
+                "other store; open both: outlive.open(primary, replication=outlive.Replication(secondary))"
+                f"{which}"
+            )
+        super().__init__(message)
         self.role = role
         self.active = active
         self.is_old_copy = is_old_copy
 
 
 class NotReplicatedStore(CallerError):
-    """The call is about two stores, and this store has no secondary."""
+    """The call needs a pair of stores, and this store has no secondary."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this store has no secondary; open it with outlive.open(url, replication=outlive.Replication(url))"
+            "this store has no secondary; "
+            "open it with outlive.open(primary, replication=outlive.Replication(secondary))"
         )
 
 
-# The store's --------------------------------------------------------------------------------------
+# Errors of the store ------------------------------------------------------------------------------
 
 
 class StoreUnavailable(StoreError):
-    """The store could not be reached, or its disk refused."""
+    """The store cannot be reached, or its disk reported an error."""
 
 
 class StoreMissing(StoreUnavailable, LookupError):
-    """There is no store at this URL, and `create=False` was given; nothing was created."""
+    """There is no store at this URL, and `create=False` forbids to create one."""
 
     def __init__(self, url: str) -> None:
         super().__init__(
@@ -513,33 +528,39 @@ class FolderMissing(BadURL, StoreUnavailable):
 
 
 class MissingSchema(StoreUnavailable):
-    """The server answers, and the tables of the store are not there: not yet made, or dropped."""
+    """The server answers, but the tables of the store do not exist: not yet created, or dropped."""
 
 
 class StoreFull(StoreUnavailable):
-    """There is no space left where the store is kept."""
+    """The disk or the memory of the store is full."""
 
 
 class NotErased(StoreError):
-    """What a deletion named is deleted, but its bytes are still in the store's files. Repeat the call to erase them."""
+    """The data is deleted, but its bytes are still in the files of the store.
+
+    Repeat the call to erase them.
+    """
 
     def __init__(self, thread: str, reason: str) -> None:
         super().__init__(
-            f"what was to be erased from thread {thread!r} is deleted, but its bytes are still in the file ({reason}); "
-            "make room and repeat the call"
+            f"data of thread {thread!r} is deleted, but its bytes are still in the file ({reason}); "
+            "free disk space and repeat the call"
         )
         self.thread = thread
         self.reason = reason
 
 
 class StoreBusy(StoreUnavailable):
-    """The store was busy for the whole time that the call had, or that the server gives a statement; nothing was stored."""
+    """The store was busy until the call, or the statement in the server, timed out.
+
+    Nothing was stored.
+    """
 
     advice = "try again, or wait longer: --timeout 5min"
 
 
 class OutcomeUnknown(StoreError):
-    """The call ended before the store answered: saved or not, nobody knows.
+    """The call ended before the store answered: it may or may not have saved.
 
     `thread.save(state, id=error.checkpoint_id)` is the safe retry: it stores the state once.
     """
@@ -547,8 +568,8 @@ class OutcomeUnknown(StoreError):
     def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None, reason: str = "") -> None:
         why = reason or f"no answer within {timeout_s} s"
         super().__init__(
-            f"{why}: whether checkpoint {checkpoint_id!r} of thread {thread!r} is stored is not known; "
-            f"retry with save(state, id={checkpoint_id!r})"
+            f"{why}: checkpoint {checkpoint_id!r} of thread {thread!r} may or may not be stored; "
+            f"retry with save(state, id={checkpoint_id!r}), which stores it once"
         )
         self.thread = thread
         self.checkpoint_id = checkpoint_id
@@ -556,10 +577,10 @@ class OutcomeUnknown(StoreError):
 
 
 class NotReplicated(OutcomeUnknown):
-    """The primary has stored it, but too few replicas confirmed that in time: a failover may still lose it.
+    """The primary has stored it, but too few replicas confirmed in time: a failover may lose it.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas once more. What saves nothing (a deletion) is
-    repeated as it is, and `checkpoint_id` is empty.
+    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas again.
+    For a call that saves nothing, such as a deletion, `checkpoint_id` is empty: repeat the call.
     """
 
     def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
@@ -579,16 +600,15 @@ class NotReplicated(OutcomeUnknown):
 
 
 class StaleBase(StoreError):
-    """Something was deleted since this process read the thread. The core re-bases and tries again.
+    """Something was deleted since this process read the thread. outlive plans the save again.
 
-    A backend may say in which generation the thread is now and which chunks its head has, so that a save
-    which shares only these need not read the thread again. A pair of stores may say that an attempt in the other store may have stored it.
+    A backend may report the current generation of the thread and the chunks of its head: a save
+    that shares only these need not read the thread again. `may_be_stored`: an earlier attempt in
+    the other store of a pair may have stored it.
     """
 
     def __init__(self, thread: str, generation: int | None = None, chunks: Iterable[bytes] = ()) -> None:
-        super().__init__(
-            f"thread {thread!r} was pruned or deleted by someone else in the middle of this call; try again"
-        )
+        super().__init__(f"another process pruned or deleted thread {thread!r} during this call; try again")
         self.thread = thread
         self.generation = generation
         self.chunks = frozenset(chunks)
@@ -596,15 +616,17 @@ class StaleBase(StoreError):
 
 
 class OutOfTurn(StoreError):
-    """What a store sends to its secondary is not what comes next: something is late, is missing, or was lost there."""
+    """A change for the secondary came out of order: earlier ones are late or were lost."""
 
     def __init__(self, thread: str) -> None:
-        super().__init__(f"what came of thread {thread!r} is not what comes next")
+        super().__init__(
+            f"a replicated change of thread {thread!r} is out of order: the secondary lacks earlier changes"
+        )
         self.thread = thread
 
 
 class Corrupt(StoreError):
-    """What is stored is not what was saved; nothing of it was handed out."""
+    """The stored data is not what was saved; none of it was returned."""
 
     def __init__(self, what: str, *, thread: str | None = None, checkpoint: str | None = None) -> None:
         where = "".join(
@@ -623,17 +645,17 @@ class Corrupt(StoreError):
 
 @contextlib.contextmanager
 def well_formed(what: str, thread: str | None) -> Iterator[None]:
-    """Raise Corrupt when what was read does not have the fields that outlive writes."""
+    """Raise Corrupt if a stored value does not have the fields that outlive writes."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{what} does not have the fields that it should have", thread=thread) from error
+        raise Corrupt(f"{what} lacks fields, or has them with wrong types", thread=thread) from error
 
 
 class DamagedEntry(Corrupt):
-    """A run, step, response or lock does not match its checksum. Its key is where it stands: whoever lists others goes on behind it.
+    """A run, step, response or lock does not match its checksum.
 
-    `status` is what the row says, which may be part of the damage.
+    A listing continues after `key`. `status` is the status in the row, which may be damaged too.
     """
 
     def __init__(self, thread: str, kind: str, key: str, status: str, what: str = "") -> None:
@@ -644,30 +666,31 @@ class DamagedEntry(Corrupt):
 
 
 class SealBroken(Corrupt):
-    """A sealed record does not open: it was changed, cut, moved from elsewhere, or is not of this key."""
+    """A record cannot be decrypted: it was changed, cut short, moved, or has another key."""
 
 
 class NotSealed(Corrupt):
-    """A record stands in the clear where only sealed ones may be: somebody put it there."""
+    """A record of an encrypted store is not encrypted: it was not written by outlive."""
 
 
 class NewerFormat(StoreError):
-    """The store was written by a newer outlive."""
+    """A newer version of outlive wrote the store."""
 
     def __init__(self, what: str, found: int, known: int) -> None:
-        super().__init__(f"{what} has format {found}, this outlive reads up to {known}; upgrade outlive")
+        super().__init__(f"{what} has format {found}, but this version reads up to {known}; upgrade outlive")
         self.found = found
         self.known = known
 
 
-# What a layer hands up in place of bytes that it could not open, so that one record does not hide the others. No codec makes
-# bytes that begin so. `NO_KEY` is followed by the id of the key, `NEWER` by the number of the format and the one that is known.
+# A layer returns these in place of bytes that it could not decrypt, so that one bad record does not
+# hide the others. No codec writes bytes that begin like this. The id of the key follows `NO_KEY`;
+# the format of the record and the newest known format follow `NEWER`.
 UNOPENED = b"\xc1"
 BROKEN, PLAIN, NO_KEY, NEWER = (UNOPENED + why for why in (b"broken", b"plain", b"key ", b"newer "))
 
 
 def unopened(error: OutliveError) -> bytes:
-    """Return what stands in the place of bytes that a layer could not open."""
+    """Return the marker for bytes that a layer could not decrypt."""
     if isinstance(error, KeyMissing):
         return NO_KEY + (error.id or "").encode()
     if isinstance(error, NewerFormat):
@@ -676,22 +699,23 @@ def unopened(error: OutliveError) -> bytes:
 
 
 def refuse_unopened(data: bytes) -> None:
-    """Raise what a layer found wrong with a record when that is about to be read, or stored again."""
+    """Raise the error of a marker, when its record is read or stored again."""
     if data[:1] == UNOPENED:
         if data == PLAIN:
-            raise NotSealed("a record that is not sealed stands where only sealed ones may be")
+            raise NotSealed("a record of this encrypted store is not encrypted")
         if data.startswith(NO_KEY):
             raise KeyMissing(data[len(NO_KEY) :].decode())
         if data.startswith(NEWER):
-            found, known = data[len(NEWER) :].split()
-            raise NewerFormat("a sealed record", int(found), int(known))
+            stored, known = data[len(NEWER) :].split()
+            raise NewerFormat("an encrypted record", int(stored), int(known))
         raise SealBroken(
-            "a sealed record does not open: it was changed, cut, moved from elsewhere, or sealed under another key of this id"
+            "an encrypted record cannot be decrypted: it was changed, cut short, moved, or encrypted under "
+            "another key with the same id"
         )
 
 
 class DelayedSaveFailed(StoreError):
-    """An earlier save with durability="async" did not reach the store; it and those after it are lost."""
+    """A save with durability="async" failed; it and the saves after it are lost."""
 
     def __init__(self, thread: str, checkpoints: list[str], cause: BaseException) -> None:
         super().__init__(
@@ -703,29 +727,31 @@ class DelayedSaveFailed(StoreError):
 
 
 class SeveralFailed(StoreError, ExceptionGroup[Exception]):
-    """Several parts of one call failed; the others were done. `exceptions` has every error, `threads` the threads that they name.
+    """Several parts of one call failed; the other parts were done.
 
-    `except outlive.StoreError` catches it as a whole, `except* outlive.errors.DelayedSaveFailed` picks errors of one kind.
+    `exceptions` has every error, `threads` the threads that they name. `except outlive.StoreError`
+    catches the group, `except* outlive.errors.DelayedSaveFailed` picks errors of one kind.
     """
 
     def __new__(cls, errors: Sequence[Exception]) -> Self:
-        told = "; ".join(str(error) for error in errors)
-        return super().__new__(cls, f"{len(errors)} errors: {told}", errors)
+        messages = "; ".join(str(error) for error in errors)
+        return super().__new__(cls, f"{len(errors)} errors: {messages}", errors)
 
     def __init__(self, errors: Sequence[Exception]) -> None:
         super().__init__(self.message, errors)
-        found = (getattr(error, "thread", None) for error in errors)
-        self.threads = tuple(dict.fromkeys(thread for thread in found if isinstance(thread, str)))
+        threads = (getattr(error, "thread", None) for error in errors)
+        self.threads = tuple(dict.fromkeys(thread for thread in threads if isinstance(thread, str)))
 
     def __str__(self) -> str:
         return self.message
 
-    def derive(self, errors: Sequence[Exception]) -> SeveralFailed:  # type: ignore[override]  # `except*` keeps the class
+    def derive(self, errors: Sequence[Exception]) -> SeveralFailed:  # type: ignore[override]
+        """Keep the class when `except*` splits the group."""
         return SeveralFailed(errors)
 
 
 def raise_all(errors: Sequence[Exception]) -> None:
-    """Raise what was gathered: nothing, the one error, or all of them as one."""
+    """Raise the error, or a group of them; do nothing if there is none."""
     if len(errors) == 1:
         raise errors[0]
     if errors:

@@ -1,7 +1,7 @@
 """What a store tells whoever wants to know: `outlive.open(url, on_event=function)`.
 
-The function is called after the fact, in the thread or task that did it, and should return at once. What it raises is shown as a
-warning and goes no further: watching must not stop the work.
+The function is called after the fact, in the thread or task that did it, and should return at once.
+What it raises is shown as a warning and goes no further: watching must not stop the work.
 """
 
 from __future__ import annotations

@@ -70,9 +70,10 @@ def open(
 ) -> Store:
     """Open a store: `with outlive.open("agent.db") as store`.
 
-    `url` is the path of a SQLite file or one of: `sqlite:///path.db` (four slashes for an absolute path), `file:///folder`,
-    `postgresql://user@host/database`, `redis://host`, `rediss://`, `redis+sentinel://host,host/service`,
-    `redis+cluster://host,host`, `memory:`, `null:`, or a client of redis-py.
+    `url` is the path of a SQLite file or one of: `sqlite:///path.db` (four slashes for an absolute
+    path), `file:///folder`, `postgresql://user@host/database`, `redis://host`, `rediss://`,
+    `redis+sentinel://host,host/service`, `redis+cluster://host,host`, `memory:`, `null:`, or a
+    client of redis-py.
 
     tenant:       a name; a store shows only the threads of its own tenant
     durability:   "sync": a save is stored when it returns; "async": it is stored in the background
@@ -85,8 +86,8 @@ def open(
     single:       use one store of a pair alone; the other one gets everything when both are opened again
     create:       False: raise StoreMissing instead of creating a store that does not exist
 
-    Further options depend on the backend: see docs/backends.md. Raises BadURL and BadArgument for options that are wrong, and
-    StoreError when the store cannot be opened.
+    Further options depend on the backend: see docs/backends.md. Raises BadURL and BadArgument for
+    options that are wrong, and StoreError when the store cannot be opened.
     """
     config = configure(
         url, tenant, durability, cache_bytes, timeout_s, on_event, key, retain, replication, single, create, backend_options
@@ -271,7 +272,8 @@ async def existing_backend(served: BackendFactory, make: Callable[[], Awaitable[
         raise StoreMissing(served.shown)
     backend = await make()
     try:
-        # A server answers whether or not there is a store in it. It adopts no naming key when none is offered.
+        # A server answers whether or not there is a store in it. It adopts no naming key when none
+        # is offered.
         if served.is_missing is None and not await backend.identity(b""):
             raise StoreMissing(served.shown)
     except BaseException:
@@ -285,7 +287,10 @@ async def _made(
     opener: Callable[[BackendFactory], Callable[[], Awaitable[Backend]]],
     runtime: SyncRuntime,
 ) -> tuple[Backend, Backend | None]:
-    """Return the backends. One of a pair may be out of reach: then the other one tells what to do."""
+    """Return the backends.
+
+    One of a pair may be out of reach: then the other one tells what to do.
+    """
     if target.secondary is None:
         return await opener(target.served)(), None
     from outlive.layers.replication.lazy_store import open_lazily

@@ -61,7 +61,10 @@ class BackendOptions(TypedDict, total=False):
 
 
 def parse_location(where: Location, options: dict[str, Any]) -> tuple[BackendFactory, dict[str, Any]]:
-    """Return how to open a backend, and the options of every store that are in its URL. Nothing is opened or created."""
+    """Return how to open a backend, and the options of every store that are in its URL.
+
+    Nothing is opened or created.
+    """
     if type(where).__module__.partition(".")[0] == "redis":
         from outlive.backends.redis.clients import parse_client
 
@@ -184,7 +187,10 @@ def _sqlite_at(path: str, shown: str, options: dict[str, Any]) -> BackendFactory
 
 
 def _has_database(path: str) -> bool:
-    """Tell whether a SQLite file is more than empty: SQLite makes a database of an empty one. A new one may be in its log only."""
+    """Tell whether a SQLite file is more than empty: SQLite makes a database of an empty one.
+
+    A new one may be in its log only.
+    """
     names = (path, f"{path}-wal")
     return any(os.path.exists(name) and (os.path.isdir(name) or os.path.getsize(name)) for name in names)
 

@@ -1,4 +1,7 @@
-"""What a user gets back: checkpoints, pending writes, interrupts, threads and reports. Values, no I/O."""
+"""What a user gets back: checkpoints, pending writes, interrupts, threads and reports.
+
+Values, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,9 @@ class PendingWrite:
 class CheckpointInfo:
     """One saved step without its state, as `save` returns it and `history` lists it.
 
-    `state_bytes` is the size of the state, `new_bytes` what this save added to the store. `seq` and `created_at` are None
-    until a save with durability="async" is stored. Two of them are equal when thread, namespace and id are.
+    `state_bytes` is the size of the state, `new_bytes` what this save added to the store. `seq` and
+    `created_at` are None until a save with durability="async" is stored. Two of them are equal when
+    thread, namespace and id are.
     """
 
     thread: str
@@ -76,7 +80,10 @@ class CheckpointInfo:
 
     @property
     def cursor(self) -> str:
-        """This checkpoint's position as text, for `thread.history(before=...)`. It stays valid after the checkpoint is deleted."""
+        """This checkpoint's position as text, for `thread.history(before=...)`.
+
+        It stays valid after the checkpoint is deleted.
+        """
         if self.seq is None:
             raise BadArgument(
                 f'checkpoint {self.id!r} has no position yet: it was saved with durability="async"; call thread.flush() '
@@ -177,7 +184,10 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that `verify` found wrong. `thread` and `checkpoint` say where, as far as that is known."""
+    """Something that `verify` found wrong.
+
+    `thread` and `checkpoint` say where, as far as that is known.
+    """
 
     thread: str | None
     checkpoint: str | None
@@ -213,7 +223,10 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a thread or a store holds. `state_bytes` is what whole states would have taken, uncompressed."""
+    """What a thread or a store holds.
+
+    `state_bytes` is what whole states would have taken, uncompressed.
+    """
 
     threads: int
     checkpoints: int
@@ -236,12 +249,18 @@ _CURSOR = re.compile(r"cursor:([0-9]{1,15})\.([0-9]{1,15}):(.+)", re.DOTALL)
 
 
 def matches(metadata: Mapping[str, Any], filter: Mapping[str, Any]) -> bool:
-    """Tell whether metadata has every key of a filter with an equal value. What lacks a key does not match, not even None."""
+    """Tell whether metadata has every key of a filter with an equal value.
+
+    What lacks a key does not match, not even None.
+    """
     return all(key in metadata and _is_equal(metadata[key], value) for key, value in filter.items())
 
 
 def _is_equal(stored: Any, wanted: Any) -> bool:
-    """Compare two values. Arrays are equal as a whole; values that hold arrays and cannot be compared are not."""
+    """Compare two values.
+
+    Arrays are equal as a whole; values that hold arrays and cannot be compared are not.
+    """
     try:
         equal = stored == wanted
         if hasattr(equal, "shape") and hasattr(equal, "all"):  # numpy compares element by element

@@ -23,7 +23,7 @@ def test_a_completed_run_is_not_to_be_retried():
     with outlive.open("memory:") as store:
         with store.run("t", run_id="done") as done:
             pass
-        with pytest.raises(outlive.RunEnded, match=r"'done' is completed: start another one$"):
+        with pytest.raises(outlive.RunEnded, match=r"'done' is completed: start a new run$"):
             done.save(1)
         failed = store.run("t", run_id="failed").start()
         failed.fail("broken")

@@ -446,7 +446,7 @@ def _retry(root: Path, before: list[Op], group: list[Commit], is_new: bool) -> l
     """Do again in a second process what the first was killed in."""
     recorder = Recorder(str(root), before)
     backend = FileBackend(str(root), disk=recorder)
-    backend._guard._is_mended = not is_new  # a new one mends in any case
+    backend._guard._is_repaired = not is_new  # a new one repairs in any case
     backend.identity(b"another")
     results = backend.commit_all([_again(backend, commit) for commit in group])
     assert all(isinstance(result, Receipt | HeadMoved) for result in results), results

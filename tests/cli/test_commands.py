@@ -267,7 +267,10 @@ def test_forks_and_copies_are_made(anywhere):
     assert lines(anywhere("copy-thread", "trip-42", "c")) == ["copied 5 checkpoints of trip-42 to thread c"]
     taken = anywhere("fork", "trip-42", "b")
     assert (taken.code, taken.out) == (2, "")
-    assert taken.err == "outlive: thread 'b' has checkpoints already; choose another id or delete it first\n"
+    assert (
+        taken.err
+        == "outlive: thread 'b' already has checkpoints; choose another id, or delete the thread first\n"
+    )
     with open_knowing(anywhere.url) as store:  # unknown types came through as they were
         assert store.thread("b").load()["plan"] == Plan("Lisbon", 2)
 

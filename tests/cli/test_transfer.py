@@ -119,7 +119,7 @@ def test_a_thread_goes_through_a_file_and_is_the_same(cli):
     made = cli("import", file, "--store", new)
     assert made.out == f"imported thread trip-42 with 5 checkpoints into {new}\n"
     assert cli("export", "trip-42", "--store", new).out == file.read_text()
-    assert cli("import", file).err.startswith("outlive: thread 'trip-42' has checkpoints already;")
+    assert cli("import", file).err.startswith("outlive: thread 'trip-42' already has checkpoints;")
     assert cli("import", file, "--as", "again", "--json").items == [{"thread": "again", "checkpoints": 5}]
     assert not [name for name in os.listdir(cli.folder) if name.endswith(".part")]
 
@@ -147,7 +147,7 @@ def test_a_file_is_not_overwritten_without_being_asked(cli):
 def test_what_is_no_export_is_refused_and_makes_no_thread(program, text):
     build(f"sqlite:///{program.folder}/agent.db")
     ended = program("import", "-", stdin=text)
-    assert (ended.code, "this is no exported thread" in ended.err) == (2, True)
+    assert (ended.code, "this is not an exported thread" in ended.err) == (2, True)
     assert program("import", "nope.json").err.endswith("cannot read 'nope.json': No such file or directory\n")
     assert len(program("ls", "-q").out.splitlines()) == 5
 

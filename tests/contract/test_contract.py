@@ -258,7 +258,7 @@ BROKEN = {
     SendsByIdAlone: "test_what_the_reader_knows_of_another_time_does_not_count",
     ListsEverybody: "test_tenants_never_see_each_other",
     FoldsCase: "test_any_text_names_a_thread_of_its_own",
-    LosesItsPlace: "test_a_page_goes_on_where_its_cursor_was_even_when_that_is_gone",
+    LosesItsPlace: "test_a_page_continues_at_its_cursor_even_when_that_is_gone",
     OrdersByClock: "test_commits_of_a_moment_long_ago_are_still_newest",
 }
 ARGUMENTS = {

@@ -261,7 +261,7 @@ def test_processes_that_save_and_clear_one_path_never_see_half_a_value(folder, w
 
 
 def hold(report, path):
-    with checkpoint_file(path)._held():
+    with checkpoint_file(path)._locked():
         report("held")
         signal.pause()
 

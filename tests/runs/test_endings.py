@@ -635,6 +635,6 @@ def test_a_store_error_while_a_run_is_given_back_hides_nothing(store, forgets, m
     async def let_go(self, *args):
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(Start, "_let_go", let_go)
+    monkeypatch.setattr(Start, "_give_back", let_go)
     with pytest.raises(UnknownTag):
         store.retry("r").start()

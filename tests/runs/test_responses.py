@@ -550,9 +550,9 @@ def test_response_snapshot_and_partial_become_each_other_and_are_states():
     "call, complaint",
     [
         (lambda r: r.open("gpt"), "list of ids"),
-        (lambda r: r.open(["a\nb"]), "model id is a line"),
+        (lambda r: r.open(["a\nb"]), "model id must be one line"),
         (lambda r: r.open([""]), "1 to 500 characters"),
-        (lambda r: r.update("unknown", {}), "not among those that were opened .*'m'"),
+        (lambda r: r.update("unknown", {}), "is not open .*'m'"),
         (lambda r: r.update("m", {}, 1), "ordinal 1"),
         (lambda r: r.update("m", {"txt": "x"}), "no field 'txt'"),
         (lambda r: r.update("m", {"text": b"x"}), "text must be a str"),
@@ -561,7 +561,7 @@ def test_response_snapshot_and_partial_become_each_other_and_are_states():
         (lambda r: r.update("m", {"tool_calls": {"a": "b"}}), "tool_calls"),
         (lambda r: r.update("m", {"proposed_writes": ["a"]}), "proposed write"),
         (lambda r: r.update("m", "text"), "mapping"),
-        (lambda r: r.complete("m", {"status": "fine"}), "no status 'fine'"),
+        (lambda r: r.complete("m", {"status": "fine"}), "status must be one of .*'fine'"),
         (lambda r: r.update("m", {"text": "x" * (17 << 20)}), "response of model 'm' has 17"),
     ],
 )

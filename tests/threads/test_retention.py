@@ -498,7 +498,7 @@ def test_one_process_sweeps_at_a_time(tmp_path):
             if not met:
                 met.append(True)
                 with pytest.raises(
-                    outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) sweeps already"
+                    outlive.ThreadBusy, match=r"another process \(process \d+ on .*\) is sweeping already"
                 ):
                     two.sweep()
                 assert two.sweep(dry_run=True).checkpoints > 0  # looking is free

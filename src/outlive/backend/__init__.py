@@ -1,4 +1,4 @@
-"""What the author of a backend needs: the protocol, and the records, keys and queries that pass through it."""
+"""What the author of a backend needs: the protocol and its records, keys and queries."""
 
 from outlive.backend.entries import OUTBOX, TOMBSTONE
 from outlive.backend.keys import NAMING_THREAD, RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape

@@ -1,11 +1,12 @@
 """The kinds of entries, and what each part of the library does with them.
 
-Whatever walks over all entries (a rotation, a copy, a replica, a check) takes its kinds from this registry, so none of
-them can leave a kind out. A backend refuses a commit with any other kind.
+Code that walks over all entries (a rotation, a copy, a replica, a check) takes the kinds from this
+registry, so it cannot leave one out. A backend refuses a commit with any other kind.
 
-To add a kind, add a line here and raise the format of every backend. An older outlive would leave the new kind out of a rotation or
-a copy without noticing; with the higher format it refuses the store (`NewerFormat`). An unknown kind in a store of a known format
-is therefore damage, and a check reports it as such.
+To add a kind, add a line here and raise the format of every backend. An older outlive would leave
+the new kind out of a rotation or a copy without noticing; with the higher format it refuses the
+store (`NewerFormat`). So an unknown kind in a store of a known format is damage, and a check
+reports it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from outlive.errors import BadArgument, Corrupt
 
 @dataclass(frozen=True, slots=True)
 class EntryKind:
-    """What is done with the entries of one kind. Every kind is verified."""
+    """What happens to the entries of one kind. Every kind is verified."""
 
     name: str
-    is_sealed: bool = True  # encryption seals the body, `rotate` seals it again, `verify` opens it
-    is_replicated: bool = True  # the other store of a pair gets it with everything else
-    is_copied: bool = True  # `copy_to` and `backup` bring it along
+    is_sealed: bool = (
+        True  # encryption encrypts the body, `rotate` again with a new key; `verify` decrypts it
+    )
+    is_replicated: bool = True  # the other store of a pair gets it
+    is_copied: bool = True  # `copy_to` and `backup` copy it
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
-TOMBSTONE = "tombstone"  # says what was removed
-OUTBOX = "queue"  # says what another store has yet to get; no key of it is used twice
+TOMBSTONE = "tombstone"  # names what was removed
+OUTBOX = "queue"  # names what the other store does not have yet; no key is used twice
 PAIR, NAMING = "pair", "naming key"
 
 KINDS = {
@@ -38,10 +41,12 @@ KINDS = {
         EntryKind(RUN),
         EntryKind(STEP),
         EntryKind(RESPONSE),
-        EntryKind(LOCK, is_copied=False),  # held in the store that it is in
-        # When this store was swept, by its own clock. After a failover a sweep comes early, which does no harm.
+        EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
+        # When this store was swept, by its own clock. After a failover a sweep comes early: no
+        # harm.
         EntryKind(SWEEP, is_replicated=False, is_copied=False),
-        # What layers keep for themselves, below encryption. Tombstones and the naming key reach the other store in ways of their own.
+        # Entries of layers, below encryption. Other code brings tombstones and the naming key to
+        # the other store.
         EntryKind(TOMBSTONE, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(OUTBOX, is_sealed=False, is_replicated=False, is_copied=False),
         EntryKind(PAIR, is_sealed=False, is_replicated=False, is_copied=False),
@@ -59,16 +64,17 @@ class _Entry(Protocol):
 
 
 def check_kinds(entries: Iterable[_Entry]) -> None:
-    """Refuse entries of a kind that is not in the registry: nobody would copy, replicate, seal or verify them."""
+    """Refuse entries of an unknown kind: nothing would copy, replicate, encrypt or verify them."""
     for entry in entries:
         if entry.kind not in KINDS:
             raise BadArgument(
-                f"{entry.kind!r:.100} is not a kind of entry; the kinds are {', '.join(KINDS)} (outlive.backend.entries)"
+                f"{entry.kind!r:.100} is not a kind of entry; use one of {', '.join(KINDS)} "
+                "(outlive.backend.entries)"
             )
 
 
 def check_stored_kind(kind: str, thread: str) -> None:
-    """Refuse a stored entry of a kind that is not in the registry."""
+    """Raise Corrupt for a stored entry of an unknown kind."""
     if kind not in KINDS:
         what = f"it has an entry of the unknown kind {kind!r:.100}"
         raise Corrupt(f"{what}; if a newer outlive wrote it, upgrade this one", thread=thread)

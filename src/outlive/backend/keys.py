@@ -12,7 +12,7 @@ CheckpointKey = tuple[str, str]  # (namespace, id) of a checkpoint in its thread
 
 
 def escape(text: str) -> str:
-    """Write any str as text that every engine can hold: no NUL, no lone surrogate; reversible."""
+    """Return any str as text that every engine can store: no NUL, no lone surrogate; reversible."""
     if text.isascii() and "\\" not in text and "\0" not in text:
         return text
     return "".join(
@@ -26,7 +26,7 @@ _SURROGATE = re.compile(r"\\u[0-9a-f]{4}")
 
 
 def unescape(text: str) -> str:
-    """Undo `escape`; raise Corrupt when the text was not made by it."""
+    """Undo `escape`. Raises Corrupt if `escape` cannot have written the text."""
     if "\\" not in text:
         return text
     out, at = [], 0
@@ -41,13 +41,13 @@ def unescape(text: str) -> str:
             out.append(chr(int(text[at + 2 : at + 6], 16)))
             at += 6
         else:
-            raise Corrupt("a stored id is not escaped as it should be")
+            raise Corrupt("a stored id has an invalid escape")
     return "".join(out)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadKey:
-    """A thread's identity: (tenant, id), and the 16 bytes by which every backend finds it."""
+    """The identity of a thread: (tenant, id), and the 16 bytes by which backends find it."""
 
     tenant: str
     id: str
@@ -59,11 +59,11 @@ class ThreadKey:
         return cls(tenant, id, hashlib.blake2b(text, digest_size=16, person=b"outlive.thread").digest())
 
 
-RESERVED = "\0outlive"  # a tenant that nobody can open: what belongs to the store itself
+RESERVED = "\0outlive"  # a tenant that no caller can open: for records of the store itself
 
 
 def reserved(name: str) -> ThreadKey:
-    """Return a thread that holds records of the store's own; it is in no list."""
+    """Return a thread for records of the store itself; no listing shows it."""
     return ThreadKey.of(RESERVED, name)
 
 

@@ -1,4 +1,4 @@
-"""Reading all of a list page by page, and reading again when others delete meanwhile."""
+"""Reading all pages of a list, and reading again after a deletion by another process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from outlive.backend.records import CheckpointRecord, EntryRecord
 from outlive.errors import StaleBase
 
 T = TypeVar("T")
-_ATTEMPTS = 8  # that may lose against deletions by others
+_ATTEMPTS = 8  # until deletions by others make the call fail
 
 
 async def entry_pages(
     backend: Backend, query: EntryQuery, *, timeout_s: float | None = None
 ) -> AsyncIterator[list[tuple[ThreadKey, EntryRecord]]]:
-    """Iterate over the pages of a query, each of `query.limit` entries. The last one may be empty."""
+    """Iterate over the pages of a query, each of `query.limit` entries.
+
+    The last one may be empty.
+    """
     while True:
         page = await backend.entries(query, timeout_s=timeout_s)
         yield page
@@ -42,7 +45,7 @@ async def all_records(
 ) -> list[CheckpointRecord]:
     """Return the records of all pages, newest first, of one generation.
 
-    A deletion between two pages would leave gaps: then the records are read again from the first page on.
+    A deletion between two pages would leave gaps: then it reads again from the first page.
     """
     while True:
         first, page = await backend.history(query, timeout_s=timeout_s)
@@ -56,11 +59,11 @@ async def all_records(
 
 
 def lineage(records: Iterable[CheckpointRecord], id: str | None = None) -> list[CheckpointRecord]:
-    """Return a checkpoint (default: the first of `records`) and its ancestors among records of one namespace."""
+    """Return a checkpoint (default: the first of `records`) and its ancestors, in one namespace."""
     by_id = {record.id: record for record in records}
     line: dict[str, CheckpointRecord] = {}
     record = next(iter(by_id.values()), None) if id is None else by_id.get(id)
-    while record is not None and record.id not in line:  # a damaged store may have a circle
+    while record is not None and record.id not in line:  # a damaged store may have a cycle
         line[record.id] = record
         record = by_id.get(record.parent) if record.parent is not None else None
     return list(line.values())
@@ -75,7 +78,8 @@ async def retry_stale(
 ) -> T:
     """Return what an attempt returns; repeat it while it returns None or raises one of `errors`.
 
-    Both mean that others changed the thread after the attempt read it. The last error is raised, or StaleBase.
+    Both mean that another process changed the thread after the attempt read it. After the last
+    attempt it raises the last error, or StaleBase.
     """
     error: Exception = StaleBase(thread)
     for _ in range(attempts):

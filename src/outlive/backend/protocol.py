@@ -1,49 +1,59 @@
-"""The backend protocol: the few methods that a backend has, and the rules that it keeps.
+"""The backend protocol: the methods that a backend has, and the rules that it keeps.
 
-A backend stores records and knows nothing of states, codecs or diffs. What a checkpoint contains is in its opaque
-`body`; what a backend needs to order, find and sweep is in clear fields beside it.
+A backend stores records and knows nothing about states, codecs or diffs. The content of a
+checkpoint is in its opaque `body`. What a backend needs to order, find and sweep checkpoints is in
+plain fields.
 
-The central method is `commit_all`: everything of one save, atomically, or nothing. A commit carries what is new and
-what must still hold. The rules, each of which the contract suite (`outlive.testing`) tests:
+The central method is `commit_all`: it does everything of one save atomically, or nothing. A commit
+has new records and the conditions that must still hold. The contract suite (`outlive.testing`)
+tests each of these rules:
 
-1. Idempotency first. A checkpoint is identified by (thread, namespace, id). If a commit's checkpoint is there
-   already, nothing of the commit is done, no expectation is checked, and the stored record is the answer
-   (`Receipt.existing`). The core then compares contents. A replacing commit is such a repetition when the stored
-   record has its very content; otherwise all that it expects must hold.
-2. Order is (epoch, seq). `seq` is a counter of the thread, raised under the thread's lock: commit order is seq
-   order, whatever the clocks say. It is never used again, also not after the thread is deleted and created again. A
-   record that brings its own seq (a copy, a replica) keeps it. The head of a namespace is the greatest
-   (epoch, seq, escaped id in bytes).
-3. Generation is a random token. Every deletion replaces it. So does every commit that could bring a chunk back to
-   life without a running sweep noticing: one that overwrites a record, brings records with a seq of their own, or
-   names chunks that it does not carry without saying in which generation it saw them (those must be there). A save
-   names the generation in which it saw the chunks it refers to; when that is gone, it is refused (`StaleBase`).
-4. Revision counts the commits of a thread in this store. Storing a chunk, also one that is there already, stamps it
-   with the revision of the commit. A sweep removes the chunks outside the live set that it read at
-   (generation, revision) and that were stamped no later: a chunk that came back to life stays. A chunk that is there
-   already keeps its bytes. In one commit removals come before what is put.
+1. Idempotency first. (thread, namespace, id) identifies a checkpoint. If the checkpoint of a commit
+   is stored already, the backend does nothing, checks no condition, and answers with the stored
+   record (`Receipt.existing`). The core then compares the contents. A replacing commit counts as
+   such a repetition if the stored record has exactly its content; otherwise all its conditions must
+   hold.
+2. The order is (epoch, seq). `seq` is a counter of the thread, raised under the lock of the thread:
+   the order of commits is the order of seqs, whatever the clocks say. A seq is never used again,
+   even after the thread was deleted and created again. A record that has its own seq (from a copy
+   or a replica) keeps it. The head of a namespace has the greatest (epoch, seq, escaped id in
+   bytes).
+3. The generation is a random token. Every deletion replaces it. So does every commit that could
+   bring back a chunk without a running sweep noticing: one that overwrites a record, has records
+   with their own seq, or names chunks that it does not contain without naming the generation in
+   which it saw them (those chunks must exist). A save names the generation in which it saw the
+   chunks that it refers to; if the thread has another one, the backend refuses the save
+   (`StaleBase`).
+4. The revision counts the commits of a thread in this store. Storing a chunk, even one that is
+   stored already, stamps it with the revision of the commit. A sweep reads the live chunks at
+   (generation, revision) and removes others with this stamp or an earlier one, so a chunk that is
+   used again stays. A chunk that is stored already keeps its bytes. In one commit, removals come
+   before additions.
 5. One refusal refuses all of a commit, and no other commit of the same group.
-6. A draft that `follows` gets as parent the head of its namespace at commit.
-7. With `merge` a commit brings what another store has. What is here stays unless the other has the greater version
-   or rank (ties by order, then by bytes), so merging is commutative, associative and idempotent. A merge expects
-   nothing, with two exceptions: `strict` refuses it when the thread is in a later epoch, and `requires_next_seq`
-   when the new record does not have the next seq or an entry has a lower rank than here (`OutOfTurn`). A removal
-   that `leaves_tombstones` leaves entries of that kind: what was removed is not merged in again, and a copy that
-   comes back with seqs of its own is placed after them. A merge raises the revision to the greatest fence that it
-   brings: the process that takes over a run copied from another store outranks what was copied with it. A merge
-   that `overrules` replaces what is here whatever the versions, ranks and tombstones: it withdraws what this store
-   alone has.
-8. A thread is listed while it has checkpoints, writes or metadata of its own.
-9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of a thread's last
-   commits and of those that their callers gave up: a commit whose token is known does nothing and is answered as
-   done.
-10. A chunk that one commit both removes and puts stays in its place with the new bytes: records that name it read
-   these. `ReencryptedBodies` does the same for writes, entries and metadata, each only where the old bytes are
-   unchanged. So all of a thread can be encrypted again, in parts, while others use it; no rank, lease, version or
-   place changes.
-11. An entry has one of the kinds in `entries.py`. A commit with any other kind is refused (`BadArgument`).
+6. A draft that `follows` gets the head of its namespace at commit as its parent.
+7. With `merge` a commit brings the records of another store. A stored record stays unless the other
+   has the greater version or rank (ties by order, then by bytes), so merging is commutative,
+   associative and idempotent. A merge has no conditions, with two exceptions: `strict` refuses it
+   if the thread is in a later epoch, and `requires_next_seq` if the new record does not have the
+   next seq or an entry has a lower rank than the stored one (`OutOfTurn`). A removal that
+   `leaves_tombstones` adds entries of that kind: a removed record is not merged in again, and a
+   copy with its own seqs is placed after them. A merge raises the revision to the greatest fence
+   that it brings: a process that takes over a copied run outranks the records that were copied with
+   it. A merge that `overrules` replaces the stored records whatever the versions, ranks and
+   tombstones: it withdraws what only this store has.
+8. A thread is listed while it has checkpoints, writes or its own metadata.
+9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of
+   the last commits of a thread, and of those that their callers gave up. A commit whose token is
+   known does nothing and is answered as done.
+10. A chunk that one commit both removes and adds stays in its place with the new bytes, which
+    records that name it then read. `ReencryptedBodies` does the same for writes, entries and
+    metadata, each only if the old bytes are unchanged. So a whole thread can be encrypted again, in
+    parts, while others use it; no rank, lease, version or position changes.
+11. An entry has one of the kinds in `entries.py`. A commit with any other kind is refused
+    (`BadArgument`).
 
-Everything that one commit checks or changes belongs to one thread, so that a sharded store can do it in one place.
+Everything that one commit checks or changes belongs to one thread, so a sharded store can do it on
+one shard.
 """
 
 from __future__ import annotations
@@ -69,19 +79,22 @@ from outlive.errors import Corrupt, OutliveError
 
 
 class Backend(Protocol):
-    """What keeps records. Every method is one round trip.
+    """A store of records. Every method is one round trip.
 
-    `timeout_s` is the time that a call has; None means the time that the store was opened with.
+    `timeout_s` limits the time of a call; None means the timeout that the store was opened with.
     """
 
     name: str
 
     async def identity(self, offered: bytes) -> bytes:
-        """Return the naming key of the store. A new store adopts `offered`, unless that is empty."""
+        """Return the naming key of the store.
+
+        A new store adopts `offered`, unless that is empty.
+        """
         ...
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Do all of each commit or none of it, durably; say for each what it did or why it was refused."""
+        """Do all of each commit or none of it, durably; return a receipt or an error for each."""
         ...
 
     async def read(
@@ -95,7 +108,7 @@ class Backend(Protocol):
         chunks: bool = True,
         timeout_s: float | None = None,
     ) -> ReadResult:
-        """Return a checkpoint (the head when `id` is None, the head as of a moment when `at` is given)."""
+        """Return a checkpoint: by `id`, or the head, or the head as of the time `at`."""
         ...
 
     async def history(
@@ -107,7 +120,8 @@ class Backend(Protocol):
     async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
         """Return a page as `history` does, with the chunks of its records, each once.
 
-        It ends before the record whose chunks would make it more than `max_bytes`, but has at least one record.
+        It ends before the record whose chunks would exceed `max_bytes`, but has at least one
+        record.
         """
         ...
 
@@ -134,15 +148,15 @@ class Backend(Protocol):
     async def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        """Return chunks by name; those that are missing are left out."""
+        """Return chunks by name, without those that are missing."""
         ...
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        """Copy chunks from thread to thread inside the store; return the target's generation."""
+        """Copy chunks between threads inside the store; return the generation of the target."""
         ...
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
-        """Check every checksum and count of a thread, or of what belongs to no thread; needs no key."""
+        """Check the checksums and counts of a thread, or of all that is in no thread."""
         ...
 
     async def facts(self) -> dict[str, object]:
@@ -165,7 +179,7 @@ class Backend(Protocol):
 
 
 async def commit(backend: Backend, commit: Commit) -> Receipt:
-    """Do one commit; raise when it is refused."""
+    """Do one commit; raise the error if it is refused."""
     (result,) = await backend.commit_all([commit])
     if isinstance(result, Receipt):
         return result

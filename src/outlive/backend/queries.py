@@ -13,7 +13,7 @@ EntryCursor = tuple[str, bytes]  # (key, digest of the thread)
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """A page of a thread's checkpoints, newest first; of all namespaces when `namespace` is None."""
+    """A page of the checkpoints of a thread, newest first; `namespace=None`: of all namespaces."""
 
     thread: ThreadKey
     namespace: str | None
@@ -24,9 +24,9 @@ class HistoryQuery:
 
 @dataclass(frozen=True, slots=True)
 class EntryQuery:
-    """A page of entries of one kind, of one thread or of all threads of a tenant, by (escaped key, thread).
+    """A page of entries of one kind, of one thread or a whole tenant, by (escaped key, thread).
 
-    `lapsed` asks for those whose lease has run out, or has not, by the store's clock.
+    `lapsed` selects entries whose lease has expired, or has not, by the clock of the store.
     """
 
     tenant: str
@@ -41,9 +41,10 @@ class EntryQuery:
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
-    """A page of a tenant's threads by escaped id; `after` is the last id of the page before.
+    """A page of the threads of a tenant by escaped id; `after` is the last id of the page before.
 
-    `only` asks for one thread by its id. Without `heads` a damaged checkpoint does not hide its thread.
+    `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its
+    thread.
     """
 
     tenant: str

@@ -12,17 +12,17 @@ import ormsgpack
 from outlive.backend.keys import CheckpointKey, ThreadKey, escape
 from outlive.errors import OutcomeUnknown
 
-FORMAT = 1  # of records; a newer one is refused
+FORMAT = 1  # of records; newer formats are refused
 
 Rank = tuple[int, int, int]  # (epoch, fence, revision)
 Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be gone
 ABSENT: Rank = (0, 0, 0)
-NEXT = -1  # in place of a fence: the next one
+NEXT = -1  # as a fence: let the store choose the next one
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
 class CheckpointRecord:
-    """A checkpoint as a backend keeps it. In a commit, a seq of 0 means: give it the next one."""
+    """A checkpoint as a backend stores it. In a commit, seq 0 asks for the next seq."""
 
     namespace: str
     id: str
@@ -31,15 +31,15 @@ class CheckpointRecord:
     step: int | None
     source: str
     size: int  # bytes of the state
-    added: int  # bytes of the chunks that this checkpoint brought
+    added: int  # bytes of the chunks that this checkpoint added
     chunks: tuple[bytes, ...]  # names; spans in the body refer to them by position
-    body: bytes  # opaque: layout, metadata, interrupts; sealed when the store is encrypted
-    projection: str | None = None  # the metadata as JSON, for people with a SQL prompt
+    body: bytes  # opaque: layout, metadata, interrupts; encrypted in an encrypted store
+    projection: str | None = None  # the metadata as JSON, for SQL queries by people
     format: int = FORMAT
     epoch: int = 0
     seq: int = 0
     created_at: int = 0  # microseconds; 0 in a commit means now, by the store's clock
-    version: int = 0  # raised by every replacement of the content; the greater wins a merge
+    version: int = 0  # every replacement of the content raises it; the greater one wins a merge
     follows: bool = False  # in a commit: the parent is the head at that moment
 
     @property
@@ -49,7 +49,10 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class WriteRecord:
-    """A pending write of a task. The first one of an index wins; a control write (index < 0) is overwritten."""
+    """A pending write of a task.
+
+    The first write of an index stays; a control write (index < 0) is overwritten.
+    """
 
     namespace: str
     checkpoint: str
@@ -59,7 +62,7 @@ class WriteRecord:
     path: str
     body: bytes
     chunks: tuple[bytes, ...] = ()
-    rank: Rank = (0, 0, 0)  # of a control write: stamped at commit, the greater wins a merge
+    rank: Rank = (0, 0, 0)  # of a control write: set at commit; the greater one wins a merge
 
     @property
     def key(self) -> tuple[str, str, str, int]:
@@ -68,14 +71,15 @@ class WriteRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryRecord:
-    """A small record beside the checkpoints: a run, a step, a response, a lock, a layer's own note.
+    """A small record next to the checkpoints: a run, step, response, lock, or a record of a layer.
 
-    An entry is replaced only by one of an equal or greater rank (epoch, fence, revision); a lower one is
-    refused. `fence=NEXT` takes a fence that this thread never gave before. `lease_s` sets `until` by the
-    store's clock, and `clock` says which clock that was: a lease by another (a former boot of the
-    machine) has lapsed. `expect` and `expect_lapsed` are conditions on what is stored: its rank (ABSENT:
-    it is not there), and that its lease has run out. A commit that offers just what is stored is
-    done already, whatever it expects. `body=None` keeps the stored body, and the status unless one is given.
+    Only an entry with an equal or greater rank (epoch, fence, revision) replaces it; a lower one is
+    refused. `fence=NEXT` gets a fence that the thread has never used. `lease_s` sets `until` by the
+    clock of the store, and `clock` names that clock: a lease by another one (an earlier boot of the
+    machine) has expired. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
+    (ABSENT: there is none), and that its lease has expired. A commit that brings exactly the stored
+    entry is done already, whatever its conditions. `body=None` keeps the stored body, and the
+    status unless it has one.
     """
 
     kind: str
@@ -98,27 +102,26 @@ class EntryRecord:
 
 
 def tombstone_key(namespace: str, id: str) -> str:
-    """Return the key of a checkpoint's tombstone; that of a whole thread is empty."""
+    """Return the key of the tombstone of a checkpoint; that of a whole thread is empty."""
     return f"{len(namespace)}:{namespace}{id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a commit takes away. Whatever goes, the generation is replaced."""
+    """What a commit removes. Every removal replaces the generation."""
 
     checkpoints: tuple[CheckpointKey, ...] = ()  # their writes go with them
     chunks: tuple[bytes, ...] = ()
     chunks_until: int = 0  # only chunks stamped with this revision or an earlier one
     everything: bool = False  # the whole thread; its seq stays
-    erase: bool = False  # leave no byte of it in the files, whatever that costs
-    leaves_tombstones: bool = (
-        False  # leave tombstones: their `until` is the seq, their fence the revision, until which it holds
-    )
+    erase: bool = False  # leave no byte of it in the files, whatever the cost
+    # A tombstone covers records up to the seq in its `until` and the revision in its fence.
+    leaves_tombstones: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReencryptedBodies:
-    """Other bytes for what is there, which say the same. One that was changed since it was read stays as it is."""
+    """New encrypted bytes with the same content. One that was changed since it was read stays."""
 
     writes: tuple[tuple[WriteRecord, bytes], ...] = ()  # (as it was read, its new body)
     entries: tuple[tuple[EntryRecord, bytes], ...] = ()
@@ -134,39 +137,36 @@ class Commit:
     chunks: tuple[tuple[bytes, bytes], ...] = ()
     writes: tuple[WriteRecord, ...] = ()
     entries: tuple[EntryRecord, ...] = ()
-    rewrites: tuple[
-        CheckpointRecord, ...
-    ] = ()  # new chunks and body for records that are there: content unchanged
+    # New chunks and body for stored records; their content is unchanged.
+    rewrites: tuple[CheckpointRecord, ...] = ()
     removal: Removal | None = None
     reencrypted: ReencryptedBodies | None = None
-    info: bytes | None = None  # the thread's own metadata, opaque
+    info: bytes | None = None  # the metadata of the thread, opaque
     info_projection: str | None = None
-    info_version: int | None = None  # the version that the new metadata replaces; in a merge: the one it has
-    # What must still hold
+    info_version: int | None = None  # the version that it replaces; in a merge: its own
+    # Conditions
     generation: int | None = None
-    revision: int | None = None  # nothing at all was committed to the thread since
+    revision: int | None = None  # nothing was committed to the thread since
     expect_head: tuple[str, str | None] | None = None  # (namespace, id)
-    expect_empty: bool = (
-        False  # no checkpoints (else ThreadNotEmpty), nor writes on what this one brings (else StaleBase)
-    )
+    # No checkpoints (else ThreadNotEmpty), no writes on the new checkpoints (else StaleBase).
+    expect_empty: bool = False
     fence: tuple[str, str, int, int] | None = None  # (kind, key, epoch, fence) of an entry that is running
-    epoch: int | None = None  # the epoch that the writer believes in; None: whichever it is
-    replace: bool = False  # a checkpoint whose id is there is overwritten and keeps its seq
-    merge: bool = False  # these are records of another store
-    strict: bool = False  # of a merge: refuse it too when the thread is in a later epoch
-    requires_next_seq: bool = False  # of a merge: refuse it when its records are not the next ones
-    overrules: bool = False  # of a merge: what it brings replaces what is here, whatever its version or rank
+    epoch: int | None = None  # the epoch in which the writer is; None: any
+    replace: bool = False  # overwrite a stored checkpoint with the same id, which keeps its seq
+    merge: bool = False  # these records come from another store
+    strict: bool = False  # of a merge: refuse it if the thread is in a later epoch
+    requires_next_seq: bool = False  # of a merge: refuse it if its records are not the next ones
+    overrules: bool = False  # of a merge: replace stored records of any version and rank
     timeout_s: float | None = None
-    token: bytes = field(
-        default_factory=lambda: os.urandom(8)
-    )  # of this very commit, however often it is sent
-    # Called by a backend when it will do later commits after this one.
+    # Identifies this commit, however often it is sent.
+    token: bytes = field(default_factory=lambda: os.urandom(8))
+    # A backend calls it once it will do every later commit after this one.
     on_queued: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
 class Receipt:
-    """What a commit did. `existing` means that its checkpoint was there before and nothing was done."""
+    """What a commit did. `existing`: its checkpoint was stored before, and nothing was done."""
 
     generation: int
     revision: int
@@ -199,27 +199,27 @@ class ThreadRow:
 
 @dataclass(slots=True)
 class ReadResult:
-    """One checkpoint with all that is needed to build its state, read in one moment."""
+    """One checkpoint with all that its state needs, read at one moment."""
 
     generation: int
     record: CheckpointRecord | None = None
     chunks: dict[bytes, bytes] = field(default_factory=dict)
-    writes: tuple[WriteRecord, ...] = ()  # with `chunks` go those of the writes
+    writes: tuple[WriteRecord, ...] = ()  # `chunks` has those of the writes too
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some records, newest first, with all chunks that they name, read in one moment."""
+    """Some records, newest first, with all chunks that they name, read at one moment."""
 
     generation: int
     records: list[CheckpointRecord] = field(default_factory=list)
     chunks: dict[bytes, bytes] = field(default_factory=dict)
-    is_cut: bool = False  # more records were asked for, and are there, than the chunks left room for
+    is_cut: bool = False  # there are more records, but their chunks exceed `max_bytes`
 
 
 @dataclass(frozen=True, slots=True)
 class CachedHead:
-    """The head as the reader has it in memory: while it is this, its chunks need not be sent again."""
+    """The head that the reader has in memory: its chunks need not be sent again."""
 
     id: str
     chunks: tuple[bytes, ...]
@@ -239,14 +239,14 @@ class Inventory:
 
 
 def outcome_unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
-    """Say that nobody knows whether a commit was done."""
+    """Return the error for a commit that may or may not be done."""
     ids = [draft.id for draft in commit.checkpoints]
     return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s, reason)
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:
-    """Return 8 bytes over the fields of a stored row: any flipped bit or exchanged field changes them."""
-    hasher = _ROW_HASHER.copy()  # half the time of making one
+    """Return a checksum of 8 bytes over the fields of a row, in their order."""
+    hasher = _ROW_HASHER.copy()  # a copy takes half the time of a new one
     hasher.update(ormsgpack.packb(fields))
     return hasher.digest()
 

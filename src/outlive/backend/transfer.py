@@ -52,13 +52,13 @@ class Transfer:
     _names: dict[bytes, bytes] = field(default_factory=dict)  # name in the source → in the target
     _stored: set[bytes] | None = None  # names that the target has; None: not asked yet
 
-    async def with_chunks(self, sent: Commit) -> Commit:
+    async def with_chunks(self, commit: Commit) -> Commit:
         """Send chunks that a commit names and the target lacks; return it with the last of them.
 
         It names no generation, so the target refuses it (StaleBase) when a deletion there has
         removed one of the others meanwhile.
         """
-        names = [name for name in names_of(sent.checkpoints, sent.writes) if name not in self._names]
+        names = [name for name in names_of(commit.checkpoints, commit.writes) if name not in self._names]
         stored = await self._stored_names() if names else set()
         if self.rename is None:
             names = [name for name in names if name not in stored]
@@ -71,19 +71,19 @@ class Transfer:
                 continue
             if batch and size + len(data) > BATCH_BYTES:
                 # A crash after this commit leaves chunks that no record names. The next transfer
-                # finds them in the inventory.
+                # sees them in the inventory.
                 await self.put(Commit(self.key, chunks=tuple(batch.items()), timeout_s=self.timeout_s))
                 batch, size = {}, 0
             stored.add(renamed)
             batch[renamed] = data
             size += len(data)
-        sent.chunks = tuple(batch.items())
+        commit.chunks = tuple(batch.items())
         if self.rename is not None:
-            sent.checkpoints = tuple(
-                replace(record, chunks=self._renamed(record)) for record in sent.checkpoints
+            commit.checkpoints = tuple(
+                replace(record, chunks=self._renamed(record)) for record in commit.checkpoints
             )
-            sent.writes = tuple(replace(write, chunks=self._renamed(write)) for write in sent.writes)
-        return sent
+            commit.writes = tuple(replace(write, chunks=self._renamed(write)) for write in commit.writes)
+        return commit
 
     async def _stored_names(self) -> set[bytes]:
         if self._stored is None:
@@ -113,7 +113,7 @@ async def fetch_chunks(
 
 
 class Tombstones:
-    """What was deleted from a thread in a store that is or was one of a pair."""
+    """The deletions in a thread, in a store that is or was part of a pair."""
 
     def __init__(self, entries: Iterable[EntryRecord]) -> None:
         self._by_key = {entry.key: entry for entry in entries}
@@ -121,16 +121,17 @@ class Tombstones:
 
     def cover(self, record: CheckpointRecord) -> bool:
         """Tell whether a record was deleted: a merge leaves it out."""
-        found = (self.whole, self._by_key.get(tombstone_key(record.namespace, record.id)))
+        entries = (self.whole, self._by_key.get(tombstone_key(record.namespace, record.id)))
         return any(
-            entry is not None and (record.epoch, record.seq) <= (entry.epoch, entry.until) for entry in found
+            entry is not None and (record.epoch, record.seq) <= (entry.epoch, entry.until)
+            for entry in entries
         )
 
 
 async def find_records(
     backend: Backend, key: ThreadKey, wanted: set[CheckpointKey], timeout_s: float | None = None
 ) -> list[CheckpointRecord]:
-    """Return those of the wanted checkpoints that are there; mostly they are the newest."""
+    """Return those of the wanted checkpoints that are stored; mostly they are the newest."""
     if len(wanted) <= 3:
         results = [
             await backend.read(key, namespace, id, chunks=False, timeout_s=timeout_s)

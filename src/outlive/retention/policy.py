@@ -12,8 +12,8 @@ from outlive.errors import BadArgument
 class Retain:
     """How much of the past a store keeps: `outlive.open(url, retain=outlive.Retain(keep_last=50, ttl_s=30 * 86400))`.
 
-    `every_s=None`: only `store.sweep()` sweeps. `refresh_on_read`: a load counts as use of a thread, too; the store notes it at
-    most ten times in `ttl_s`.
+    `every_s=None`: only `store.sweep()` sweeps. `refresh_on_read`: a load counts as use of a
+    thread, too; the store notes it at most ten times in `ttl_s`.
     """
 
     keep_last: int | None = None
@@ -38,7 +38,7 @@ class Retain:
 
 @dataclass(slots=True)
 class DeletionCount:
-    """What went for one reason. Bytes of chunks that several reasons free are counted with the first."""
+    """What was deleted for one reason. Bytes that several reasons free count for the first."""
 
     threads: int = 0
     checkpoints: int = 0
@@ -47,7 +47,10 @@ class DeletionCount:
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep took away, or with `dry_run` would take, by reason; `kept` counts what was due and is still needed."""
+    """What a sweep deleted, or with `dry_run` would delete, by reason.
+
+    `kept` counts what was due and is still needed.
+    """
 
     dry_run: bool = False
     threads: int = 0  # looked at

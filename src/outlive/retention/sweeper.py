@@ -1,19 +1,19 @@
 """The sweep: deletes what a store need not keep.
 
-A checkpoint is due when it is beyond the newest `keep_last` of its namespace, or older than `max_age_s`. A whole thread is due when nothing was
-committed to it for `ttl_s`. What is due stays all the same when somebody still needs it: the newest checkpoint of a namespace,
-the newest one of a run that is not finished, a question that nobody answered, and a thread with any of the last two.
+A checkpoint is due if it is not among the newest `keep_last` of its namespace, or is older than
+`max_age_s`. A whole thread is due if nothing was committed to it for `ttl_s`. What is still needed
+stays: the newest checkpoint of a namespace, the newest one of an unfinished run, a checkpoint that
+waits for an answer, and a thread with one of the last two.
 
-One sweeper works at a time: it holds a lock of the tenant as a whole, in a thread of the store's own. Locks of the threads themselves belong to
-runs, which a sweep must not keep from starting, and two sweepers on two threads would still double the load. It works
-thread by thread in small commits and rests after each as long as that took, so that saves come between. Each commit is one of `prune.py`, so a
-crash at any moment leaves chunks without a reader at worst, which the next sweep takes along. A thread is deleted only if nothing at all was
-committed to it since it was listed.
+One sweeper works at a time: it holds a lock of the whole tenant, in a thread of the store itself.
+It does not take the locks of threads, which would keep runs from starting. It works thread by
+thread in small commits and rests after each as long as that took, so others can save in between.
+Each commit is one of `prune.py`, so a crash leaves at worst chunks without a reader, which the next
+sweep removes. A thread is deleted only if nothing was committed to it since it was listed.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 
@@ -37,11 +37,12 @@ from outlive.retention.policy import Retain, Swept
 from outlive.retention.thread_sweep import MAX_SEEN, Pacer, ThreadSweep
 from outlive.runs import lease
 from outlive.runs.lock import AsyncLock, LeaseRegistry
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Signal, Ticker
 from outlive.threads.engine import Engine
 from outlive.threads.listing import Threads
 
-_LOOK_S = 60.0  # how often a process looks whether a sweep is due
+_LOOK_S = 60.0  # how often a process checks if a sweep is due
 _LEASE_S = 60.0
 
 
@@ -56,46 +57,48 @@ class Sweeper:
         self._ticker: Ticker | None = None
         self._background: Signal | None = None  # ends the sweeps of the ticker
         self._begin()
+        reset_in_child(self)
         self._seen: dict[bytes, tuple[int, float]] = {}  # thread → (revision, nothing is due before)
         self._touched: dict[bytes, float] = {}
-        self._skew_s = 0.0  # by which the store's clock is ahead of ours
+        self._skew_s = 0.0  # how far the clock of the store is ahead of ours
         self._key = reserved(f"sweep {ThreadKey.of(tenant, '').digest.hex()}")
         if retain is not None and retain.every_s is not None:
             self._begin_ticking(retain.every_s)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._bell = self._engine.runtime.bell()
         self._turn = self._engine.runtime.mutex()
 
-    def _after_fork(self) -> None:
-        if self._pid != os.getpid():  # the parent sweeps; its thread may have held the mutex when it forked
-            self._ticker = self._background = None
-            self._begin()
+    def after_fork_in_child(self) -> None:
+        """Stop sweeping in the background: the parent does that."""
+        self._ticker = self._background = None
+        self._begin()
 
     def _begin_ticking(self, every_s: float) -> None:
         self._background = self._engine.runtime.bell()
         self._ticker = self._engine.runtime.tick(min(every_s, _LOOK_S), self._tick)
 
     async def start(self, retain: Retain | None) -> None:
-        """Sweep in the background, every `retain.every_s`; where that is done already, by this rule from now on."""
-        self._after_fork()
+        """Sweep in the background, every `retain.every_s`.
+
+        If it does already, use this policy from now on.
+        """
         if retain is None or retain.every_s is None:
-            raise BadArgument(
-                "nothing says what to keep and how often to sweep: give retain=outlive.Retain(..., every_s=...)"
-            )
+            raise BadArgument("sweeping in the background needs retain=outlive.Retain(..., every_s=...)")
         if self._bell.is_set():
             raise StoreClosed
         if self._ticker is not None and retain == self.retain:
             return
         await self.stop()
         self.retain = retain
-        self._seen.clear()  # what was not due by the rule before
+        self._seen.clear()  # they hold for the policy before
         self._begin_ticking(retain.every_s)
 
     async def stop(self) -> None:
-        """End the sweeps in the background: one that is under way ends after its commit, and is waited for."""
-        self._after_fork()
+        """Stop sweeping in the background.
+
+        A running sweep ends after its commit; this waits for it.
+        """
         if self._background is not None:
             self._background.set()
         async with self._turn:
@@ -104,21 +107,20 @@ class Sweeper:
             self._ticker = self._background = None
 
     async def close(self) -> None:
-        """Stop what is under way after its commit, and wait for that."""
-        self._after_fork()
+        """Stop a running sweep after its commit, and wait for that."""
         self._bell.set()
         await self.stop()
 
-    # When
+    # Scheduling
 
     async def _tick(self) -> None:
         """Sweep if it is time. A failure is reported; the next sweep may succeed."""
         try:
-            if await self._is_due(time.time() + self._skew_s):  # before anybody takes a lock for it
+            if await self._is_due(time.time() + self._skew_s):  # before it takes the lock
                 await self.sweep(self.retain, if_due=True, bell=self._background)
         except (ThreadBusy, StoreClosed):
-            pass  # another process sweeps, or this one ends
-        except Exception as error:  # noqa: BLE001  # nobody waits for it, and the next sweep may go well
+            pass  # another process sweeps, or this store closes
+        except Exception as error:  # noqa: BLE001  # no caller waits for it, and the next sweep may succeed
             why = f"{type(error).__name__}: {error}"
             self._engine.watched.tell(Event(EVENT, "", status="failed", error=why))
             if not self._engine.watched.is_on:
@@ -129,19 +131,17 @@ class Sweeper:
         every_s = self.retain.every_s if self.retain is not None else None
         if last is None or every_s is None:
             return True
-        return not 0 <= now - _swept_at(self._engine.codec, last) < every_s * 0.9  # unless a clock went back
+        # A sweep in the future means that a clock was set back: sweep.
+        return not 0 <= now - _swept_at(self._engine.codec, last) < every_s * 0.9
 
     async def _now(self) -> float:
-        """Return the time by the clock that stamps what is committed: the server's, where there is one."""
+        """Return the time by the clock that stamps commits: that of the server, if there is one."""
         asked = EntryRecord(SWEEP, "clock", b"", fence=NEXT, lease_s=1.0)
         try:
             (answer,) = (await self._engine.commit(Commit(self._key, entries=(asked,)))).entries
-        except (
-            OutliveError,
-            ValueError,
-        ):  # of a store that keeps nothing, or that this process may only read
+        except (OutliveError, ValueError):  # the null store, or one that this process may only read
             return time.time()
-        if lease.is_time_of_day(answer):  # else it counts since the machine was started
+        if lease.is_time_of_day(answer):  # else it counts since the boot
             self._skew_s = answer.until / 1e6 - 1.0 - time.time()
         return time.time() + self._skew_s
 
@@ -149,7 +149,7 @@ class Sweeper:
         return await lease.find(self._engine, self._key, SWEEP, "last")
 
     async def _note(self, now: float) -> None:
-        """Write down when this sweep was, for all processes."""
+        """Store the time of this sweep, for all processes."""
         last = await self._last()
         revision = 1 if last is None else last.revision + 1
         body = self._engine.codec.pack({"at": now})
@@ -157,7 +157,7 @@ class Sweeper:
             Commit(self._key, entries=(EntryRecord(SWEEP, "last", body, revision=revision),))
         )
 
-    # How
+    # Sweeping
 
     async def sweep(
         self,
@@ -167,10 +167,11 @@ class Sweeper:
         if_due: bool = False,
         bell: Signal | None = None,
     ) -> Swept:
-        """Take away what is due. Raises SweepBusy when another process sweeps."""
+        """Delete what is due. Raises SweepBusy if another process sweeps."""
         if retain is None:
-            raise BadArgument("nothing says what to keep: open the store with retain=outlive.Retain(...)")
-        self._after_fork()
+            raise BadArgument(
+                "a sweep needs to know what to keep: open the store with retain=outlive.Retain(...)"
+            )
         swept = Swept(dry_run)
         bell = bell or self._bell
         async with self._turn:
@@ -200,7 +201,7 @@ class Sweeper:
         )
 
     async def _all(self, retain: Retain, swept: Swept, pace: Pacer) -> float:
-        """Look at every thread; return the moment by which it went."""
+        """Sweep every thread; return the time that was used as now."""
         seen = self._seen if retain is self.retain else {}
         now = await self._now()
         damaged: list[Corrupt] = []
@@ -216,7 +217,7 @@ class Sweeper:
                 )
             except (StoreUnavailable, OutcomeUnknown, StoreClosed):
                 raise
-            except OutliveError as error:  # of this thread; the others can be swept all the same
+            except OutliveError as error:  # an error of this thread: sweep the others
                 swept.problems.append(str(error))
             swept.threads += 1
             if did:
@@ -227,7 +228,10 @@ class Sweeper:
     # Reading
 
     async def touch(self, key: ThreadKey) -> None:
-        """Note that a thread was read, if that counts: an empty commit, which moves nothing but the time of its last change."""
+        """Note that a thread was read, if that counts as use.
+
+        An empty commit changes only the time of its last change.
+        """
         retain = self.retain
         if retain is None or not retain.refresh_on_read or retain.ttl_s is None:
             return
@@ -240,7 +244,7 @@ class Sweeper:
         try:
             await self._engine.commit(Commit(key))
         except OutliveError:
-            del self._touched[key.digest]  # the load itself went well
+            del self._touched[key.digest]  # the load itself succeeded
 
 
 def _swept_at(codec: Codec, last: EntryRecord) -> float:

@@ -1,4 +1,4 @@
-"""One thread of a sweep: what of it is due, what somebody still needs, and taking the rest away in short commits."""
+"""The sweep of one thread: what is due and not needed, deleted in short commits."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ThreadSweep:
             everything = Removal(everything=True)
             try:
                 await self._engine.commit(Commit(key, removal=everything, revision=row.revision))
-            except StaleBase:  # somebody came back to it
+            except StaleBase:  # it was used again
                 self._swept.keep("in use")
                 return False
             self._engine.cache.drop(key.digest)
@@ -175,7 +175,10 @@ class ThreadSweep:
             taken.freed_bytes += size
 
     async def _prune(self, key: ThreadKey, contents: ThreadContents, needed: ByReason) -> None:
-        """Remove what is due, the oldest first, in commits that are short; count what has gone, however it ends."""
+        """Remove what is due, oldest first, in short commits.
+
+        Count what was removed, however it ends.
+        """
         limit = max(_BATCH, len(contents.records) // 20)
         gone: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
         freed = 0
@@ -198,7 +201,7 @@ class ThreadSweep:
             self._count(contents, gone, freed)
 
     async def _has_orphans(self, key: ThreadKey, contents: ThreadContents) -> bool:
-        """Take chunks away that a crash in the middle of a deletion had left; tell whether there were any."""
+        """Remove chunks that a crash in a deletion left; tell whether there were any."""
         size = _freed_bytes(contents, set())
         if not size:
             return False
@@ -209,7 +212,7 @@ class ThreadSweep:
         return True
 
     def _remember(self, key: ThreadKey, row: ThreadRow, records: Sequence[CheckpointRecord]) -> None:
-        """Note that there is nothing to do before the oldest comes of age, unless somebody saves."""
+        """Note that nothing is due before the oldest reaches its age, unless the thread changes."""
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
         age_s = self._retain.max_age_s
@@ -220,7 +223,7 @@ class ThreadSweep:
 
 
 def _freed_bytes(contents: ThreadContents, removed: set[CheckpointKey]) -> int:
-    """Return the bytes that are freed with some checkpoints; chunks that nobody reads are freed in any case."""
+    """Return the bytes that a removal of checkpoints frees. Unread chunks are freed in any case."""
     records = [record for record in contents.records if (record.namespace, record.id) in removed]
     return sum(len(record.body) for record in records) + sum(contents.dead(removed).values())
 

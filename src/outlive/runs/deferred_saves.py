@@ -1,7 +1,8 @@
-"""Saves of a run that are not stored at once: the newest is kept, and what it is made of cannot change or fail any more.
+"""Saves of a run that are not stored at once: the newest is kept, packed and checked.
 
-A save is held back because the last one is not long ago (`throttle_s`), or until the run ends (durability="exit"). Everything that
-the caller said is checked and packed at the call, so what can go wrong later is the store's, not the caller's.
+A save waits because the last one was stored only a moment ago (`throttle_s`), or until the run ends
+(durability="exit"). The call checks and packs all of it. So a change of the state afterwards does
+not reach it, and only an error of the store can make it fail later.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from outlive.threads.engine import Draft
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A save as it was asked for."""
+    """A save that was asked for, packed."""
 
     _codec: Codec
     _state: bytes
-    _said: bytes  # metadata, interrupts and so on
+    _manifest: bytes  # metadata, interrupts and so on
     _writes: tuple[bytes, ...]
     _draft: Draft
 
     @classmethod
     def of(cls, codec: Codec, state: Any, draft: Draft) -> Kept:
         """Pack a save. Raises Unencodable."""
-        said = manifest.Manifest(
+        fields = manifest.Manifest(
             [], draft.metadata, draft.next_nodes, draft.completed_tasks, draft.interrupts, draft.needs_parent
         )
         writes = tuple([codec.pack(write.value, f"writes of task {write.task!r}") for write in draft.writes])
-        return cls(codec, codec.pack(state), manifest.encode(codec, said), writes, draft)
+        return cls(codec, codec.pack(state), manifest.encode(codec, fields), writes, draft)
 
     def state(self) -> Any:
-        """Return the state: values of your types stay packed, as nobody looks at them here."""
+        """Return the state; values of registered types stay packed, as nothing here reads them."""
         return self._codec.unpack(self._state, opaque=True)
 
     def draft(self, timeout_s: float | None = None) -> Draft:
-        """Return what was said beside it; the same id every time, so that it is stored once."""
-        said = manifest.decode(self._codec, self._said, opaque=True)
+        """Return the draft of the save, with the same id every time, so that it is stored once."""
+        fields = manifest.decode(self._codec, self._manifest, opaque=True)
         times = [time_s for time_s in (timeout_s, self._draft.timeout_s) if time_s is not None]
         return replace(
             self._draft,
-            metadata=said.metadata,
-            interrupts=said.interrupts,
+            metadata=fields.metadata,
+            interrupts=fields.interrupts,
             writes=tuple(
                 replace(write, value=self._codec.unpack(packed, opaque=True))
                 for write, packed in zip(self._draft.writes, self._writes, strict=True)
@@ -56,7 +57,7 @@ class Kept:
 
 
 class Deferred:
-    """What a run holds back. The clock of the throttle moves only when something was stored."""
+    """The save that a run holds back, and when it last stored one."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float] | None = None) -> None:
         self.interval_s = interval_s
@@ -74,11 +75,11 @@ class Deferred:
         self.kept, self._until_end = kept, until_end
 
     def is_due(self) -> bool:
-        """Tell whether a timer should store what is held back."""
+        """Tell whether the timer should store the save that is held back."""
         return self.kept is not None and not self._until_end and not self.is_too_soon()
 
     def stored(self) -> None:
-        """Note that a save was stored: it is newer than what was held back."""
+        """Note that a save was stored, which is newer than the one held back."""
         self.kept = None
         if self.interval_s > 0:
             self._last = self._clock()

@@ -1,4 +1,4 @@
-"""Ending a run from outside: its record and its place are taken by one commit, and whoever holds them is refused from then on."""
+"""Ending a run from outside: one commit takes its record and its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FINAL = {PARKED: (COMPLETED, CANCELLED, PARKED), CANCELLED: (COMPLETED, CANCELL
 
 
 async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunInfo:
-    """Give a run another status, whoever is at work on it. Raises RunEnded when it has ended already."""
+    """Park or cancel a run, even while its owner works on it. Raises RunEnded if it has ended."""
     for _ in range(_TRIES):
         stored = await lease.find(engine, key, RUN, id)
         if stored is None or stored.status in _FINAL[status]:
@@ -25,7 +25,7 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
         entries = [_ended(engine, run, stored, status), *await _freed(engine, key, run)]
         try:
             await engine.commit(Commit(key, entries=tuple(entries)))
-        except EntryHeld:  # it wrote in between: look again
+        except EntryHeld:  # its owner wrote in between: look again
             continue
         return run
     raise RunBusy(id, None)
@@ -40,9 +40,9 @@ def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> En
 
 
 async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[EntryRecord]:
-    """Return what frees the place of a run, if it is the run's."""
-    held = await lease.find(engine, key, LOCK, run.namespace)
-    if held is None or held.status != RUNNING or Lock.unpack(engine.codec, held).run != run.id:
+    """Return the entry that frees the place of the run, if the run holds it."""
+    lock = await lease.find(engine, key, LOCK, run.namespace)
+    if lock is None or lock.status != RUNNING or Lock.unpack(engine.codec, lock).run != run.id:
         return []
-    free = EntryRecord(LOCK, run.namespace, None, "free", epoch=held.epoch, fence=NEXT)
-    return [replace(free, expect=held.rank)]
+    free = EntryRecord(LOCK, run.namespace, None, "free", epoch=lock.epoch, fence=NEXT)
+    return [replace(free, expect=lock.rank)]

@@ -1,12 +1,14 @@
-"""Runs and locks as the waist keeps them: entries with a lease and a fence.
+"""Runs and locks as the backend stores them: entries with a lease and a fence.
 
-A run is an entry of kind "run" under its id; the place that it works in (a thread and namespace) is an entry of kind
-"lock" under the namespace. Both are taken by one commit, which gives both the same fence: a number that the thread
-never gave before. Every write of the run names its fence and renews both leases, in the same commit. Whoever takes the run
-or its place over gets a greater fence, and from then on the former owner's writes are refused as a whole.
+A run is an entry of kind "run" under its id. The place that it works in, a thread and namespace, is
+an entry of kind "lock" under the namespace. One commit takes both and gives both the same fence: a
+number that the thread has never used before. Every write of the run names its fence and renews both
+leases, in the same commit. A process that takes over the run or its place gets a greater fence.
+From then on the store refuses the writes of the former owner as a whole.
 
-A lease is timed by the store's clock. A run whose lease has run out may be claimed. So may one whose owner has certainly ended,
-which can be known on the owner's own machine (`owner.py`). A claim names the rank of what it saw: of many who try, one succeeds.
+The clock of the store times a lease. A run whose lease has expired may be claimed. So may a run
+whose owner has certainly ended, which only its own machine can know (`owner.py`). A claim names the
+rank of the entry that it read, so of many claims at once exactly one succeeds.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ STATUSES = (RUNNING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED)
 
 @dataclass(slots=True)
 class RunInfo:
-    """What the store knows of a run. It stays when the run has ended."""
+    """What the store knows about a run. The store keeps it when the run has ended."""
 
     id: str
     thread: str
     namespace: str = ""
     status: str = RUNNING
     attempt: int = 1
-    failures: int = 0  # attempts whose process died, or that raised; an orderly interruption is none
+    failures: int = 0  # attempts whose process died, or that raised; a release does not count
     max_attempts: int = 5  # failures until it is parked
     agent: str | None = None
     prompt: Any = None
@@ -65,19 +67,19 @@ class RunInfo:
     error: str | None = None
     result: Any = None
     exclusive: bool = True
-    shares_place: bool = False  # it works in the place of its parent
+    shares_place: bool = False  # it shares the place of its parent
     lease_s: float = 30.0
     owner: Owner | None = None
     started_at: dt.datetime | None = None
-    updated_at: dt.datetime | None = None  # when this record was written: at the start, by a save, at the end
+    updated_at: dt.datetime | None = None  # the last write: at the start, by a save, at the end
     ended_at: dt.datetime | None = None
-    lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: it has no lease
-    is_readable: bool = True  # else only its id, thread and status are known, and `error` says why
+    lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
+    is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
 
     @property
     def is_finished(self) -> bool:
-        """Tell whether the run has ended, or was set aside."""
+        """Tell whether the run has ended or is parked."""
         return self.status not in UNFINISHED
 
 
@@ -89,19 +91,19 @@ _FIELDS = (
 
 
 def pack_run(engine: Engine, run: RunInfo) -> bytes:
-    """Return the body of a run's entry, as of now."""
+    """Return the body of the entry of a run, with the current time."""
     run.updated_at = moment(engine.runtime.now())
-    said = {name: getattr(run, name) for name in _FIELDS}
-    said["owner"] = None if run.owner is None else run.owner.pack()
-    return engine.codec.pack(said, f"run {run.id!r}")
+    fields = {name: getattr(run, name) for name in _FIELDS}
+    fields["owner"] = None if run.owner is None else run.owner.pack()
+    return engine.codec.pack(fields, f"run {run.id!r}")
 
 
 def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
-    """Return a run as its entry says."""
+    """Return the run that an entry describes."""
     with well_formed(f"run {entry.key!r}", key.id):
-        said = codec.unpack(entry.body or b"")
-        owner = said.pop("owner", None)
-        known = {name: value for name, value in said.items() if name in _FIELDS}
+        fields = codec.unpack(entry.body or b"")
+        owner = fields.pop("owner", None)
+        known = {name: value for name, value in fields.items() if name in _FIELDS}
         return RunInfo(
             id=entry.key,
             thread=key.id,
@@ -114,24 +116,37 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
 
 
 def unpack_or_tell(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
-    """Return a run among others, which must not be hidden by one that is damaged or holds what this process does not know."""
+    """Return one run of a listing, with `is_readable=False` if its entry cannot be read.
+
+    So a damaged run, or one with values of unknown types, does not hide the others.
+    """
     try:
         return unpack_run(codec, key, entry)
     except KeyMissing:
-        raise  # it is the key of all of them
+        raise  # no other run can be read without this key either
     except OutliveError as error:
         return RunInfo(
-            entry.key, key.id, status=entry.status, lease_expires_at=lapses_at(entry), error=unreadable(error), is_readable=False, _entry=entry
-        )  # fmt: skip
+            entry.key,
+            key.id,
+            status=entry.status,
+            lease_expires_at=lapses_at(entry),
+            error=unreadable(error),
+            is_readable=False,
+            _entry=entry,
+        )
 
 
 def unreadable(error: OutliveError) -> str:
-    """Say why only the place of a run can be told."""
+    """Return the `error` of a run that cannot be read."""
     return f"it cannot be read: {error}"
 
 
 def take_run(engine: Engine, run: RunInfo, stored: EntryRecord | None) -> EntryRecord:
     """Return the entry that makes this process the owner of a run, new or claimed."""
+    # `expect` makes the claim a compare-and-set: an entry that changed since it was read refuses
+    # it. `fence=NEXT`: the store chooses a greater fence in the same commit, which fences off the
+    # former owner. A crash before the commit changes nothing; a crash after it leaves a run with a
+    # lease and a dead owner, which can be claimed again.
     return EntryRecord(
         RUN,
         run.id,
@@ -145,14 +160,17 @@ def take_run(engine: Engine, run: RunInfo, stored: EntryRecord | None) -> EntryR
 
 
 async def find(engine: Engine, key: ThreadKey, kind: str, name: str) -> EntryRecord | None:
-    """Return the entry of a thread that has this very name."""
-    found = await engine.backend.entries(EntryQuery(key.tenant, kind, thread=key, prefix=name, limit=1))
-    return next((entry for _, entry in found if entry.key == name), None)
+    """Return the entry of a thread that has exactly this name."""
+    entries = await engine.backend.entries(EntryQuery(key.tenant, kind, thread=key, prefix=name, limit=1))
+    return next((entry for _, entry in entries if entry.key == name), None)
 
 
 async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey, EntryRecord]]:
-    """Return the runs of a tenant that have this very id, by thread; more than one only if they began at the same moment."""
-    found: list[tuple[ThreadKey, EntryRecord]] = []
+    """Return the runs of a tenant that have exactly this id, with their threads.
+
+    There is more than one only if they began at the same moment.
+    """
+    runs: list[tuple[ThreadKey, EntryRecord]] = []
     after: EntryCursor | None = None
     limit = _FEW
     while True:
@@ -161,13 +179,16 @@ async def find_all(engine: Engine, tenant: str, id: str) -> list[tuple[ThreadKey
         except DamagedEntry as error:
             if error.key == id:
                 raise
+            # The prefix also matches longer ids. A damaged run with a longer id must not hide this
+            # one: entries come in the order of their keys, so read one at a time up to the damaged
+            # entry.
             if limit == 1:
-                return found  # a run whose id goes on after this one is no reason to refuse it
+                return runs
             limit = 1
             continue
-        found += [(key, entry) for key, entry in page if entry.key == id]
+        runs += [(key, entry) for key, entry in page if entry.key == id]
         if len(page) < limit or page[-1][1].key != id:
-            return found
+            return runs
         after = (id, page[-1][0].digest)
 
 
@@ -176,35 +197,35 @@ _FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What the entry of a place says: who took it."""
+    """The body of the entry of a place: the run and the process that hold it."""
 
-    run: str | None  # None: it is held without a run
+    run: str | None  # None: a lock without a run
     owner: Owner
 
     @classmethod
     def unpack(cls, codec: Codec, entry: EntryRecord) -> Lock:
-        said = codec.unpack(entry.body or b"")
-        if not isinstance(said, dict) or not isinstance(said.get("run"), str | None):
+        fields = codec.unpack(entry.body or b"")
+        if not isinstance(fields, dict) or not isinstance(fields.get("run"), str | None):
             raise Corrupt(f"the lock of namespace {entry.key!r} is damaged")
-        return cls(said.get("run"), Owner.unpack(said.get("owner")))
+        return cls(fields.get("run"), Owner.unpack(fields.get("owner")))
 
     def pack(self, codec: Codec) -> bytes:
         return codec.pack({"run": self.run, "owner": self.owner.pack()})
 
 
-def busy(codec: Codec, namespace: str, held: EntryHeld) -> RunBusy | ThreadBusy:
-    """Say who was in the way: of a run, or of the place it works in."""
-    stored = held.stored
+def busy(codec: Codec, namespace: str, refusal: EntryHeld) -> RunBusy | ThreadBusy:
+    """Return the error that names who holds the run, or the place that it works in."""
+    stored = refusal.stored
     assert stored is None or isinstance(stored, EntryRecord)
-    if held.kind != LOCK:
-        return run_busy(codec, held.key, stored)
+    if refusal.kind != LOCK:
+        return run_busy(codec, refusal.key, stored)
     if stored is None:
-        return ThreadBusy(held.thread, namespace, None, None)
-    return thread_busy(codec, held.thread, namespace, stored)
+        return ThreadBusy(refusal.thread, namespace, None, None)
+    return thread_busy(codec, refusal.thread, namespace, stored)
 
 
 def run_busy(codec: Codec, id: str, stored: EntryRecord | None) -> RunBusy:
-    """Say who has a run, by its entry."""
+    """Return the error that names who owns a run."""
     if stored is None:
         return RunBusy(id, None)
     owner = _owner_of(codec, stored)
@@ -212,30 +233,34 @@ def run_busy(codec: Codec, id: str, stored: EntryRecord | None) -> RunBusy:
 
 
 def thread_busy(codec: Codec, thread: str, namespace: str, lock: EntryRecord) -> ThreadBusy:
-    """Say who holds a place, by its entry."""
-    held = Lock.unpack(codec, lock)
-    return ThreadBusy(thread, namespace, held.run, lapses_at(lock), str(held.owner))
+    """Return the error that names who holds a place."""
+    holder = Lock.unpack(codec, lock)
+    return ThreadBusy(thread, namespace, holder.run, lapses_at(lock), str(holder.owner))
 
 
 def _owner_of(codec: Codec, run: EntryRecord) -> Owner | None:
     try:
         return Owner.unpack(codec.unpack(run.body or b"", opaque=True)["owner"])
     except (OutliveError, TypeError, KeyError):
-        return None  # it cannot be read: that it is held is true all the same
+        return None  # the entry cannot be read, but the run is busy all the same
 
 
 def lapses_at(entry: EntryRecord) -> dt.datetime | None:
-    """Return when a lease ends unless it is renewed, as a time of day; None when it has none, or one of a former boot."""
+    """Return the time at which a lease ends unless it is renewed.
+
+    None: there is no lease, or one of an earlier boot of this machine.
+    """
     if not entry.until:
         return None
     if is_time_of_day(entry):
         return moment(entry.until)
-    from outlive.backends.rules.clock import clock  # of this machine: it tells how much is left
+    from outlive.backends.rules.clock import clock
 
+    # A local store times leases by a clock that counts since the boot: convert what is left of it.
     here = clock()
     return moment(here.now + entry.until - here.lease) if entry.clock == here.id else None
 
 
 def is_time_of_day(entry: EntryRecord) -> bool:
-    """Tell whether a lease is timed by the wall clock of a server, not by a clock that counts since a boot."""
-    return entry.until > 1_000_000_000_000_000  # microseconds: since 1970, not since a boot
+    """Tell whether a wall clock times a lease, not a clock that counts since the boot."""
+    return entry.until > 1_000_000_000_000_000  # microseconds since 1970; no boot is that long ago

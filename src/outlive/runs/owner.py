@@ -1,8 +1,9 @@
-"""Who holds a lease: enough to know, on the same machine and without waiting, that a process is gone.
+"""The process that holds a lease, and how its own machine knows without waiting that it has ended.
 
-Nothing but two facts says that it is: the system knows no such process, or the process of that number was started at another moment.
-What cannot be seen from here counts as alive, and its lease decides: a process of another user behind `/proc` with hidepid, one of
-another machine, or of another pid or time namespace (the moment of a start is told by the clock of the namespace).
+It has ended if the system knows no process with its number, or if the process with that number
+started at another moment. What cannot be seen from here counts as alive until its lease expires: a
+process of another user under `/proc` with hidepid, one on another machine, or one in another pid or
+time namespace. (The time namespace matters because its clock gives the moment of the start.)
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ _MAX_PID = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process. Containers share a boot id and may share a host name, so the namespaces count too."""
+    """A process.
+
+    Containers share a boot id and may share a host name, so the namespaces count too.
+    """
 
     host: str
     boot: str
     pid_namespace: str
     time_namespace: str
     pid: int
-    started: int  # clock ticks since the boot: a pid is used again
+    started: int  # clock ticks since the boot: the system reuses pids
 
     @classmethod
     def me(cls) -> Self:
@@ -36,8 +40,8 @@ class Owner:
     @classmethod
     def unpack(cls, fields: Any) -> Self:
         kinds = (str, str, str, str, int, int)
-        is_one = isinstance(fields, list | tuple) and tuple(map(type, fields)) == kinds
-        if not is_one or not 0 < fields[4] < _MAX_PID:
+        is_valid = isinstance(fields, list | tuple) and tuple(map(type, fields)) == kinds
+        if not is_valid or not 0 < fields[4] < _MAX_PID:
             raise Corrupt("the owner of a run or lock is damaged")
         return cls(*fields)
 
@@ -49,7 +53,7 @@ class Owner:
         return (self.host, self.boot, self.pid_namespace, self.time_namespace)
 
     def is_gone(self) -> bool:
-        """Tell whether this process has certainly ended. False when that cannot be known from here."""
+        """Tell whether this process has certainly ended; False if that cannot be known."""
         me = Owner.me()
         if not me.started or not self.started or self._home != me._home:
             return False
@@ -60,31 +64,31 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
-@functools.lru_cache(maxsize=1)  # a forked child has another pid
+@functools.lru_cache(maxsize=1)  # by pid: a forked child has another one
 def _me(pid: int) -> tuple[str, str, str, str, int, int]:
-    import socket  # who only looks need not know
+    import socket  # slow to import, and a reader of runs does not need it
 
     boot = _read("/proc/sys/kernel/random/boot_id") or ""
     return (socket.gethostname(), boot, _namespace("pid"), _namespace("time"), pid, _started(pid) or 0)
 
 
 def _started(pid: int) -> int | None:
-    """Return when a process was started, 0 when it has ended and nobody asked for its status; None when that cannot be read."""
+    """Return when a process started, 0 if it is a zombie, None if that cannot be read."""
     fields = (_read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     if len(fields) <= 19:
         return None
-    has_ended = fields[0] in ("Z", "X") and int(fields[17]) <= 1  # else its first thread alone has
+    has_ended = fields[0] in ("Z", "X") and int(fields[17]) <= 1  # else only its main thread has ended
     return 0 if has_ended else int(fields[19])
 
 
 def _exists(pid: int) -> bool:
-    """Tell whether the system knows a process of this number, whoever it belongs to."""
+    """Tell whether the system knows a process with this number, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # of another user
+        return True  # it belongs to another user
     return True
 
 

@@ -1,8 +1,8 @@
-"""Finding runs whose process died, and handing each to one successor.
+"""Finding runs whose process died, and handing each of them to one successor.
 
-A run is a candidate when it was interrupted, when its lease has run out, or when its owner has certainly ended on this machine. `recover`
-claims each candidate in turn: of many processes that try, one succeeds, and the others see it alive. What could not be taken is
-reported with the reason; nothing is left out in silence.
+A run can be recovered if it was released, if its lease has expired, or if its owner has certainly
+ended on this machine. `recover` claims each of them: of many processes that try, one succeeds, and
+the others see the run alive. The report names every run that was not resumed, with the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ from outlive.values import matches
 Handler = Callable[[AsyncRun], Any]
 Policy = Literal["resume", "hold"]
 _PAGE = 200
-_PRIMARY_UNREACHABLE = "the primary store cannot be reached, so a live run cannot be told from a dead one; pass after_failover=True to resume"
+_PRIMARY_UNREACHABLE = (
+    "the primary store cannot be reached, so a live run cannot be told from a dead one; "
+    "pass after_failover=True to resume"
+)
 
 
 SkipCode = Literal[
@@ -70,7 +73,10 @@ class SkippedRun:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run that was resumed and whose handler raised. `code` is the name of the exception's class."""
+    """A run that was resumed and whose handler raised.
+
+    `code` is the name of the exception's class.
+    """
 
     run: RunInfo
     code: str
@@ -100,7 +106,7 @@ async def find_runs(
     statuses: Sequence[str] | None = None,
     lapsed: bool | None = None,
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
-    """Iterate over runs by id. One that is damaged comes as one that cannot be read, and hides no other."""
+    """Iterate over runs by id. A damaged run comes with `is_readable=False` and hides no other."""
     after: EntryCursor | None = None
     limit = _PAGE
     while True:
@@ -110,25 +116,25 @@ async def find_runs(
                     tenant, RUN, thread=thread, statuses=statuses, lapsed=lapsed, after=after, limit=limit
                 )
             )
-            found = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
+            runs = [(key, unpack_or_tell(engine.codec, key, entry)) for key, entry in page]
             is_over = len(page) < limit
         except DamagedEntry as error:
             if limit > 1:
-                limit //= 2  # what stands before it comes in smaller pages
+                limit //= 2  # smaller pages return the runs before the damaged one
                 continue
-            found, is_over, limit = [_damaged(tenant, error)], False, _PAGE
-        for one in found:
-            yield one
+            runs, is_over, limit = [_damaged(tenant, error)], False, _PAGE
+        for item in runs:
+            yield item
         if is_over:
             return
-        key, last = found[-1]
+        key, last = runs[-1]
         before, after = after, (last.id, key.digest)
-        if before == after:  # a backend that does not go on behind it
+        if before == after:  # the backend does not continue after the damaged entry
             raise Corrupt(f"run {last.id!r} is damaged", thread=last.thread)
 
 
 def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
-    """Return a run of which nothing but its place can be told."""
+    """Return a run of which only the id, thread and status are known."""
     key = ThreadKey.of(tenant, error.thread or "")
     status = error.status if error.status in STATUSES else RUNNING
     return key, RunInfo(error.key, key.id, status=status, error=unreadable(error), is_readable=False)
@@ -137,11 +143,11 @@ def _damaged(tenant: str, error: DamagedEntry) -> tuple[ThreadKey, RunInfo]:
 async def find_recoverable(
     engine: Engine, tenant: str, live: list[RunInfo] | None = None
 ) -> AsyncIterator[tuple[ThreadKey, RunInfo]]:
-    """Iterate over runs that are really dead; those that are not are put into `live`."""
-    async for found in find_runs(engine, tenant, statuses=[RELEASED]):
-        yield found
-    async for found in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
-        yield found
+    """Iterate over released and dead runs; append live ones to `live`."""
+    async for item in find_runs(engine, tenant, statuses=[RELEASED]):
+        yield item
+    async for item in find_runs(engine, tenant, statuses=[RUNNING], lapsed=True):
+        yield item
     async for key, run in find_runs(engine, tenant, statuses=[RUNNING], lapsed=False):
         if run.owner is not None and run.owner.is_gone():
             yield key, run
@@ -173,16 +179,19 @@ class Recovery:
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
-        # All are listed first: a run that this pass resumes would otherwise be listed again, as a live one.
+        # List all first: otherwise a run that this pass resumes is listed again, as a live one.
         dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
         if not dead:
             return
-        terminator.add(id(self), lambda: None)  # in the main thread: a run that starts in another one cannot
+        # Only the main thread can set a signal handler, and handlers may start runs in other
+        # threads.
+        terminator.add(id(self), lambda: None)
         try:
             works = [functools.partial(self.take, key, info) for key, info in dead]
             await self._engine.runtime.each(works, min(concurrency, len(dead)))
         except BaseException:
-            # Ctrl-C: the handlers in other threads are still at work. Their runs are given up, and refuse their next write.
+            # Ctrl-C: handlers still work in other threads. Release their runs, so that the next
+            # write of each is refused and another process can resume it.
             for run in list(self._live):
                 with contextlib.suppress(OutliveError):
                     await run.release()
@@ -217,7 +226,7 @@ class Recovery:
         )
 
     async def _park(self, key: ThreadKey, info: RunInfo) -> None:
-        """Set a run aside that keeps killing its process."""
+        """Park a run whose process died too often."""
         assert info._entry is not None
         info.failures = _failures(info)
         info.status = PARKED
@@ -226,10 +235,11 @@ class Recovery:
             RUN, info.id, pack_run(self._engine, info), PARKED,
             epoch=info._entry.epoch, fence=NEXT, expect=info._entry.rank,
         )  # fmt: skip
+        # The commit expects the entry as it was listed: a process that claimed the run since wins.
         try:
             await self._engine.commit(Commit(key, entries=(entry,)))
         except EntryHeld:
-            self.report.waiting.append(info)  # somebody else was faster
+            self.report.waiting.append(info)
             return
         self._skip(info, "parked", f"parked after {info.failures} attempts")
 
@@ -241,8 +251,8 @@ class Recovery:
             self.report.waiting.append(info)
             return
         except (KeyMissing, StoreClosed, StoreUnavailable):
-            raise  # as for all of them
-        except Exception as error:  # noqa: BLE001  # its own: it was given back, and hides no other
+            raise  # the other runs would fail in the same way
+        except Exception as error:  # noqa: BLE001  # start() gave this run back; try the others
             self._skip(info, "start_failed", f"it cannot be started: {type(error).__name__}: {error}")
             return
         if run.is_finished:
@@ -251,7 +261,7 @@ class Recovery:
         try:
             async with run:
                 await _call(handler, run)
-        except Exception as error:  # noqa: BLE001  # it is the run's, which has recorded it
+        except Exception as error:  # noqa: BLE001  # the run has recorded it
             self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
         else:
             self.report.resumed.append(run.info)
@@ -260,7 +270,7 @@ class Recovery:
 
 
 def _failures(dead: RunInfo) -> int:
-    """Return how many attempts failed, with the one that nobody ended."""
+    """Return how many attempts failed, including the last one if its process died."""
     return dead.failures + (dead.status == RUNNING)
 
 
@@ -294,5 +304,5 @@ def check_statuses(status: str | Sequence[str] | None) -> list[str] | None:
     wanted = [status] if isinstance(status, str) else list(status)
     for name in wanted:
         if name not in STATUSES:
-            raise BadArgument(f"a run is {', '.join(STATUSES)}; there is no status {name!r}")
+            raise BadArgument(f"status must be one of {', '.join(STATUSES)}, not {name!r}")
     return wanted

@@ -1,18 +1,18 @@
-"""One timer for all live runs of a store: between their writes it renews their leases, by one call to the backend."""
+"""One timer for all live runs of a store: it renews their leases by one call to the backend."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Protocol
 
 from outlive.backend import Commit
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, raise_all
 from outlive.runs.sigterm import terminator
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Ticker
 from outlive.threads.engine import Engine
 
-_SHARE = 3  # beats in the time of the shortest lease
+_SHARE = 3  # beats during the shortest lease
 
 
 class LeaseHolder(Protocol):
@@ -22,7 +22,7 @@ class LeaseHolder(Protocol):
     def _lease_s(self) -> float: ...
     @property
     def _thread_ident(self) -> int | None:
-        """The thread that works under the lease, when that is one thread."""
+        """The thread that works under the lease, if it is only one."""
         ...
 
     def _renewal(self) -> Commit: ...
@@ -39,16 +39,14 @@ class LeaseRenewer:
         self._runs: dict[int, LeaseHolder] = {}
         self._ticker: Ticker | None = None
         self._interval_s = float("inf")
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
+        reset_in_child(self)
 
-    def _guard(self) -> threading.Lock:
-        """Return the lock of this process: another thread of the parent may have held it at the fork."""
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        return self._lock
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
 
     def add(self, run: LeaseHolder) -> None:
-        with self._guard():  # or a run that ends in another thread would stop the timer that this one needs
+        with self._lock:  # a run that ends in another thread must not stop the timer of this one
             self._runs[id(run)] = run
             interval_s = run._lease_s / _SHARE
             if self._ticker is None or interval_s < self._interval_s:
@@ -58,7 +56,7 @@ class LeaseRenewer:
         terminator.add(id(self), self._terminate)
 
     def discard(self, run: LeaseHolder) -> None:
-        with self._guard():
+        with self._lock:
             self._runs.pop(id(run), None)
             if self._runs:
                 return
@@ -71,7 +69,7 @@ class LeaseRenewer:
         self._ticker, self._interval_s = None, float("inf")
 
     async def beat(self) -> None:
-        """Renew all leases. What cannot be renewed now is tried again at the next beat, or by the run's own next write."""
+        """Renew all leases. The next beat, or the next write of a run, retries what failed."""
         runs = list(self._runs.values())
         commits = [run._renewal() for run in runs]
         if not commits:
@@ -85,20 +83,26 @@ class LeaseRenewer:
                 run._lose(result)
 
     def _terminate(self) -> None:
-        """The process is told to end. Under asyncio every task is cancelled, which is enough."""
+        """Release runs of other threads on SIGTERM.
+
+        (Under asyncio, cancelled tasks release theirs.)
+        """
         for run in list(self._runs.values()):
             if run._thread_ident not in (None, threading.get_ident()):
                 self._engine.runtime.spawn(run._give_up)
 
     async def close(self) -> None:
-        """Give up all live runs: their owner is closing the store under them. One that was lost is no reason to keep the others."""
+        """Release all live runs, because the store closes.
+
+        An error of one does not keep the others.
+        """
         self._stop()
         errors: list[Exception] = []
         for run in list(self._runs.values()):
             try:
                 await run._give_up()
             except LeaseLost:
-                pass  # another process has it: nothing is left to give up
-            except Exception as error:  # noqa: BLE001  # raised when all others are given up
+                pass  # another process has it: there is nothing to release
+            except Exception as error:  # noqa: BLE001  # raised after all others are released
                 errors.append(error)
         raise_all(errors)

@@ -1,10 +1,11 @@
-"""A fan-out as a JSON document, in the format of errata's `checkpoint.json`: its files can be read here, and ours there.
+"""A fan-out as a JSON document in the `checkpoint.json` format of errata.
 
-    {"prompt": "...", "timestamp": "2026-02-25T10:00:00.123456789Z", "adapter_ids": ["claude", ...], "verbose": false,
-     "responses": [{"model_id": "claude", "text": "...", "latency_ms": 812, ..., "interrupted": false, "completed": true}, ...]}
+    {"prompt": "...", "timestamp": "2026-02-25T10:00:00.123456789Z", "adapter_ids": ["claude", ...],
+     "verbose": false, "responses": [{"model_id": "claude", "text": "...", "latency_ms": 812, ...,
+     "interrupted": false, "completed": true}, ...]}
 
-The fields `status`, `ordinal` and `attempts` of a response are ours, as are `latency_ms_exact` and `is_bytes` where they are needed: errata
-leaves out what it does not know, and so does this reader.
+outlive adds the fields `status`, `ordinal` and `attempts` to a response, and `latency_ms_exact` and
+`is_bytes` where needed. Both readers ignore fields that they do not know.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WRITE: dict[str, type | tuple[type, ...]] = {"path": str, "content": str, "dele
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file says: `snapshots` are as `ModelResponse.from_snapshot` takes them."""
+    """The content of a file; `ModelResponse.from_snapshot` takes each of `snapshots`."""
 
     prompt: str | None
     created_at: dt.datetime | None
@@ -37,14 +38,14 @@ class Document:
     verbose: bool
 
 
-# Writing --------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
 def write(document: Document) -> str:
-    """Return a document as JSON. Raises BadArgument for a prompt that is not text, which the format cannot hold."""
+    """Return a document as JSON. Raises BadArgument for a prompt that is not text."""
     if document.prompt is not None and not isinstance(document.prompt, str):
         raise BadArgument(
-            f"in JSON a prompt is text, not {type(document.prompt).__name__}: {document.prompt!r:.100}"
+            f"JSON needs a prompt that is text, not {type(document.prompt).__name__}: {document.prompt!r:.100}"
         )
     created_at = document.created_at
     content = {
@@ -62,38 +63,38 @@ def write(document: Document) -> str:
 
 
 def _is_encodable(text: str) -> bool:
-    """Tell whether a text can be written to a file: one with a lone surrogate cannot, unless that is escaped."""
+    """Tell whether UTF-8 can encode a text: a lone surrogate must be escaped."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _written(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in snapshot.items() if value not in (None, "", [], {})}
+    fields = {name: value for name, value in snapshot.items() if value not in (None, "", [], {})}
     latency = snapshot["latency_ms"]
-    found["latency_ms"] = round(latency)  # errata reads whole numbers only
+    fields["latency_ms"] = round(latency)  # errata reads whole numbers only
     if latency != round(latency):
-        found["latency_ms_exact"] = latency
+        fields["latency_ms_exact"] = latency
     if snapshot["proposed_writes"]:
-        found["proposed_writes"] = [_written_write(one) for one in snapshot["proposed_writes"]]
-    return found
+        fields["proposed_writes"] = [_written_write(write) for write in snapshot["proposed_writes"]]
+    return fields
 
 
 def _written_write(write: Mapping[str, Any]) -> dict[str, Any]:
-    found, content = dict(write), write["content"]
+    fields, content = dict(write), write["content"]
     if isinstance(content, bytes):
         try:
-            found["content"], found["is_bytes"] = content.decode(), True
+            fields["content"], fields["is_bytes"] = content.decode(), True
         except UnicodeDecodeError:
             raise BadArgument(
                 f"the content of {write['path']!r} is not text, and cannot be written as JSON"
             ) from None
-    return found
+    return fields
 
 
-# Reading --------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def read(text: str | bytes) -> Document:
-    """Return what a document says; raise BadArgument when it is not one."""
+    """Return the document that a text describes. Raises BadArgument."""
     try:
         content = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -107,50 +108,50 @@ def read(text: str | bytes) -> Document:
         prompt=top.get("prompt"),
         created_at=_moment(top.get("timestamp", _NEVER)),
         model_ids=content.get("adapter_ids") or [],
-        snapshots=[_read(number, one) for number, one in enumerate(top.get("responses", []))],
+        snapshots=[_read(number, response) for number, response in enumerate(top.get("responses", []))],
         verbose=top.get("verbose", False),
     )
 
 
 def _read(number: int, content: object) -> dict[str, Any]:
     where = f"responses[{number}]"
-    found = _fields(where, content, _RESPONSE)
-    if "model_id" not in found:
+    fields = _fields(where, content, _RESPONSE)
+    if "model_id" not in fields:
         raise BadArgument(f"{where} has no model_id")
-    found["latency_ms"] = found.pop("latency_ms_exact", found.get("latency_ms", 0))
-    writes = found.get("proposed_writes", [])
-    found["proposed_writes"] = [
-        _read_write(f"{where}.proposed_writes[{n}]", one) for n, one in enumerate(writes)
+    fields["latency_ms"] = fields.pop("latency_ms_exact", fields.get("latency_ms", 0))
+    writes = fields.get("proposed_writes", [])
+    fields["proposed_writes"] = [
+        _read_write(f"{where}.proposed_writes[{n}]", write) for n, write in enumerate(writes)
     ]
-    return found
+    return fields
 
 
 def _read_write(where: str, content: object) -> dict[str, Any]:
-    found = _fields(where, content, _WRITE)
-    if "path" not in found:
+    fields = _fields(where, content, _WRITE)
+    if "path" not in fields:
         raise BadArgument(f"{where} has no path")
-    if found.pop("is_bytes", False):
-        found["content"] = found.get("content", "").encode("utf-8", "surrogatepass")
-    return found
+    if fields.pop("is_bytes", False):
+        fields["content"] = fields.get("content", "").encode("utf-8", "surrogatepass")
+    return fields
 
 
 def _fields(where: str, content: object, kinds: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """Return the known fields of an object; null counts as left out, as in Go."""
+    """Return the known fields of an object; null counts as missing, as in Go."""
     if not isinstance(content, dict):
         raise BadArgument(f"{where} must be an object, not {content!r:.100}")
-    found = {name: content[name] for name in kinds if content.get(name) is not None}
-    for name, value in found.items():
+    fields = {name: content[name] for name in kinds if content.get(name) is not None}
+    for name, value in fields.items():
         is_flag = isinstance(value, bool) and kinds[name] is not bool
         if is_flag or not isinstance(value, kinds[name]):
             raise BadArgument(f"{where}.{name} cannot be {value!r:.100}")
-    return found
+    return fields
 
 
 def _moment(text: str) -> dt.datetime | None:
     try:
-        found = dt.datetime.fromisoformat(text)
-        if found.year == 1:
+        moment = dt.datetime.fromisoformat(text)
+        if moment.year == 1:
             return None
-        return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
+        return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
     except (ValueError, OverflowError) as error:
         raise BadArgument(f"timestamp must be a time like 2026-02-25T10:00:00Z, not {text!r:.100}") from error

@@ -1,10 +1,12 @@
-"""What one model answered, as far as it got: plain values without I/O.
+"""The response of one model, as far as it got: plain values without I/O.
 
-Three forms, each of which becomes the next: a `PartialResponse` is what a model has done so far in the attempt that is going
-on; a `ModelResponse` is that with the model's name, what became of it, and the usage of all its attempts; a snapshot is the
-same as a dict of plain values, for JSON. A `FanOut` is one prompt with the responses of all models that it went to.
+There are three forms. A `PartialResponse` is what a model has done so far in the current attempt. A
+`ModelResponse` adds the name of the model, its status, and the usage of all attempts. A snapshot is
+the same as a dict of plain values, for JSON. A `FanOut` is one prompt with the responses of all
+models.
 
-An error or an interruption is never a completed response, whoever says so. A completed one stays as it is.
+A response with an error, or an interrupted one, is never completed, even if the caller says so. A
+completed response does not change.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class WriteProposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a model took, or several together."""
+    """The tokens, time and cost of one model, or of several together."""
 
     latency_ms: float = 0
     input_tokens: int = 0
@@ -62,7 +64,7 @@ _USED = (*_SUMMED, "tool_calls")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialResponse:
-    """What a model has done so far in one attempt, all of it: it takes the place of the one before."""
+    """All that a model has done so far in one attempt; it replaces the one before."""
 
     text: str = ""
     latency_ms: float = 0
@@ -84,10 +86,10 @@ class PartialResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResponse(PartialResponse):
-    """What one model answered. Usage is that of all `attempts`, the rest that of the last one."""
+    """The response of one model. Usage counts all `attempts`, the rest is of the last one."""
 
     model_id: str = field(kw_only=False)
-    ordinal: int = 0  # counts those of the same model id
+    ordinal: int = 0  # numbers the responses of one model id, from 0
     status: str = COMPLETED
     error: str | None = None
     attempts: int = 1
@@ -96,7 +98,7 @@ class ModelResponse(PartialResponse):
         _check(self)
         check_model(self.model_id, self.ordinal)
         if self.status not in STATUSES:
-            raise BadArgument(f"a response is {', '.join(STATUSES)}; there is no status {self.status!r}")
+            raise BadArgument(f"status must be one of {', '.join(STATUSES)}, not {self.status!r}")
         if self.error is not None and self.status == COMPLETED:
             object.__setattr__(self, "status", FAILED)
 
@@ -109,41 +111,41 @@ class ModelResponse(PartialResponse):
     def from_partial(
         cls, model_id: str, partial: PartialResponse | Mapping[str, Any], *, ordinal: int = 0
     ) -> ModelResponse:
-        """Return what is left of a model that got as far as `partial` and no further."""
-        said = _said(as_partial(partial))
-        return ModelResponse(model_id, ordinal=ordinal, status=INTERRUPTED, **said)
+        """Return the interrupted response of a model that got as far as `partial`."""
+        values = _partial_fields(as_partial(partial))
+        return ModelResponse(model_id, ordinal=ordinal, status=INTERRUPTED, **values)
 
     def to_partial(self) -> PartialResponse:
-        """Return what the model has done, without its name and what became of it."""
-        return PartialResponse(**_said(self))
+        """Return what the model has done, without its name and status."""
+        return PartialResponse(**_partial_fields(self))
 
     def to_snapshot(self) -> dict[str, Any]:
         """Return a dict of plain values."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        found["tool_calls"] = dict(self.tool_calls)
-        found["proposed_writes"] = [
+        snapshot: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        snapshot["tool_calls"] = dict(self.tool_calls)
+        snapshot["proposed_writes"] = [
             {"path": write.path, "content": write.content, "delete": write.delete}
             for write in self.proposed_writes
         ]
         return {
-            **found,
+            **snapshot,
             "interrupted": self.status in (INTERRUPTED, RUNNING),
             "completed": self.is_completed,
         }
 
     @classmethod
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> ModelResponse:
-        """Return the response of a snapshot; what is left out has its default.
+        """Return the response of a snapshot; fields that are left out have their defaults.
 
-        Without a status, `interrupted`, `error` and `completed` tell it, in this order: one that was interrupted is not
-        completed, even if the snapshot says so.
+        Without a status, `interrupted`, `error` and `completed` decide, in this order: an
+        interrupted response is not completed, even if the snapshot says so.
         """
-        found = dict(snapshot)
-        interrupted, completed = found.pop("interrupted", False), found.pop("completed", False)
-        found["error"] = found.get("error") or None
-        if "status" not in found:
-            found["status"] = _status_of(interrupted, found["error"], completed)
-        return cls(**_known(cls, found))
+        values = dict(snapshot)
+        interrupted, completed = values.pop("interrupted", False), values.pop("completed", False)
+        values["error"] = values.get("error") or None
+        if "status" not in values:
+            values["status"] = _status_of(interrupted, values["error"], completed)
+        return cls(**_known(cls, values))
 
 
 def _status_of(interrupted: object, error: object, completed: object) -> str:
@@ -156,7 +158,7 @@ def _status_of(interrupted: object, error: object, completed: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """One prompt and what each model made of it, in the order in which the models were named."""
+    """One prompt and the response of each model, in the order in which the models were named."""
 
     responses: tuple[ModelResponse, ...]
     prompt: Any = None
@@ -166,20 +168,20 @@ class FanOut:
     @property
     def model_ids(self) -> tuple[str, ...]:
         """The models, in the order in which they were named."""
-        return tuple(one.model_id for one in self.responses)
+        return tuple(response.model_id for response in self.responses)
 
     def pending(self) -> list[ModelResponse]:
-        """Return what is not completed, also what never began."""
-        return [one for one in self.responses if not one.is_completed]
+        """Return the responses that are not completed, including those that never began."""
+        return [response for response in self.responses if not response.is_completed]
 
     def completed(self) -> list[ModelResponse]:
-        """The responses that are completed."""
-        return [one for one in self.responses if one.is_completed]
+        """Return the responses that are completed."""
+        return [response for response in self.responses if response.is_completed]
 
     @property
     def usage(self) -> Usage:
-        """What all models took together."""
-        return sum((one.usage for one in self.responses), Usage())
+        """The usage of all models together."""
+        return sum((response.usage for response in self.responses), Usage())
 
     @classmethod
     def start(cls, model_ids: Sequence[str], *, prompt: Any = None, verbose: bool = False) -> FanOut:
@@ -191,75 +193,81 @@ class FanOut:
     def build(
         cls, responses: Iterable[ModelResponse], *, prompt: Any = None, verbose: bool = False
     ) -> FanOut | None:
-        """Return what there is to go on with later; None when nothing was interrupted.
+        """Return a fan-out to continue later; None if nothing was interrupted.
 
-        What runs or never began counts as interrupted; an error alone does not.
+        A response that is running or never began counts as interrupted; one with an error does not.
         """
-        found = tuple(responses)
-        if all(one.status in (COMPLETED, FAILED) for one in found):
+        collected = tuple(responses)
+        if all(response.status in (COMPLETED, FAILED) for response in collected):
             return None
-        return cls(found, prompt, verbose, dt.datetime.now(dt.UTC))
+        return cls(collected, prompt, verbose, dt.datetime.now(dt.UTC))
 
     def to_json(self) -> str:
-        """Return it as JSON, in the format of errata's `checkpoint.json`. Raises BadArgument for a prompt that is not text."""
-        snapshots = [one.to_snapshot() for one in self.responses]
+        """Return it as JSON, in the `checkpoint.json` format of errata.
+
+        Raises BadArgument for a prompt that is not text.
+        """
+        snapshots = [response.to_snapshot() for response in self.responses]
         return response_json.write(
             response_json.Document(self.prompt, self.created_at, self.model_ids, snapshots, self.verbose)
         )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> FanOut:
-        """Return what `to_json`, or errata, wrote. A model without a response has not started. Raises BadArgument."""
+        """Return the fan-out that `to_json`, or errata, wrote. Raises BadArgument.
+
+        A model without a response has not started.
+        """
         document = response_json.read(text)
         counts: dict[str, int] = {}
-        found: dict[tuple[str, int], ModelResponse] = {}
+        responses: dict[tuple[str, int], ModelResponse] = {}
         for snapshot in document.snapshots:
             model_id = snapshot["model_id"]
             place = (model_id, snapshot.setdefault("ordinal", counts.get(model_id, 0)))
             counts[model_id] = counts.get(model_id, 0) + 1
-            if place in found:
-                raise BadArgument(f"there are two responses of {name_of(*place)}")
-            found[place] = ModelResponse.from_snapshot(snapshot)
-        places = [*numbered(document.model_ids), *found]
-        responses = [found.get(place) or not_started(*place) for place in dict.fromkeys(places)]
-        return cls(tuple(responses), document.prompt, document.verbose, document.created_at)
+            if place in responses:
+                raise BadArgument(f"there are two responses of {name_of(*place)}; remove one of them")
+            responses[place] = ModelResponse.from_snapshot(snapshot)
+        places = [*numbered(document.model_ids), *responses]
+        ordered = [responses.get(place) or not_started(*place) for place in dict.fromkeys(places)]
+        return cls(tuple(ordered), document.prompt, document.verbose, document.created_at)
 
 
-# The life of one response ---------------------------------------------------------------------------------
+# The states of one response -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A response with what its earlier attempts took. Each method returns the next record."""
+    """A response and the usage of its earlier attempts. Each method returns the next record."""
 
     response: ModelResponse
     earlier: Usage = field(default_factory=Usage)
-    is_open: bool = False  # an attempt of this process is going on
+    is_open: bool = False  # this process is working on an attempt
 
     def begin(self) -> Record:
-        """Begin an attempt unless one is going on. What the one before left stays until there is something new."""
+        """Begin an attempt unless one is open. The result of the last one stays until an update."""
         if self.is_open:
             return self
-        now = self.response
-        if now.is_completed:
+        response = self.response
+        if response.is_completed:
             raise BadArgument(
-                f"the response of {name_of(now.model_id, now.ordinal)} is completed and stays as it is"
+                f"the response of {name_of(response.model_id, response.ordinal)} is completed and cannot change"
             )
-        begun = replace(now, status=RUNNING, error=None, attempts=now.attempts + 1)
-        return Record(begun, now.usage, is_open=True)
+        begun = replace(response, status=RUNNING, error=None, attempts=response.attempts + 1)
+        return Record(begun, response.usage, is_open=True)
 
     def update(self, partial: PartialResponse) -> Record:
-        """Take note of how far the attempt has got."""
-        return self.begin()._said(partial)
+        """Record how far the attempt has got."""
+        return self.begin()._with(partial)
 
-    def _said(self, partial: PartialResponse) -> Record:
+    def _with(self, partial: PartialResponse) -> Record:
         usage = self.earlier + partial.usage
         used = {name: getattr(usage, name) for name in _USED}
-        now = replace(self.response, text=partial.text, proposed_writes=partial.proposed_writes, **used)
-        return replace(self, response=now)
+        response = replace(self.response, text=partial.text, proposed_writes=partial.proposed_writes, **used)
+        return replace(self, response=response)
 
     def end(self, status: str, partial: PartialResponse | None = None, error: str | None = None) -> Record:
-        """End the attempt. To say again what is stored is no new attempt."""
+        """End the attempt. Repeating the stored end is not a new attempt."""
         if self.response.is_completed and partial is not None:
             again = replace(self, is_open=True)._ended(status, partial, error)
             if again == self:
@@ -267,12 +275,12 @@ class Record:
         return self.begin()._ended(status, partial, error)
 
     def _ended(self, status: str, partial: PartialResponse | None, error: str | None) -> Record:
-        said = self if partial is None else self._said(partial)
-        return Record(replace(said.response, status=status, error=error), self.earlier)
+        record = self if partial is None else self._with(partial)
+        return Record(replace(record.response, status=status, error=error), self.earlier)
 
 
 def ending(response: ModelResponse) -> tuple[str, str | None]:
-    """Return what a model's answer counts as: an error or an interruption is not completed."""
+    """Return the status and error of an answer: one with an error is failed, not completed."""
     if response.status in (FAILED, INTERRUPTED):
         return response.status, response.error
     return (COMPLETED, None) if response.error is None else (FAILED, response.error)
@@ -282,28 +290,28 @@ def not_started(model_id: str, ordinal: int = 0) -> ModelResponse:
     return ModelResponse(model_id, ordinal=ordinal, status=NOT_STARTED, attempts=0)
 
 
-# Arguments ------------------------------------------------------------------------------------------------
+# Arguments ----------------------------------------------------------------------------------------
 
 
 def as_partial(value: object) -> PartialResponse:
-    """Return what a caller says of an attempt, or raise BadArgument."""
+    """Return the argument as a PartialResponse. Raises BadArgument."""
     if isinstance(value, PartialResponse):
         return value
     if isinstance(value, Mapping):
         return PartialResponse(**_known(PartialResponse, dict(value)))
-    raise BadArgument(f"give a PartialResponse or a mapping of its fields, not {type(value).__name__}")
+    raise BadArgument(f"pass a PartialResponse or a mapping of its fields, not {type(value).__name__}")
 
 
 def as_response(model_id: str, ordinal: int, value: object) -> ModelResponse:
-    """Return a model's answer as its caller says it, or raise BadArgument."""
+    """Return the argument as a ModelResponse. Raises BadArgument."""
     if isinstance(value, ModelResponse):
         return value
     if isinstance(value, PartialResponse):
-        return ModelResponse(model_id, ordinal=ordinal, **_said(value))
+        return ModelResponse(model_id, ordinal=ordinal, **_partial_fields(value))
     if isinstance(value, Mapping):
-        found = {**value, "model_id": model_id, "ordinal": ordinal}
-        return ModelResponse(**_known(ModelResponse, found))
-    raise BadArgument(f"give a ModelResponse or a mapping of its fields, not {type(value).__name__}")
+        values = {**value, "model_id": model_id, "ordinal": ordinal}
+        return ModelResponse(**_known(ModelResponse, values))
+    raise BadArgument(f"pass a ModelResponse or a mapping of its fields, not {type(value).__name__}")
 
 
 def as_error(error: BaseException | str) -> str:
@@ -311,16 +319,19 @@ def as_error(error: BaseException | str) -> str:
 
 
 def check_model(model_id: object, ordinal: object = 0) -> tuple[str, int]:
-    """Return a valid place of a response: it stands on a line of its own."""
+    """Return a valid model id and ordinal.
+
+    An id is one line, because keys of entries use newlines.
+    """
     if not isinstance(model_id, str) or not 0 < len(model_id) <= MAX_ID or "\n" in model_id:
-        raise BadArgument(f"a model id is a line of 1 to {MAX_ID} characters, not {model_id!r:.100}")
+        raise BadArgument(f"a model id must be one line of 1 to {MAX_ID} characters, not {model_id!r:.100}")
     if not isinstance(ordinal, int) or isinstance(ordinal, bool) or not 0 <= ordinal < MAX_MODELS:
-        raise BadArgument(f"ordinal counts from 0 to {MAX_MODELS - 1}, not {ordinal!r:.100}")
+        raise BadArgument(f"ordinal must be a whole number from 0 to {MAX_MODELS - 1}, not {ordinal!r:.100}")
     return model_id, ordinal
 
 
 def numbered(model_ids: Sequence[str]) -> list[tuple[str, int]]:
-    """Tell the models of one id apart by counting them."""
+    """Number the models that have the same id."""
     if isinstance(model_ids, str | bytes) or not isinstance(model_ids, Sequence):
         raise BadArgument(f"model_ids must be a list of ids, not {model_ids!r:.100}")
     if len(model_ids) > MAX_MODELS:
@@ -339,19 +350,19 @@ def name_of(model_id: str, ordinal: int) -> str:
     return f"model {model_id!r}" if not ordinal else f"model {model_id!r} (ordinal {ordinal})"
 
 
-def _said(response: PartialResponse) -> dict[str, Any]:
-    return {one.name: getattr(response, one.name) for one in fields(PartialResponse)}
+def _partial_fields(response: PartialResponse) -> dict[str, Any]:
+    return {item.name: getattr(response, item.name) for item in fields(PartialResponse)}
 
 
-def _known(cls: type, found: dict[str, Any]) -> dict[str, Any]:
-    known = {one.name for one in fields(cls)}
-    if odd := sorted(set(found) - known, key=str):
+def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
+    known = {item.name for item in fields(cls)}
+    if odd := sorted(set(values) - known, key=str):
         raise BadArgument(f"a {cls.__name__} has no field {odd[0]!r}; it has {', '.join(sorted(known))}")
-    return found
+    return values
 
 
 def _check(response: PartialResponse) -> None:
-    """Refuse what cannot be; keep copies of what the caller may change."""
+    """Refuse values out of range; copy what the caller may change."""
     if not isinstance(response.text, str):
         raise BadArgument(f"text must be a str, not {type(response.text).__name__}")
     for name in _COUNTS:
@@ -368,7 +379,7 @@ def _check(response: PartialResponse) -> None:
 
 def _check_number(name: str, value: object, kind: type | tuple[type, ...]) -> None:
     if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise BadArgument(f"{name} must be a finite number from 0 on, not {value!r:.100}")
+        raise BadArgument(f"{name} must be a finite number, 0 or more, not {value!r:.100}")
 
 
 def _as_write(value: object) -> WriteProposal:
@@ -378,9 +389,11 @@ def _as_write(value: object) -> WriteProposal:
         elif isinstance(value, tuple | list):
             value = WriteProposal(*value)
     except TypeError:
-        pass  # said below
+        pass  # the check below refuses it
     if not isinstance(value, WriteProposal) or not isinstance(value.path, str):
-        raise BadArgument(f"a proposed write is a WriteProposal(path, content, delete), not {value!r:.100}")
+        raise BadArgument(
+            f"a proposed write must be a WriteProposal(path, content, delete), not {value!r:.100}"
+        )
     return value
 
 

@@ -1,12 +1,15 @@
-"""One prompt to several models, as part of a run: one record per model, and each update lasts when it returns.
+"""One prompt to several models, as part of a run: one stored record per model.
 
-A record is an entry of kind "response" under (run, ordinal, model); the entry under the run alone holds what they share: the
-prompt and the order of the models. All are written with the run's fence and renew its leases.
+A record is an entry of kind "response" under (run, ordinal, model). The entry under the run alone
+has the prompt and the order of the models. All are written with the fence of the run and renew its
+leases.
 
-Updates change the record in memory at once and mark it as not yet stored. Whoever gets the run's mutex writes all records that are
-so marked by one commit; whoever comes next finds its own stored, or writes in turn what came meanwhile. A record is always
-written as it is by then, so an older update can neither follow a newer one nor cost a write. The revision of an entry counts its
-updates, as a second guard inside the backend. What could not be stored is taken back, and its caller is told.
+An update changes the record in memory at once and marks it as not yet stored. The caller that gets
+the mutex of the run writes all marked records in one commit. The next caller sees its own stored
+already, or writes in turn what came meanwhile. A commit always has the newest version of a record,
+so an older update neither follows a newer one nor costs a write. The revision of an entry counts
+its updates, and the backend refuses an older one. An update that could not be stored is taken back,
+and its call raises.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from outlive.runs.response_values import (
 )
 from outlive.threads.engine import Engine
 
-MAX_BYTES = 16 << 20  # of one record, and of those that one commit takes along behind the first
+MAX_BYTES = 16 << 20  # of one record, and of the records that one commit adds to the first
 _PAGE = 500
 Place = tuple[str, int]  # (model id, ordinal)
 
@@ -65,7 +68,7 @@ class Writer(Protocol):
 
 
 class _Slot:
-    """One record: as it is stored, and the newer ones whose callers wait."""
+    """One record: the stored version, and newer ones whose callers wait."""
 
     __slots__ = ("revision", "stored", "stored_revision", "waiting")
 
@@ -84,13 +87,16 @@ class _Slot:
         return self.revision
 
     def settle(self, record: Record, revision: int) -> None:
-        """Take note of what is stored; nothing older will be."""
+        """Note the stored version, and forget older ones."""
         self.stored, self.stored_revision = record, revision
-        self.waiting = {at: one for at, one in self.waiting.items() if at > revision}
+        self.waiting = {at: version for at, version in self.waiting.items() if at > revision}
 
 
 class AsyncResponses:
-    """What the models of one run answered: `run.responses`. Open it before the models are asked."""
+    """The responses of the models of one run: `run.responses`.
+
+    Call `open` before you ask the models.
+    """
 
     def __init__(self, run: Writer) -> None:
         self._run = run
@@ -104,8 +110,8 @@ class AsyncResponses:
         for slot in self._slots.values():
             status = slot.stored.response.status
             counts[status] = counts.get(status, 0) + 1
-        told = ", ".join(f"{count} {status}" for status, count in counts.items())
-        return f"<{type(self).__name__} of run {self._run.id!r}: {told or 'none'}>"
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"<{type(self).__name__} of run {self._run.id!r}: {summary or 'none'}>"
 
     @property
     def prompt(self) -> Any:
@@ -117,18 +123,18 @@ class AsyncResponses:
         """Tell whether the application asked for verbose output."""
         return self._shared.verbose
 
-    # Beginning
+    # Opening
 
     async def open(
         self, model_ids: Sequence[str] | None = None, *, prompt: Any = None, verbose: bool = False
     ) -> Self:
-        """Record that these models will be asked, by one commit, or continue with what is stored.
+        """Store that these models will be asked, or continue with the stored responses.
 
-        Models that are stored already keep their responses, also those that are not named any more. Without
-        `model_ids` it only reads. Raises BadArgument when `prompt` is not the one that was answered.
+        Stored responses stay, also those of models that are no longer named. Without `model_ids` it
+        only reads. Raises BadArgument for a prompt other than the stored one.
         """
         if not self._run._is_started:
-            raise BadArgument(f"run {self._run.id!r} has not started: its responses are not known yet")
+            raise BadArgument(f"run {self._run.id!r} has not started; start it before you open its responses")
         places = [] if model_ids is None else numbered(model_ids)
         async with self._run._mutex:
             if not self._is_read:
@@ -140,11 +146,11 @@ class AsyncResponses:
         shared = self._shared
         if shared.revision and prompt is not None and prompt != shared.prompt:
             raise BadArgument(
-                f"the responses of run {self._run.id!r} answer another prompt; start another run for this one"
+                f"the responses of run {self._run.id!r} answer another prompt; start a new run for this one"
             )
         if not missing:
             return
-        shared = shared.and_of(missing, prompt, verbose)
+        shared = shared.with_models(missing, prompt, verbose)
         where = f"responses of run {self._run.id!r}"
         records = {place: Record(not_started(*place)) for place in missing}
         entries = [
@@ -156,7 +162,7 @@ class AsyncResponses:
         self._slots.update({place: _Slot(record, 1) for place, record in records.items()})
 
     async def _read(self, *, is_new: bool) -> None:
-        """Read what earlier attempts left, when the run is taken: what ran then was interrupted."""
+        """Read the responses of earlier attempts; those that were running count as interrupted."""
         run = self._run
         if not is_new:
             self._shared, stored = await _read_entries(run._engine, run._key, run.id)
@@ -167,7 +173,7 @@ class AsyncResponses:
                 self._slots[place] = _Slot(Record(response, earlier), revision)
         self._is_read = True
 
-    # Looking
+    # Reading
 
     async def all(self) -> list[ModelResponse]:
         """Return all responses as they are stored, in the order in which the models were named."""
@@ -180,44 +186,47 @@ class AsyncResponses:
         return self._slot(model_id, ordinal).stored.response
 
     async def pending(self) -> list[ModelResponse]:
-        """Return the responses that are not completed, also those that never began: ask these models."""
-        return [one for one in await self.all() if not one.is_completed]
+        """Return the responses that are not completed, including those that never began."""
+        return [response for response in await self.all() if not response.is_completed]
 
     async def completed(self) -> list[ModelResponse]:
-        """Return the responses that are completed: these models need not be asked again."""
-        return [one for one in await self.all() if one.is_completed]
+        """Return the responses that are completed: no need to ask again."""
+        return [response for response in await self.all() if response.is_completed]
 
     async def usage(self) -> Usage:
         """Return the usage of all models together, in all attempts."""
-        return sum((one.usage for one in await self.all()), Usage())
+        return sum((response.usage for response in await self.all()), Usage())
 
     async def build(self) -> FanOut | None:
-        """Return all responses as one value to continue with; None when nothing was interrupted."""
+        """Return everything as one value, to continue later; None if nothing was interrupted."""
         return FanOut.build(await self.all(), prompt=self.prompt, verbose=self.verbose)
 
-    # Telling: each of these is stored when it returns
+    # Updates: each of these is stored when it returns
 
     async def begin(self, model_id: str, ordinal: int = 0) -> ModelResponse:
-        """Record that a model is asked now. Its first update does so too."""
+        """Store that a model is being asked. Optional: the first update does so too."""
         return await self._put(model_id, ordinal, Record.begin)
 
     async def update(
         self, model_id: str, partial: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the progress of a model: all of this attempt, in place of the update before.
+        """Store how far a model has got: all of this attempt, in place of the last update.
 
         Returns the response with the usage of earlier attempts added.
         """
-        said = as_partial(partial)
-        return await self._put(model_id, ordinal, lambda record: record.update(said))
+        checked = as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.update(checked))
 
     async def complete(
         self, model_id: str, response: PartialResponse | Mapping[str, Any], ordinal: int = 0
     ) -> ModelResponse:
-        """Store the whole response of a model. One with an error is recorded as failed, an interrupted one as interrupted."""
-        said = as_response(model_id, ordinal, response)
-        status, error = ending(said)
-        return await self._put(model_id, ordinal, lambda record: record.end(status, said, error))
+        """Store the whole answer of a model.
+
+        A response with an error is stored as failed, an interrupted one as interrupted.
+        """
+        answer = as_response(model_id, ordinal, response)
+        status, error = ending(answer)
+        return await self._put(model_id, ordinal, lambda record: record.end(status, answer, error))
 
     async def fail(
         self,
@@ -227,9 +236,9 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model failed. What it had done is kept, or replaced by `partial`."""
-        said, told = None if partial is None else as_partial(partial), as_error(error)
-        return await self._put(model_id, ordinal, lambda record: record.end(FAILED, said, told))
+        """Store that a model failed. Its last update stays, unless `partial` replaces it."""
+        checked, message = None if partial is None else as_partial(partial), as_error(error)
+        return await self._put(model_id, ordinal, lambda record: record.end(FAILED, checked, message))
 
     async def interrupt(
         self,
@@ -238,9 +247,12 @@ class AsyncResponses:
         *,
         partial: PartialResponse | Mapping[str, Any] | None = None,
     ) -> ModelResponse:
-        """Store that a model was stopped, for example by a timeout. What it had done is kept, or replaced by `partial`."""
-        said = None if partial is None else as_partial(partial)
-        return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, said))
+        """Store that a model was stopped, such as by a timeout.
+
+        Its last update stays, unless `partial` replaces it.
+        """
+        checked = None if partial is None else as_partial(partial)
+        return await self._put(model_id, ordinal, lambda record: record.end(INTERRUPTED, checked))
 
     # Storing
 
@@ -253,15 +265,15 @@ class AsyncResponses:
             revision = slot.put(record, self._pack((model_id, ordinal), record))
         try:
             async with self._run._mutex:
-                if slot.stored_revision < revision:  # else somebody has written it along with their own
+                if slot.stored_revision < revision:  # else another caller has written it with its own
                     await self._write((model_id, ordinal))
         finally:
-            with self._lock:  # not stored: nobody may write it later, when its caller has moved on
+            with self._lock:  # if it was not stored, no later commit may write it: this call has raised
                 slot.waiting.pop(revision, None)
         return record.response
 
     async def _write(self, first: Place) -> None:
-        """Write all that waits, this record first: one commit, as large as may be."""
+        """Write all waiting records in one commit of limited size, this one first."""
         with self._lock:
             group = self._group(first)
         await self._run._write_held(*(entry for _, _, entry in group))
@@ -287,16 +299,14 @@ class AsyncResponses:
         slot = self._slots.get(check_model(model_id, ordinal))
         if slot is None:
             known = ", ".join(sorted({repr(model) for model, _ in self._slots})) or "none yet"
-            raise BadArgument(
-                f"{name_of(model_id, ordinal)} is not among those that were opened ({known}): name it in open()"
-            )
+            raise BadArgument(f"{name_of(model_id, ordinal)} is not open (open: {known}); name it in open()")
         return slot
 
     def _pack(self, place: Place, record: Record) -> bytes:
         where = f"response of {name_of(*place)}"
         body = self._run._engine.codec.pack([record.response, record.earlier], where)
         if len(body) > MAX_BYTES:
-            raise BadArgument(f"the {where} has {len(body):,} bytes, {MAX_BYTES:,} are kept")
+            raise BadArgument(f"the {where} has {len(body):,} bytes, and at most {MAX_BYTES:,} can be stored")
         return body
 
     def _entry(self, place: Place | None, body: bytes, status: str, revision: int) -> EntryRecord:
@@ -330,7 +340,7 @@ async def _read_entries(
             stored[model_id, int(ordinal)] = (response, earlier, entry.revision)
     named = set(shared.order())
     if other := sorted(named ^ set(stored), key=repr):
-        what = "is missing" if other[0] in named else "is in no list of models"
+        what = "is missing" if other[0] in named else "is not in the list of models"
         raise Corrupt(f"the response of {name_of(*other[0])} of run {run_id!r} {what}", thread=key.id)
     return shared, stored
 
@@ -344,7 +354,7 @@ class _Shared:
     places: Sequence[Sequence[Any]] = ()
     revision: int = 0
 
-    def and_of(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
+    def with_models(self, missing: Sequence[Place], prompt: Any, verbose: bool) -> _Shared:
         places = [*self.places, *([model_id, ordinal] for model_id, ordinal in missing)]
         if self.revision:
             return replace(self, places=places, revision=self.revision + 1)

@@ -1,8 +1,9 @@
 """SIGTERM while runs are live: how deployments end processes.
 
-While this process has live runs, SIGTERM ends it like `sys.exit`: the `with` blocks of the main thread (and, under asyncio, of all
-tasks) are left, their runs store what they held back and are marked interrupted. Runs of other threads are interrupted from a
-thread of its own. Only the main thread can set a handler, only where nobody else has set one, and it is taken back with the last run.
+While this process has live runs, SIGTERM ends it like `sys.exit`. The `with` blocks of the main
+thread, and under asyncio of all tasks, are left: their runs store the saves that they hold back and
+are released. Another thread releases the runs of the other threads. Only the main thread can set a
+signal handler. It sets one only if the program has none, and removes it after the last run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-_Undo = Callable[[], None]
-
 
 class Terminator:
-    """The handler of one process, as long as somebody needs it."""
+    """The signal handler of this process, set while there are live runs."""
 
     def __init__(self) -> None:
         self._users: dict[int, Callable[[], None]] = {}

@@ -1,8 +1,9 @@
-"""Beginning a run, or claiming one that was interrupted: its record and its place are taken by one commit.
+"""Starting a run, or claiming one whose process died: one commit takes its record and its place.
 
-An id is used once in a tenant, and no commit spans threads. So a new run with an id of the caller's looks for that id in all threads
-before its commit and again after it. Of two that begin at the same moment in two threads, at least one sees the other after its own
-commit, and whoever does takes its beginning back: at most one goes on.
+The id of a run is unique in a tenant, but no commit spans threads. So a new run with an id chosen
+by the caller searches all threads for that id before its commit and again after it. Of two runs
+that start at the same moment in two threads, at least one sees the other after its own commit. A
+run that sees another takes back its start, so at most one of them continues.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from outlive.threads.engine import Engine
 from outlive.threads.thread import AsyncThread
 from outlive.values import moment
 
-_LETTING_GO_S = 5.0  # for the write that gives a run back: its caller waits with an error
+_GIVE_BACK_S = 5.0  # limit of the write that gives a run back, while an error waits to be raised
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How a run works, beside what its record says."""
+    """How a run works; not part of its record."""
 
     throttle_s: float = 0
     clock: Callable[[], float] | None = None  # of the throttle, in seconds
     durability: str = "sync"
-    retries: bool = False  # a run that has ended is begun again
-    is_bare: bool = False  # what it works with stores its first checkpoint itself
-    is_named: bool = False  # its id is the caller's: another thread may have it
+    retries: bool = False  # a run that has ended starts again
+    is_bare: bool = False  # an adapter stores the first checkpoint itself
+    is_named: bool = False  # the caller chose its id: another thread may have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Holding:
 
     info: RunInfo
     is_new: bool
-    fence: int = 0  # 0: nobody holds it, or the store keeps nothing
+    fence: int = 0  # 0: the run has ended, or the store keeps nothing
     epoch: int = 0
     revision: int = 0
     lock_epoch: int = 0
@@ -51,7 +52,7 @@ class Holding:
 
 
 class Start:
-    """The taking of one run."""
+    """The start of one run."""
 
     def __init__(self, engine: Engine, thread: AsyncThread, info: RunInfo, options: StartOptions) -> None:
         self._engine = engine
@@ -59,19 +60,24 @@ class Start:
         self._key = thread._key
         self._info = info
         self._options = options
-        self._checkpoint: str | None = None  # the one that this start has stored
+        self._checkpoint: str | None = None  # the id of the one that this start stored
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
+        # 1. Look for the run: a new one, one to resume, or one that has ended.
         stored = await self._find()
         if stored is None:
             self._freeze()
         elif not self._adopt(stored):
             return Holding(self._info, is_new=False)
+        # 2. Only an expired lease frees a run whose owner may be alive. The store checks that in
+        #    the commit, by its own clock.
         is_held = self._is_held(stored)
         self._info.owner, self._info.status = Owner.me(), RUNNING
         refusal: EntryHeld | LeaseLost | None = None
         for _ in range(TRIES):
+            # 3. Take record and place in one commit. A crash before it changes nothing. A crash
+            #    after it leaves both to a dead owner, and recovery claims them together.
             claim = await self._claim()
             try:
                 holding = await self._commit(stored, claim, is_held)
@@ -79,7 +85,9 @@ class Start:
                 refusal = error
                 if _is_held(error):
                     break
-                continue  # its parent ended, or another joined a free place: look again
+                continue  # the parent ended, or another run joined a free place: look again
+            # 4. Check that the id is still unique; a crash before this check may leave two runs
+            #    with it, which `AmbiguousRun` reports.
             if stored is None and self._options.is_named:
                 await self._check_again(holding)
             return holding
@@ -87,7 +95,10 @@ class Start:
         raise self._busy(refusal)
 
     def _freeze(self) -> None:
-        """Copy what the caller may change later: every write of the run stores it again. Raises Unencodable."""
+        """Copy what the caller may change later: every write of the run stores it.
+
+        Raises Unencodable.
+        """
         info, codec = self._info, self._engine.codec
         info.started_at = moment(self._engine.runtime.now())
         for name in ("prompt", "attributes"):
@@ -95,10 +106,10 @@ class Start:
             try:
                 setattr(info, name, codec.unpack(packed))
             except OutliveError:
-                pass  # a type that can be stored and, so far, not be read
+                pass  # a type that this process can store but not yet read
 
     def _adopt(self, stored: EntryRecord) -> bool:
-        """Go on from what is stored; False when the run is finished."""
+        """Continue from the stored record; return False if the run has ended."""
         self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
         if self._options.retries and info.is_finished and info.status != COMPLETED:
             info.attempt, info.failures, info.error = 0, 0, None
@@ -106,11 +117,11 @@ class Start:
         if info.is_finished:
             return False
         info.attempt += 1
-        info.failures += info.status == RUNNING  # nobody ended it: its process died, or was cut off
+        info.failures += info.status == RUNNING  # nothing ended it: its process died or lost contact
         return True
 
     def _is_held(self, stored: EntryRecord | None) -> bool:
-        """Tell whether only the end of its lease frees the run."""
+        """Tell whether the run is free only when its lease has expired."""
         if stored is None or stored.status != RUNNING:
             return False
         return self._info.owner is None or not self._info.owner.is_gone()
@@ -131,17 +142,27 @@ class Start:
         receipt = await self._begin(entries, claim.fence, is_new=stored is None)
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         is_alone = bool(claim.entries) and not claim.is_shared
-        if not taken:  # a store that keeps nothing gives no fence
+        if not taken:  # the null store gives no fence
             return Holding(info, stored is None, has_place=is_alone, before=stored)
-        mine, last = taken[0], taken[-1]
+        run_entry, lock_entry = taken[0], taken[-1]
         return Holding(
-            info, stored is None, mine.fence, mine.epoch, mine.revision, last.epoch, is_alone, stored
+            info,
+            stored is None,
+            run_entry.fence,
+            run_entry.epoch,
+            run_entry.revision,
+            lock_entry.epoch,
+            is_alone,
+            stored,
         )
 
     async def _begin(
         self, entries: tuple[EntryRecord, ...], fence: tuple[str, str, int, int] | None, *, is_new: bool
     ) -> Receipt:
-        """Store the entries; of a new run with a checkpoint, so that a crash in its first step leaves something to go on from."""
+        """Store the entries, and for a new run a checkpoint.
+
+        So a crash in the first step leaves a checkpoint to resume from.
+        """
         if not is_new or self._options.is_bare or self._options.durability == "exit":
             return await self._engine.commit(Commit(self._key, entries=entries, fence=fence))
         draft = self._thread._draft(source="input", run=self._info.id)
@@ -152,37 +173,43 @@ class Start:
         return receipt
 
     async def _taken_before(self, entries: Sequence[EntryRecord]) -> list[EntryRecord]:
-        """Return what is stored of a claim that an earlier attempt has made, whose answer was lost; raise EntryHeld when it is not ours."""
-        found: list[EntryRecord] = []
+        """Return the entries of a claim that was stored although its answer was lost.
+
+        Raises EntryHeld if the stored entries are not those of this claim.
+        """
+        taken: list[EntryRecord] = []
         for entry in entries:
             stored = await lease.find(self._engine, self._key, entry.kind, entry.key)
             if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
                 raise EntryHeld(self._key.id, entry.kind, entry.key, stored)
-            found.append(stored)
-        return found
+            taken.append(stored)
+        return taken
 
     def _busy(self, error: EntryHeld | LeaseLost) -> RunBusy | ThreadBusy:
-        """Say who was faster."""
+        """Return the error that names who was faster."""
         if isinstance(error, LeaseLost):
             return ThreadBusy(self._key.id, self._info.namespace, self._info.parent, None)
         return lease.busy(self._engine.codec, self._info.namespace, error)
 
-    # An id is used once
+    # The id is unique in the tenant
 
     async def _find(self) -> EntryRecord | None:
-        """Return the run as it is stored in this thread. Raises RunElsewhere when it is new and another thread has its id."""
+        """Return the stored entry of the run in this thread.
+
+        Raises RunElsewhere if the run is new and another thread has its id.
+        """
         if not self._options.is_named:
             return await lease.find(self._engine, self._key, RUN, self._info.id)
-        found = dict(await self._find_all())
-        if found and self._key not in found:
-            raise RunElsewhere(self._info.id, [key.id for key in found])
-        return found.get(self._key)
+        entries = dict(await self._find_all())
+        if entries and self._key not in entries:
+            raise RunElsewhere(self._info.id, [key.id for key in entries])
+        return entries.get(self._key)
 
     async def _find_all(self) -> list[tuple[ThreadKey, EntryRecord]]:
         return await lease.find_all(self._engine, self._key.tenant, self._info.id)
 
     async def _check_again(self, holding: Holding) -> None:
-        """Take the beginning back when a run of the same id has begun elsewhere since the first look, or when that cannot be told."""
+        """Take back the start if another thread has a run with this id by now, or may have one."""
         try:
             others = [key.id for key, _ in await self._find_all() if key != self._key]
         except BaseException:
@@ -193,36 +220,43 @@ class Start:
             raise RunElsewhere(self._info.id, others)
 
     async def _take_back(self, holding: Holding) -> None:
-        """Remove the record of a new run and the checkpoint that came with it; other checkpoints of that run id are not its own."""
+        """Remove the record of a new run and the checkpoint that came with it.
+
+        Other checkpoints with this run id belong to earlier runs and stay.
+        """
         info = self._info
-        gone = EntryRecord(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
+        deletion = EntryRecord(RUN, info.id, epoch=holding.epoch, fence=holding.fence, gone=True)
         removal = (
             None if self._checkpoint is None else Removal(checkpoints=((info.namespace, self._checkpoint),))
         )
-        await self._let_go(holding, gone, removal)
+        await self._give_back(holding, deletion, removal)
         self._engine.cache.drop(self._key.digest)
 
     # Giving back
 
     async def undo(self, holding: Holding) -> None:
-        """Leave the run as it was before it was taken, because the caller cannot go on. It raises nothing: the caller has an error to tell."""
+        """Leave the run as it was before this start, which failed.
+
+        Raises nothing: the caller has an error to raise. If this write fails too, the lease
+        expires.
+        """
         if not holding.fence:
             return
         write = self._take_back(holding) if holding.before is None else self._restore(holding, holding.before)
-        with contextlib.suppress(Exception):  # the lease runs out
+        with contextlib.suppress(Exception):
             await self._engine.runtime.shielded(write)
 
     async def _restore(self, holding: Holding, before: EntryRecord) -> None:
-        if before.status == RUNNING:  # its process died, which stays counted
+        if before.status == RUNNING:  # its process died, and that failure stays counted
             await self.release(holding)
         else:
-            await self._let_go(holding, self._ended(holding, before.body, before.status))
+            await self._give_back(holding, self._ended(holding, before.body, before.status))
 
     async def release(self, holding: Holding) -> None:
-        """Leave the run to be recovered. Nobody has tried anything, so this was no attempt."""
+        """Leave the run to recovery. Nothing was tried, so this does not count as an attempt."""
         info = self._info
         info.attempt -= 1
-        await self._let_go(holding, self._ended(holding, lease.pack_run(self._engine, info), RELEASED))
+        await self._give_back(holding, self._ended(holding, lease.pack_run(self._engine, info), RELEASED))
 
     def _ended(self, holding: Holding, body: bytes | None, status: str) -> EntryRecord:
         return EntryRecord(
@@ -230,8 +264,11 @@ class Start:
             epoch=holding.epoch, fence=holding.fence, revision=holding.revision + 1,
         )  # fmt: skip
 
-    async def _let_go(self, holding: Holding, run: EntryRecord, removal: Removal | None = None) -> None:
-        """Write the end of a hold on a run, and free its place; refused when another process has it by now."""
+    async def _give_back(self, holding: Holding, run: EntryRecord, removal: Removal | None = None) -> None:
+        """Write the new record of the run and free its place, in one commit.
+
+        The fence makes the store refuse it if another process owns the run by now.
+        """
         entries = [run]
         if holding.has_place:
             free = EntryRecord(
@@ -240,12 +277,12 @@ class Start:
             entries.append(replace(free, revision=holding.revision + 1))
         fence = (RUN, self._info.id, holding.epoch, holding.fence)
         await self._engine.commit(
-            Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_LETTING_GO_S)
+            Commit(self._key, entries=tuple(entries), removal=removal, fence=fence, timeout_s=_GIVE_BACK_S)
         )
 
 
 def _is_held(error: EntryHeld | LeaseLost) -> bool:
-    """Tell whether somebody holds what was wanted. (A fence that is over was the parent's.)"""
+    """Tell whether another owner is the cause. (A lost fence was that of the parent.)"""
     if isinstance(error, LeaseLost):
         return False
     stored = error.stored

@@ -1,9 +1,12 @@
-"""The steps of a run: what was done is not done again.
+"""The steps of a run: a step that was done is not done again.
 
-A step is an entry of kind "step" under (run, name, key). When its function has returned, the value is stored by one durable
-write, and given back on every later attempt instead of calling the function. What a step was called with is remembered as a
-digest: a run that comes back with other arguments is told so. The revision of its entry tells its place in the order of beginning. A step with `effect=True` is noted before it begins, so that a crash in
-the middle of a side effect is known afterwards and goes to a policy instead of being repeated in silence.
+A step is an entry of kind "step" under (run, name, key). When its function has returned, one
+durable write stores the value. Later attempts of the run return that value and do not call the
+function. The entry has a digest of the arguments: a call with other arguments raises StepMismatch.
+The revision of the entry is its position in the order in which the steps began.
+
+A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect
+is known afterwards, and `on_unfinished` decides instead of a silent repetition.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ class Writer(Protocol):
 
 @dataclass(slots=True)
 class StepInfo:
-    """A step of a run as it is stored. `status` is "started", "done" or "raised"; `key` is "=KEY", or "#N" for the Nth without a key."""
+    """A stored step of a run.
+
+    `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
+    key.
+    """
 
     name: str
     key: str
@@ -54,7 +61,7 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a step is told apart from others of its name, and what happens when its process died in the middle of it."""
+    """The key of a step, and what to do if its process died in the middle of it."""
 
     key: str | None = None
     effect: bool = False
@@ -67,19 +74,20 @@ class StepOptions:
             if option not in cls.__slots__:
                 known = "key, effect and on_unfinished"
                 raise BadArgument(
-                    f"step {name!r} has no option {option!r}, only {known}; arguments of the function belong after the function"
+                    f"step {name!r} has no option {option!r}, only {known}; "
+                    "pass arguments of the function after the function"
                 )
         return cls(**options)
 
 
 class Ledger:
-    """The steps of one run, read once when it is taken and kept up to date by it."""
+    """The steps of one run: read once at its start, then kept up to date."""
 
     def __init__(self, run: Writer) -> None:
         self._run = run
         self._steps: dict[tuple[str, str], StepInfo] = {}
         self._counts: dict[str, int] = {}
-        self._order: dict[tuple[str, str], int] = {}  # which began when, from 1 on
+        self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
         self._in_flight: set[tuple[str, str]] = set()
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
@@ -103,8 +111,9 @@ class Ledger:
     ) -> Any:
         """Return the value of a step, from the ledger or by calling the function.
 
-        `key` tells steps of one name apart; without it they are counted, in the order in which they begin. It must be given when
-        a step of that name is in flight already. A run that this process has lost or ended calls nothing.
+        `key` tells steps with one name apart. Without keys they are numbered in the order in which
+        they begin, so a step needs a key while another with its name is running. If this process
+        has lost or ended the run, the function is not called.
         """
         self._run._check_live()
         options = options or StepOptions()
@@ -123,6 +132,7 @@ class Ledger:
         kwargs: dict[str, Any],
         options: StepOptions,
     ) -> Any:
+        # 1. A stored result is returned, if it is for the same arguments.
         digest = self._digest(args, kwargs)
         known = self._steps.get(place)
         if (
@@ -134,22 +144,30 @@ class Ledger:
             raise StepMismatch(self._run.id, *place)
         if known is not None and known.status == _DONE:
             return known.value
+        # 2. A side effect that had begun when its process died: the policy of the caller decides.
         if known is not None and known.status == _STARTED and options.effect:
             settled, value = await self._settle(known, options.on_unfinished)
             if settled:
                 return await self._finish(place, digest, value)
-        if options.effect:  # fenced: when another process has the run, it is refused and nothing is called
+        # 3. Note that the side effect begins. The write has the fence of the run: if another
+        #    process owns the run, it is refused and nothing is called. A crash from here on until
+        #    the result is stored leaves the step "started".
+        if options.effect:
             await self._write(StepInfo(*place, _STARTED, digest))
         return await self._call(place, digest, function, args, kwargs)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
-        """Return which step this is, and note that it is in flight: nobody else may take it for theirs."""
+        """Return the name and key of the step, and note that it is running."""
         if not isinstance(name, str) or not name or "\n" in name or len(name) > 200:
-            raise BadArgument(f"a step's name is a line of 1 to 200 characters, not {name!r:.100}")
+            raise BadArgument(
+                f"the name of a step must be one line of 1 to 200 characters, not {name!r:.100}"
+            )
         if key is not None and (not isinstance(key, str) or "\n" in key or len(key) > 500):
-            raise BadArgument(f"a step's key is a line of at most 500 characters, not {key!r:.100}")
+            raise BadArgument(
+                f"the key of a step must be one line of at most 500 characters, not {key!r:.100}"
+            )
         with self._lock:
-            if key is None and any(held == name for held, _ in self._in_flight):
+            if key is None and any(running == name for running, _ in self._in_flight):
                 raise AmbiguousStep(self._run.id, name)
             place = (name, f"#{self._counts.get(name, 0) + 1}") if key is None else (name, f"={key}")
             if place in self._in_flight:
@@ -163,7 +181,7 @@ class Ledger:
         return place
 
     def _digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
-        """Return what stands for the arguments; None when they cannot be stored, as clients and sessions cannot."""
+        """Return a digest of the arguments; None if they cannot be stored, such as clients."""
         try:
             packed = self._run._engine.codec.pack([list(args), dict(sorted(kwargs.items()))])
         except Unencodable:
@@ -215,7 +233,8 @@ class Ledger:
         body = codec.pack([step.arguments, step.value, step.error], where)
         if len(body) > MAX_RESULT:
             raise BadArgument(
-                f"{where} returned {len(body):,} bytes, a step keeps {MAX_RESULT:,}: save them in the state instead"
+                f"{where} returned {len(body):,} bytes, and a step can store at most {MAX_RESULT:,}; "
+                "save them in the state instead"
             )
         entry = EntryRecord(
             STEP,

@@ -1,8 +1,11 @@
-"""The runtime of the async io_mode: tasks and locks of the event loop. Apart, because who needs no loop should not import one.
+"""The runtime of async stores: tasks and locks of the event loop.
 
-A store works in one event loop at a time, its home. It moves to another one when the former has ended: its timers go along, and
-its locks begin anew. While the former loop runs, or has calls of the store under way, a call from another loop is refused at
-once (`WrongLoop`): its connections and its queue wait for answers in their own loop, and nobody there would wake the caller.
+Sync stores do not import asyncio.
+
+A store works in one event loop at a time, its home. It moves to another loop when the former has
+ended: its timers move too, and its locks start again. While the former loop runs, or has calls of
+the store in progress, a call from another loop is refused at once (`WrongLoop`): connections and
+queues wait for answers in their own loop, and nothing there would wake the caller.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
@@ -18,24 +20,25 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from outlive.errors import WrongLoop
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Signal, SyncRuntime, Task, Ticker, Work
 
 T = TypeVar("T")
 
 
 class Stay:
-    """The time that a store spends in one loop, and how many calls it has under way there."""
+    """The time that a store spends in one loop, and how many calls it has in progress there."""
 
-    __slots__ = ("calls", "loop", "pid")
+    __slots__ = ("calls", "is_inherited", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop = loop
-        self.pid = os.getpid()  # in a forked child the parent's loop seems to run, and does not
+        self.is_inherited = False  # in a forked child: the loop seems to run, but only the parent runs it
         self.calls = 0
 
     def is_over(self) -> bool:
         loop = self.loop
-        if loop is None or loop.is_closed() or self.pid != os.getpid():
+        if loop is None or loop.is_closed() or self.is_inherited:
             return True
         return not (loop.is_running() or self.calls)
 
@@ -45,11 +48,17 @@ class Home:
 
     def __init__(self) -> None:
         self._stay = Stay(None)
-        self._lock = threading.Lock()  # of two loops that want it at once, one gets it
+        self._lock = threading.Lock()  # if two loops call at once, one gets the store
         self._tickers: weakref.WeakSet[_LoopTicker] = weakref.WeakSet()
+        reset_in_child(self)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the loop of the parent: the next call moves to the loop that it comes from."""
+        self._lock = threading.Lock()
+        self._stay.is_inherited = True
 
     def enter(self) -> Stay:
-        """Return the stay in the running loop; raise WrongLoop when the store is in another one."""
+        """Return the stay in the running loop. Raises WrongLoop if the store is in another one."""
         stay = self._stay
         return stay if stay.loop is asyncio.get_running_loop() else self._move()
 
@@ -63,7 +72,7 @@ class Home:
         return self._stay
 
     def keep(self, ticker: _LoopTicker) -> None:
-        """Let a timer go along when the store moves."""
+        """Move a timer too when the store moves."""
         self.enter()
         self._tickers.add(ticker)
 
@@ -106,7 +115,7 @@ class _LoopTask:
         self._home.enter()
         if self._task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([self._task], timeout=timeout_s)
-        # else it ended with its loop
+        # otherwise it ended with its loop
 
     def has_ended(self) -> bool:
         return self._task.done() or self._task.get_loop() is not asyncio.get_running_loop()
@@ -121,16 +130,16 @@ class _LoopTicker:
         self.start()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._go_on())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def _go_on(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
             await self._work()
 
     def stop(self) -> None:
         self._home.discard(self)
-        with contextlib.suppress(RuntimeError):  # its loop is closed, and it with that
+        with contextlib.suppress(RuntimeError):  # its loop is closed, which has ended it
             self._task.cancel()
 
 
@@ -162,7 +171,7 @@ class _LoopBell:
 
 
 class _LoopMutex:
-    """An asyncio.Lock, another one in each loop: whoever held or awaited it in a loop that has ended is gone."""
+    """An asyncio.Lock, a new one in each loop: nothing in a loop that has ended holds or awaits it."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -218,13 +227,13 @@ class AsyncRuntime(SyncRuntime):
             while todo and not errors:
                 try:
                     await todo.pop()()
-                except Exception as error:  # noqa: BLE001  # raised when the others have ended
+                except Exception as error:  # noqa: BLE001  # raised after the others have ended
                     errors.append(error)
 
         tasks = [asyncio.create_task(work_off()) for _ in range(limit)]
         try:
             await asyncio.gather(*tasks)
-        finally:  # when the caller is cancelled, all of them end before it does
+        finally:  # if the caller is cancelled, all of them end first
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What differs between the two modes: driving a coroutine, time, locks and background work.
+"""What differs between sync and async stores: how coroutines run, time, locks, background work.
 
 The core is written once, as `async def`. On the sync side every awaited method of a backend returns
 without suspending, so `run_now` finishes a coroutine with a single `send(None)`: no event loop, no
@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from outlive.runtime.fork import reset_in_child
+
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -30,7 +32,7 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Deadline:
-    """The moment at which a call has to have returned."""
+    """The moment until which a call must return."""
 
     __slots__ = ("_end", "timeout_s")
 
@@ -39,18 +41,18 @@ class Deadline:
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s(self) -> float:
-        """Return the time that is left, 0 when it is over."""
+        """Return the time that is left, 0 if it is over."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
     def extend(self, seconds: float) -> None:
-        """Start to count anew."""
+        """Start counting again."""
         self._end = time.monotonic() + seconds
 
     def moved(self) -> None:
-        """Take note of progress; a deadline that counts idle time only starts anew."""
+        """Note progress; a deadline for idle time starts again."""
 
     def remaining_s(self) -> float | None:
-        """Return the timeout of what is still to be done; None for ever."""
+        """Return the timeout for the rest of the call; None means no limit."""
         return None if self._end is None else max(0.001, round(self.left_s(), 3))
 
 
@@ -59,7 +61,7 @@ class Task(Protocol):
 
     async def wait(self, timeout_s: float | None = None) -> None: ...
     def has_ended(self) -> bool:
-        """Tell whether nobody does this work any more, whether it is done or not."""
+        """Tell whether this work has stopped, finished or not."""
         ...
 
 
@@ -72,20 +74,20 @@ class Signal(Protocol):
 
 
 class Ticker(Protocol):
-    """Work that is done every so often."""
+    """Work that is repeated at an interval."""
 
     def stop(self) -> None: ...
 
 
 class Runtime(Protocol):
-    """Time, ids and background work; a simulation brings its own."""
+    """Time, locks and background work; a simulation has its own."""
 
     def now(self) -> int:
         """Return the wall clock in microseconds."""
         ...
 
     def check_loop(self) -> None:
-        """Raise WrongLoop when the store is in use in another event loop than the caller's."""
+        """Raise WrongLoop if the store is in use in another event loop."""
         ...
 
     def spawn(self, work: Work) -> Task:
@@ -93,31 +95,37 @@ class Runtime(Protocol):
         ...
 
     def tick(self, interval_s: float, work: Work) -> Ticker:
-        """Do `work` every so often in the background, until it is stopped. It does not keep the process alive."""
+        """Do `work` every so often in the background, until it is stopped.
+
+        It does not keep the process alive.
+        """
         ...
 
     def thread_ident(self) -> int | None:
-        """Return the thread that calls, where work belongs to threads."""
+        """Return the calling thread, if work belongs to threads."""
         ...
 
     def bell(self) -> Signal:
-        """Return what one task or thread waits for and another rings."""
+        """Return a signal that one task or thread waits for and another sets."""
         ...
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Finish `work` even when the caller is being cancelled."""
+        """Finish `work` even if the caller is cancelled."""
         ...
 
     async def each(self, works: Sequence[Work], limit: int) -> None:
-        """Do all works, at most `limit` at a time: in threads, or in tasks. With a limit of 1 the caller does them itself.
+        """Do all works, at most `limit` at a time: in threads, or in tasks.
 
-        After an error no further work starts; it is raised when those that are under way have ended. When the caller is
-        cancelled or interrupted, so are they where that is possible, and nothing is waited for where it is not.
+        With a limit of 1 the caller does them itself.
+
+        After an error no further work starts; it is raised when those that are under way have
+        ended. When the caller is cancelled or interrupted, so are they where that is possible, and
+        nothing is waited for where it is not.
         """
         ...
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a lock for a few lines that do not wait for anything."""
+        """Return a lock for a few lines that never wait."""
         ...
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
@@ -141,10 +149,10 @@ class _ThreadTicker:
     def __init__(self, interval_s: float, work: Work) -> None:
         self._stop = threading.Event()
         threading.Thread(
-            target=self._go_on, args=(interval_s, work), name="outlive-ticker", daemon=True
+            target=self._run, args=(interval_s, work), name="outlive-ticker", daemon=True
         ).start()
 
-    def _go_on(self, interval_s: float, work: Work) -> None:
+    def _run(self, interval_s: float, work: Work) -> None:
         while not self._stop.wait(interval_s):
             run_now(work())
 
@@ -191,7 +199,7 @@ def _in_threads(works: Sequence[Work], limit: int) -> None:
             except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
                 errors.append(error)
 
-    # Daemons: Ctrl-C in the thread that waits must end the process, whatever the others are doing.
+    # Daemons: Ctrl-C in the thread that waits must end the process, whatever the other threads do.
     threads = [threading.Thread(target=work_off, name="outlive-recovery", daemon=True) for _ in range(limit)]
     for thread in threads:
         thread.start()
@@ -248,17 +256,18 @@ class _Ids:
 
     def __init__(self) -> None:
         self._last = 0
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self.after_fork_in_child()
+        reset_in_child(self)
 
-    def _begin(self) -> None:
-        """Start with randomness of its own: a forked child must not repeat its parent's."""
+    def after_fork_in_child(self) -> None:
+        """Start with new randomness: a forked child must not repeat the ids of its parent."""
         self._lock = threading.Lock()
         self._random = random.Random(os.urandom(32))
 
     def mint(self) -> str:
         with self._lock:
-            # 48 bits of milliseconds and 12 of their fraction, never the same twice: ids sort as they were made.
+            # 48 bits of milliseconds and 12 of their fraction, never the same twice: ids sort as
+            # they were made.
             stamp = (time.time_ns() << 12) // 1_000_000
             self._last = stamp = max(stamp, self._last + 1)
             tail = self._random.getrandbits(62)
@@ -267,4 +276,5 @@ class _Ids:
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-new_id = _Ids().mint
+_ids = _Ids()
+new_id = _ids.mint

@@ -1,4 +1,4 @@
-"""What is said to a program that uses the sync API as the async one, or the other way round: what to write instead."""
+"""Errors for using a sync store as an async one, or the reverse: they say what to write."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SYNC = (
-    "this is of a sync store: write `{right}` instead of `{wrong}`, or open the store with outlive.open_async"
+    "this is a sync store: write `{right}` instead of `{wrong}`, or open the store with outlive.open_async"
 )
-_ASYNC = (
-    "this is of an async store: write `{right}` instead of `{wrong}`, or open the store with outlive.open"
-)
+_ASYNC = "this is an async store: write `{right}` instead of `{wrong}`, or open the store with outlive.open"
 
 
 class SyncContext:
@@ -36,7 +34,7 @@ class AsyncContext:
         raise SyncAsyncMixed(_ASYNC.format(right="async with", wrong="with"))
 
     def __exit__(self, *error: object) -> None:
-        """Be there: Python looks for it before it calls `__enter__`."""
+        """Exist: Python looks it up before it calls `__enter__`."""
 
 
 class SyncItems(Iterator[T]):
@@ -65,7 +63,7 @@ class _Generated(AsyncItems[T]):
 
 
 def async_items(generate: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncIterator[T]]:
-    """Let an async generator say what to write when it meets a plain `for`."""
+    """Make an async generator raise a helpful error in a plain `for`."""
 
     @functools.wraps(generate)
     def call(*args: P.args, **options: P.kwargs) -> AsyncIterator[T]:

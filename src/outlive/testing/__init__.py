@@ -1,4 +1,4 @@
-"""The contract of a backend, as tests. Whoever writes a backend runs them:
+"""The contract of a backend, as tests. Run them on a backend that you write:
 
     from outlive.testing import BackendContract, Opener
 
@@ -7,13 +7,14 @@
         def backend(self, tmp_path):
             return Opener.local(lambda: MyBackend(tmp_path))
 
-The fixture gives an empty backend: a local one (plain functions, see `outlive.backends.local.inline.Local`), which is
-tested sync and async as it is, or an `Opener`, which tells how to open it, more than once, in each mode.
+The fixture gives an empty backend: a local one (plain functions, see
+`outlive.backends.local.inline.Local`), which is tested sync and async as it is, or an `Opener`,
+which tells how to open it, more than once, in each mode.
 
-`BackendContract` has three parts, each of which can be run alone: `RecordsContract` looks at the records
-themselves, `StoreContract` at what a user sees, and `MachineContract` compares any sequence of
-calls with a simple model. Contract tests cannot be overridden. They need pytest and Hypothesis; typed states are
-tested as far as pydantic and msgspec are installed.
+`BackendContract` has three parts, each of which can be run alone: `RecordsContract` looks at the
+records themselves, `StoreContract` at what a user sees, and `MachineContract` compares any sequence
+of calls with a simple model. Contract tests cannot be overridden. They need pytest and Hypothesis;
+typed states are tested as far as pydantic and msgspec are installed.
 """
 
 import importlib

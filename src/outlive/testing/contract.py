@@ -1,7 +1,8 @@
 """What every contract class is: tests written once, run sync and async, and never overridden.
 
-A test is an `async def`. Its arguments `trial`, `probe` and `store` are opened for it; any other is a
-fixture of pytest's. A class outside this package may add tests and must bring the fixture `backend`.
+A test is an `async def`. Its arguments `trial`, `probe` and `store` are opened for it; any other is
+a fixture of pytest's. A class outside this package may add tests and must bring the fixture
+`backend`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Contract:
         super().__init_subclass__(**options)
         for name, body in list(vars(cls).items()):
             if name.startswith("test") and inspect.iscoroutinefunction(body):
-                setattr(cls, name, _in_colour(body))
+                setattr(cls, name, _in_io_mode(body))
         _refuse_overrides(cls)
 
     @pytest.fixture
@@ -48,7 +49,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _refuse_overrides(cls: type) -> None:
-    """A contract that one can weaken in silence is none: whatever it defines, a subclass leaves alone."""
+    """Refuse subclasses that override a test: a contract that can be weakened in silence is none."""
     if "__test__" in vars(cls):
         raise TypeError(f"{cls.__qualname__} may not set __test__: a contract is run as a whole")
     for contract in (base for base in cls.__mro__ if issubclass(base, Contract) and _is_ours(base)):
@@ -58,23 +59,23 @@ def _refuse_overrides(cls: type) -> None:
                 continue
             raise TypeError(
                 f"{cls.__qualname__} may not override {contract.__name__}.{name}: "
-                "mend the backend, or give the test another name"
+                "fix the backend, or give the test another name"
             )
 
 
-def _in_colour(body: Body) -> Callable[..., None]:
-    """Make an `async def` a test of pytest's that runs it in one mode."""
+def _in_io_mode(body: Body) -> Callable[..., None]:
+    """Turn an `async def` into a pytest test that runs it in one I/O mode."""
     names = list(inspect.signature(body).parameters)[1:]
     fixtures = [name for name in names if name not in _OPENED and name != "trial"]
 
-    def test(self: Any, backend: Any, io_mode: str, **given: Any) -> None:
+    def test(self: Any, backend: Any, io_mode: str, **values: Any) -> None:
         __tracebackhide__ = True
         with IO_MODES[io_mode]() as driver:
             trial = Trial(Opener.of(backend), driver)
-            driver.run(_run(trial, functools.partial(body, self), names, given))
+            driver.run(_run(trial, functools.partial(body, self), names, values))
 
     functools.update_wrapper(test, body)
-    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would find the coroutine function behind it
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would find the coroutine function
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         for name in ("self", "backend", "io_mode", *fixtures)
@@ -83,12 +84,12 @@ def _in_colour(body: Body) -> Callable[..., None]:
     return test
 
 
-async def _run(trial: Trial, body: Body, names: list[str], given: dict[str, Any]) -> None:
+async def _run(trial: Trial, body: Body, names: list[str], fixtures: dict[str, Any]) -> None:
     __tracebackhide__ = True
     try:
         opened = {name: await _OPENED[name](trial) for name in names if name in _OPENED}
         if "trial" in names:
             opened["trial"] = trial
-        await body(**opened, **given)
+        await body(**opened, **fixtures)
     finally:
         await trial.close()

@@ -12,7 +12,7 @@ Hook = Callable[..., Awaitable[Any]]
 
 
 class Interposed:
-    """Forwards everything. A hook acts once, at the next call of its method, and may raise instead of it."""
+    """Forwards everything. A hook acts once, at the next call of its method, and may raise."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -28,7 +28,10 @@ class Interposed:
         self._before[method].append(hook)
 
     def after(self, method: str, hook: Hook) -> None:
-        """Let `hook(result)` act after the next call of a method; what it returns, if anything, is the answer."""
+        """Call `hook(result)` after the next call of a method.
+
+        What it returns, if anything, is the answer.
+        """
         self._after[method].append(hook)
 
     def before_call(self, number: int, hook: Hook) -> None:

@@ -1,7 +1,8 @@
-"""Any sequence of calls, by two stores on one backend, compared with a simple model after every step.
+"""Any sequence of calls, by two stores on one backend, compared with a simple model after every
+step.
 
-Hypothesis chooses the calls and, when something differs, finds the shortest sequence that shows it. Each
-example works in a tenant of its own, so one backend serves them all. A third store, without a
+Hypothesis chooses the calls and, when something differs, finds the shortest sequence that shows it.
+Each example works in a tenant of its own, so one backend serves them all. A third store, without a
 cache, does the looking, so that it does not change what the other two remember.
 """
 
@@ -31,12 +32,12 @@ _numbers = itertools.count()
 
 THREADS = ("a", "b")
 NAMESPACES = ("", "sub")
-EDITS = ("append", "append", "slide", "edit", "drop", "turn", "keep", "back", "back", "anew")
+EDITS = ("append", "append", "slide", "edit", "drop", "turn", "keep", "back", "back", "restart")
 
 
 @dataclass(frozen=True)
 class Call:
-    """Who does something, where, and what stands in for chance."""
+    """Which handle acts, on which thread, and the numbers that replace chance."""
 
     who: int
     thread: str
@@ -89,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
         return f"{self.count:03}"
 
     def next_state(self, call: Call) -> State:
-        """Return how the conversation of the call goes on."""
+        """Return the next state of the conversation of a call."""
         model, number = self.model[call.thread], call.number
         head = model.head(call.namespace)
         old = () if head is None else model.saved[call.namespace, head].state.messages
@@ -103,7 +104,7 @@ class StoreMachine(RuleBasedStateMachine):
             "drop": (*old[: number % 9], *old[number % 9 + 3 :]),
             "turn": (*old[number % 5 :], *old[: number % 5]),
             "keep": old,
-            "anew": fresh * 3,
+            "restart": fresh * 3,
         }[call.edit]
         self.past.append(State(messages[-40:], self.count))
         return self.past[-1]
@@ -115,7 +116,9 @@ class StoreMachine(RuleBasedStateMachine):
         how=st.sampled_from(("head", "head", "head", "expected", "stale", "parent", "delayed", "lost")),
     )
     def save(self, call: Call, how: str) -> None:
-        """Save the next state: from the head, as expected, on a wrong expectation, from an old parent ..."""
+        """Save the next state: from the head, as expected, on a wrong expectation, from an old
+        parent.
+        """
         model, state, id = self.model[call.thread], self.next_state(call), self.next_id()
         line, handle = model.line(call.namespace), self.handle(call)
         parent = head = line[0] if line else None
@@ -145,16 +148,17 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("a stale expectation was let through")
 
-    def lose_the_answer(self, who: int, handle: AsyncThread, state: State, id: str) -> None:
-        """Store the checkpoint and do not learn that: whoever calls tries again."""
+    def lose_the_answer(self, number: int, handle: AsyncThread, state: State, id: str) -> None:
+        """Store the checkpoint and lose the answer: the caller tries again."""
 
         async def lose(results: list[Any]) -> None:
             if isinstance(results[0], Exception):
-                self.backends[who].after("commit_all", lose)  # it is tried again: lose the answer to that
+                # It is tried again: lose the answer to that.
+                self.backends[number].after("commit_all", lose)
             else:
                 raise OutcomeUnknown(handle.id, id, 1.0)
 
-        self.backends[who].after("commit_all", lose)
+        self.backends[number].after("commit_all", lose)
         try:
             self.run(handle.save(state.value(), id=id))
         except OutcomeUnknown as unknown:
@@ -195,9 +199,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.count += 1
         value = {"text": text(call.number + self.count)}
         self.run(handle.write("task", [("c", value), ("__error__", self.count)], checkpoint=target))
-        held = model.writes.setdefault((call.namespace, target), {})
-        held.setdefault(("task", 0), value)
-        held["task", -1] = self.count
+        writes = model.writes.setdefault((call.namespace, target), {})
+        writes.setdefault(("task", 0), value)
+        writes["task", -1] = self.count
 
     @rule(call=CALLS)
     def update(self, call: Call) -> None:
@@ -273,7 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(call=CALLS, meanwhile=CALLS)
     def delete_in_two_steps(self, call: Call, meanwhile: Call) -> None:
-        """Another process removes records, looks what nobody reads any more, and somebody saves before it acts."""
+        """Another process removes records, looks for dead chunks, and a save comes before it acts."""
         model, probe = self.model[call.thread], self.probe(call.thread)
         line = model.line(call.namespace)
         doomed = [id for index, id in enumerate(line) if (index + call.number) % 2 == 0]
@@ -315,10 +319,10 @@ class StoreMachine(RuleBasedStateMachine):
             for item in listed:
                 saved = model.saved[namespace, item.id]
                 assert (item.seq, item.parent, item.source) == (saved.seq, saved.parent, saved.source)
-                found = await thread.checkpoint(item.id)
-                assert found is not None and found.state == saved.state.value()
-                held = {(write.task, write.index): write.value for write in found.pending_writes}
-                assert held == model.writes.get((namespace, item.id), {})
+                checkpoint = await thread.checkpoint(item.id)
+                assert checkpoint is not None and checkpoint.state == saved.state.value()
+                writes = {(write.task, write.index): write.value for write in checkpoint.pending_writes}
+                assert writes == model.writes.get((namespace, item.id), {})
         assert await self.looker.thread(id).metadata() == model.metadata
         assert await self.probe(id).missing() == set()
 
@@ -326,7 +330,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.run(self.compare_all())
         finally:
-            if self.trial.opener.survives:  # else the next example goes on with the same backend
+            if self.trial.opener.survives:  # else the next example uses the same backend
                 self.run(self.trial.close())
 
     async def compare_all(self) -> None:

@@ -47,12 +47,13 @@ class ModelThread:
     saved: dict[CheckpointKey, Saved] = field(default_factory=dict)
     writes: dict[CheckpointKey, dict[tuple[str, int], Any]] = field(default_factory=dict)
     metadata: dict[str, int] = field(default_factory=dict)
-    is_described: bool = False  # it has metadata of its own, if only an empty one that came with a copy
+    # It has metadata of its own, if only an empty one that came with a copy.
+    is_described: bool = False
 
     def line(self, namespace: str) -> list[str]:
         """Return the ids of a namespace, newest first."""
-        found = [(saved.seq, pair[1]) for pair, saved in self.saved.items() if pair[0] == namespace]
-        return [id for _, id in sorted(found, reverse=True)]
+        places = [(saved.seq, pair[1]) for pair, saved in self.saved.items() if pair[0] == namespace]
+        return [id for _, id in sorted(places, reverse=True)]
 
     def head(self, namespace: str) -> str | None:
         return next(iter(self.line(namespace)), None)

@@ -1,7 +1,8 @@
 """How long a test waits for what must happen: in one place, and longer than any machine is slow.
 
-A test that waits for something polls for it with `eventually`, and fails only when it has hung. It never sleeps for as
-long as something "takes", and never asserts that something was quick: on a busy machine a second is nothing.
+A test that waits for something polls for it with `eventually`, and fails only when it has hung. It
+never sleeps for as long as something "takes", and never asserts that something was quick: on a busy
+machine a second is nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ async def eventually_async(
     sleep: Callable[[float], Awaitable[None]],
     complaint: str = "it did not happen",
 ) -> _T:
-    """Await `condition` until it returns something true, and return that; `sleep` is that of the event loop."""
+    """Await `condition` until it returns something true; return that.
+
+    `sleep` is the event loop's.
+    """
     end, pause_s = time.monotonic() + PATIENCE_S, 0.001
     while not (result := await condition()):
         if time.monotonic() > end:

@@ -74,7 +74,7 @@ def expected(error: type[OutliveError], what: str) -> Iterator[None]:
 def live(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -> set[bytes]:
     """Return the chunks that somebody names."""
     return {name for record in records for name in record.chunks} | {
-        name for held in writes for name in held.chunks
+        name for write in writes for name in write.chunks
     }
 
 
@@ -115,10 +115,10 @@ class Probe:
         return rows[0] if rows else None
 
     async def entries(self, kind: str) -> list[EntryRecord]:
-        found = await self.backend.entries(
+        answer = await self.backend.entries(
             EntryQuery(self.thread.tenant, kind, thread=self.thread, limit=1000)
         )
-        return [entry for _, entry in found]
+        return [entry for _, entry in answer]
 
     async def generation(self) -> int:
         return (await self.backend.inventory(self.thread)).generation

@@ -1,7 +1,7 @@
 """One test on one backend in one io_mode: opening, driving, running things at once.
 
-On the sync side a whole test is one coroutine that never suspends, driven by `run_now` over the sync
-mode of everything; on the async side it runs in an event loop.
+On the sync side a whole test is one coroutine that never suspends, driven by `run_now` over the
+sync mode of everything; on the async side it runs in an event loop.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Opener:
         return cls(lambda: cast(Backend, SyncLocal(make())), threaded, survives)
 
     @classmethod
-    def of(cls, given: Any) -> Opener:
+    def of(cls, source: Any) -> Opener:
         """Take what the fixture gave: an opener, or one local backend to be used as it is."""
-        if isinstance(given, Opener):
-            return given
-        if not hasattr(given, "commit_all"):
+        if isinstance(source, Opener):
+            return source
+        if not hasattr(source, "commit_all"):
             raise TypeError("the fixture `backend` must return a local backend or an outlive.testing.Opener")
-        return cls.local(lambda: cast(Local, given), survives=False)
+        return cls.local(lambda: cast(Local, source), survives=False)
 
 
 class SyncDriver:
@@ -101,7 +101,7 @@ class SyncDriver:
             start.wait()
             try:
                 results[index] = run_now(works[index]())
-            except Exception as error:  # noqa: BLE001  # whoever waits for it looks at it
+            except Exception as error:  # noqa: BLE001  # the caller that waits looks at it
                 results[index] = error
 
         threads = [threading.Thread(target=call, args=(index,)) for index in range(len(works))]
@@ -204,7 +204,7 @@ class Trial:
         return backend, await self.store(backend=cast(Backend, backend), **options)
 
     async def reopened(self, store: AsyncStore) -> AsyncStore:
-        """Close a store and open it anew; one that does not survive is only left alone."""
+        """Close a store and open it again; one that does not survive closing stays open."""
         if self.opener.survives:
             await store.close()
         return await self.store(tenant=store._settings.tenant)
@@ -231,25 +231,42 @@ class _Awaited:
         return repr(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what a test looks at behind the store is the same sync and async
-            return getattr(_after_tombstones(self._inner), name)
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
+        if name.startswith("_"):  # internals that a test looks at are the same sync and async
+            return getattr(_wrapped(self._inner), name)
+        member = getattr(self._inner, name)
+        if not callable(member):
+            return member
         if name in ("thread", "run", "lock"):
-            return lambda *args, **options: _Awaited(found(*args, **options))
+            return lambda *args, **options: _Awaited(member(*args, **options))
         if name in ("history", "threads", "runs", "recoverable"):
-            return lambda **options: _each(found(**options))
+            return lambda **options: _each(member(**options))
+        if name == "step":
+            return lambda *args, **options: _step(member, *args, **options)
 
         async def call(*args: Any, **options: Any) -> Any:
-            result = found(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
+            result = member(*(arg._inner if isinstance(arg, _Awaited) else arg for arg in args), **options)
             return _Awaited(result) if isinstance(result, Thread | Run | Lock) else result
 
         return call
 
 
-def _after_tombstones(inner: Any) -> Any:
-    """Return what a sync object stands before."""
+def _step(step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Await a step of a sync run; without a function, return the decorator whose result is awaited."""
+
+    async def call() -> Any:
+        return step(*args, **options)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        async def decorated(*args_: Any, **options_: Any) -> Any:
+            return step(*args, **options)(function)(*args_, **options_)
+
+        return decorated
+
+    return call() if len(args) > 1 else decorate
+
+
+def _wrapped(inner: Any) -> Any:
+    """Return the object that a sync object wraps."""
     return next(
         getattr(inner, name) for name in ("_store", "_thread", "_run", "_lock") if hasattr(inner, name)
     )

@@ -1,14 +1,12 @@
-"""The bases that this process has in memory: the pieces of the state that each thread saved or loaded last.
+"""The bases in memory: the pieces of the state that each thread saved or loaded last.
 
-The memory is bounded; the least recently used base is dropped first. A base is only ever a shortcut: losing one
-costs the next save a read, never anything else.
+The memory is bounded; the least recently used base is dropped first. A base is only a shortcut:
+losing one costs the next save a read, nothing else.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from dataclasses import dataclass
 
 from outlive.backend import CachedHead, CheckpointRecord, Cursor
@@ -16,6 +14,7 @@ from outlive.format.codec import Codec
 from outlive.format.manifest import layout_of
 from outlive.format.planner import place
 from outlive.format.splitter import Pieces, split
+from outlive.runtime.fork import reset_in_child
 
 Key = tuple[bytes, str]  # (thread's digest, namespace)
 
@@ -54,15 +53,18 @@ class Base:
             return pieces
         pieces = split(codec, codec.unpack(stream, opaque=True))
         if b"".join([part.bytes_of(codec) for part in pieces.parts]) != stream:
-            return None  # written in another way than this version writes: nothing to share
+            return None  # another version of outlive packed it differently: nothing to share
         place(pieces, layout_of(self.record.body), list(self.record.chunks))
-        self.pieces = pieces  # before the stream goes: a reader finds one of the two
+        self.pieces = pieces  # before the stream is dropped: a reader sees one of the two
         self.stream = None
         return pieces
 
 
 class Places:
-    """Where checkpoints were that this process listed or deleted: a listing continues there when they are gone."""
+    """The places of checkpoints that this process listed or deleted.
+
+    A listing continues there when they are deleted.
+    """
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
@@ -93,7 +95,7 @@ class Cache:
         self._total = 0
         self._lock = threading.Lock()
         self.places = Places()
-        _caches.add(self)
+        reset_in_child(self)
 
     def get(self, key: Key) -> Base | None:
         with self._lock:
@@ -121,14 +123,6 @@ class Cache:
             for key in [key for key in self._bases if key[0] == digest and namespace in (None, key[1])]:
                 self._total -= self._bases.pop(key)[1]
 
-
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-
-
-def _new_locks() -> None:
-    for cache in list(_caches):
-        cache._lock = threading.Lock()
-        cache.places = Places()
-
-
-os.register_at_fork(after_in_child=_new_locks)
+    def after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self.places = Places()

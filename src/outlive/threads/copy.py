@@ -110,8 +110,7 @@ def _tombstone_before(
 ) -> EntryRecord | None:
     """Return the tombstone after which a thread that was deleted from the target is placed there.
 
-    None when it was not deleted, or when something else of it is there than a part that came back
-    so.
+    None if it was not deleted, or if the target has more of it than a part that was copied so.
     """
     whole = tombstones.whole
     if whole is None or not any(map(tombstones.cover, records)):
@@ -195,21 +194,21 @@ class _Copy:
             await self._compare(commit)
         except Corrupt:
             if not await self._target.has_moved(self._key, receipt.generation):
-                raise  # else somebody deletes there, and it went with that
+                raise  # else another process has deleted it there
         return receipt
 
     async def _compare(self, commit: Commit) -> None:
         wanted = {(record.namespace, record.id) for record in commit.checkpoints}
-        found = await find_records(self._target.backend, self._key, wanted)
-        stored = {_key(record): record for record in found}
+        records = await find_records(self._target.backend, self._key, wanted)
+        stored = {_key(record): record for record in records}
         for record in commit.checkpoints:
             there = stored.get(_key(record))
             with Located(self._key, record.id):
                 if there is None:
-                    raise Corrupt("the copy lacks it")
+                    raise Corrupt("the copy does not have it")
                 is_same = (there.version, there.body) == (record.version, record.body)
                 if is_same and there.chunks != record.chunks:
-                    raise Corrupt("the copy is another")
+                    raise Corrupt("the copy has other content")
         names = [name for name, _ in commit.chunks]
         async for _ in fetch_chunks(self._target.backend, self._key, names, _checks(self._target, self._key)):
             pass
@@ -236,6 +235,6 @@ def _precedence(row: Row) -> tuple[Any, ...]:
 
 
 def _new(rows: Iterable[R], stored: Iterable[R]) -> list[R]:
-    """Return the rows that a merge would put in the place of a stored one, or where there is none."""
+    """Return the rows that a merge would store: new ones, and newer ones."""
     there = {_key(row): _precedence(row) for row in stored}
     return [row for row in rows if _key(row) not in there or there[_key(row)] < _precedence(row)]

@@ -1,7 +1,8 @@
 """Saves and loads states for a thread, on top of a backend.
 
-The order of a save: split against the base, plan the chunks, commit, and only then remember the new base. A
-crash or refusal before the commit leaves the store as it was; the base changes after success alone.
+The order of a save: split against the base, plan the chunks, commit, and only then remember the new
+base. A crash or refusal before the commit leaves the store as it was; the base changes after
+success alone.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ Confirm = Callable[[ThreadKey | None], Awaitable[None]]  # of a thread, or of al
 
 
 async def _confirmed(thread: ThreadKey | None) -> None:
-    """What was removed from one store is removed; a pair has more to say."""
+    """Do nothing: a single store has removed it. A pair of stores has more to do."""
 
 
 class Engine:
@@ -120,8 +121,8 @@ class Engine:
         self.namer = namer
         self.cache = cache
         self.runtime = runtime
-        self.timeout_s = timeout_s  # of commits that do not say how long they may take
-        self.confirm = confirm  # makes sure that what was removed is removed wherever it has to be
+        self.timeout_s = timeout_s  # of commits without their own
+        self.confirm = confirm  # makes sure that a removal reaches both stores of a pair
 
     def with_codec(self, codec: Codec) -> Engine:
         """Return an engine on the same store, cache and settings that packs values in another way."""
@@ -131,7 +132,10 @@ class Engine:
         )  # fmt: skip
 
     async def commit(self, commit: Commit) -> Receipt:
-        """Do one commit; raise when it is refused. It may take as long as the store says, unless it says itself."""
+        """Do one commit; raise the error if it is refused.
+
+        Its timeout is that of the store by default.
+        """
         if commit.timeout_s is None:
             commit.timeout_s = self.timeout_s
         (result,) = await self.backend.commit_all([commit])
@@ -247,8 +251,8 @@ class Engine:
     async def _read_base(self, key: ThreadKey, draft: Draft, base: Base | None) -> Base | None:
         """Split what this process has in memory, or read the head.
 
-        A head that cannot be read, damaged or written by a newer outlive during a rolling deploy, is no base;
-        the save shares nothing then.
+        A head that cannot be read, damaged or written by a newer outlive during a rolling deploy,
+        is no base; the save shares nothing then.
         """
         try:
             if base is None:
@@ -298,9 +302,10 @@ class Engine:
     async def compare(
         self, key: ThreadKey, prepared: Prepared, record: CheckpointRecord
     ) -> CheckpointInfo | None:
-        """Answer a save whose id is there already: a repetition gets its checkpoint, anything else is an error.
+        """Answer a save whose id is stored: a repetition gets its checkpoint, else raise.
 
-        What counts is what the caller passed (state, metadata, named fields), not how it is laid out.
+        What counts is what the caller passed (state, metadata, named fields), not how it is laid
+        out.
         """
         self.cache.drop(key.digest, record.namespace)
         reading = await self._read_again(key, prepared)
@@ -408,7 +413,8 @@ class Engine:
             try:
                 contents = manifest.decode(self.codec, record.body, opaque=opaque)
             except (BadArgument, UnknownTag):
-                # Metadata that an adapter or another program alone can build: that must not hide the rest.
+                # Metadata that an adapter or another program alone can build: that must not hide
+                # the rest.
                 contents = manifest.decode(self.codec, record.body, opaque=True)
         return describe(key, record, contents)
 

@@ -1,8 +1,9 @@
-"""A thread as one JSON text that a person can read, and a thread made of such a text.
+"""A thread as one JSON text that a person can read, and a thread from such a text.
 
-Checkpoints stand in the order in which they were saved. The state of the first of a namespace is told as a whole, those of the others as
-changes of the one before, where that is shorter. Values that JSON does not have are told by `readable.py`, so that what is
-imported is equal to what was exported, byte for byte. Runs are not part of it: they belong to the store that drives them.
+Checkpoints are in the order in which they were saved. The first state of a namespace is written as
+a whole, the others as changes of the one before, where that is shorter. `readable.py` writes values
+that JSON does not have, so an imported thread equals the exported one, byte for byte. Runs are not
+part of it: they belong to the store that runs them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-# Out -----------------------------------------------------------------------------------------------------
+# Export -------------------------------------------------------------------------------------------
 
 
 async def export_thread(engine: Engine, key: ThreadKey) -> str:
@@ -53,7 +54,7 @@ async def export_thread(engine: Engine, key: ThreadKey) -> str:
     async def attempt() -> str | None:
         generation = (await engine.backend.inventory(key)).generation
         try:
-            document = await _Exporting(engine, key).document()
+            document = await _Export(engine, key).document()
         except Corrupt:
             if not await engine.has_moved(key, generation):
                 raise
@@ -63,7 +64,7 @@ async def export_thread(engine: Engine, key: ThreadKey) -> str:
     return await retry_stale(key.id, attempt)
 
 
-class _Exporting:
+class _Export:
     def __init__(self, engine: Engine, key: ThreadKey) -> None:
         self._engine = engine
         self._key = key
@@ -78,7 +79,7 @@ class _Exporting:
         document = {"outlive": FORMAT, "thread": readable_text(key.id), **self._info(rows)}
         document["checkpoints"] = [await self._checkpoint(record, writes) for record in records]
         early = [write for write in writes if (write.namespace, write.checkpoint) not in ids]
-        if early:  # of checkpoints that were never saved
+        if early:  # writes of checkpoints that were never saved
             document["writes"] = [
                 {
                     "namespace": readable_text(write.namespace),
@@ -91,16 +92,16 @@ class _Exporting:
 
     def _info(self, rows: Sequence[ThreadRow]) -> dict[str, Json]:
         metadata, origin = open_info(self._engine, rows[0] if rows else None)
-        found: dict[str, Json] = {}
+        fields: dict[str, Json] = {}
         if metadata:
-            found["metadata"] = readable(self._engine.codec.pack(metadata))
+            fields["metadata"] = readable(self._engine.codec.pack(metadata))
         if origin:
-            found["forked_from"] = [readable_text(part) for part in origin]
-        return found
+            fields["forked_from"] = [readable_text(part) for part in origin]
+        return fields
 
     async def _checkpoint(self, record: CheckpointRecord, writes: Sequence[WriteRecord]) -> Json:
         pair = (record.namespace, record.id)
-        told: dict[str, Json] = {
+        fields: dict[str, Json] = {
             "id": readable_text(record.id),
             "namespace": readable_text(record.namespace),
             "parent": None if record.parent is None else readable_text(record.parent),
@@ -111,19 +112,21 @@ class _Exporting:
             "step": record.step,
             "run": None if record.run is None else readable_text(record.run),
         }
-        told = {
+        fields = {
             name: value
-            for name, value in told.items()
+            for name, value in fields.items()
             if value not in (None, "") and (name, value) != ("epoch", 0)
         }
         with Located(self._key, record.id):
-            told |= {_FIELDS[name]: readable(data) for name, data in manifest.fields_of(record.body).items()}
-        told |= self._state(record, await self._stream(record))
+            fields |= {
+                _FIELDS[name]: readable(data) for name, data in manifest.fields_of(record.body).items()
+            }
+        fields |= self._state(record, await self._stream(record))
         own = [await self._write(write) for write in writes if (write.namespace, write.checkpoint) == pair]
-        return told | ({"writes": own} if own else {})
+        return fields | ({"writes": own} if own else {})
 
     def _state(self, record: CheckpointRecord, stream: bytes) -> dict[str, Json]:
-        """Tell a state, as a whole or by what changed."""
+        """Return a state, as a whole or as changes."""
         state = readable(stream)
         before = self._before.get(record.namespace)
         self._before[record.namespace] = (record.id, state)
@@ -139,15 +142,15 @@ class _Exporting:
         data = await self._engine.backend.fetch(self._key, write.chunks) if write.chunks else {}
         with Located(self._key, write.checkpoint):
             stream = self._engine.assemble(write.chunks, write.body, None, data)
-        told: dict[str, Json] = {
+        fields: dict[str, Json] = {
             "task": readable_text(write.task),
             "index": write.index,
             "channel": readable_text(write.channel),
             "value": readable(stream),
         }
         if write.path:
-            told["path"] = readable_text(write.path)
-        return told | ({"rank": list(write.rank)} if write.index < 0 else {})
+            fields["path"] = readable_text(write.path)
+        return fields | ({"rank": list(write.rank)} if write.index < 0 else {})
 
     async def _stream(self, record: CheckpointRecord) -> bytes:
         reading = await self._engine.backend.read(self._key, record.namespace, record.id)
@@ -156,18 +159,23 @@ class _Exporting:
         return self._engine.stream(self._key, reading)
 
 
-# In -------------------------------------------------------------------------------------------------------
+# Import -------------------------------------------------------------------------------------------
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Return what an export says; raise BadArgument when it is none, NewerFormat when it is of a newer outlive."""
+    """Return the document of an export.
+
+    Raises BadArgument if it is none, NewerFormat if a newer outlive wrote it.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError, TypeError) as error:
-        raise BadArgument(f"this is no exported thread: {error}") from None
+        raise BadArgument(f"this is not an exported thread: {error}") from None
     version = document.get("outlive") if isinstance(document, dict) else None
     if type(version) is not int or version < 1:
-        raise BadArgument('this is no exported thread: it has no "outlive" with the number of a format')
+        raise BadArgument(
+            'this is not an exported thread: it has no "outlive" field with the number of a format'
+        )
     if version > FORMAT:
         raise NewerFormat("an exported thread", version, FORMAT)
     return dict(document)
@@ -179,16 +187,19 @@ def id_of(document: Mapping[str, Any]) -> str:
 
 
 async def import_thread(engine: Engine, key: ThreadKey, document: Mapping[str, Any]) -> None:
-    """Make a thread of an export: its chunks first, then all records in one commit that expects an empty thread."""
-    importing = _Importing(engine, key)
-    records = [await importing.checkpoint(_object(told)) for told in _list(document, "checkpoints")]
-    for told in _list(document, "writes"):
-        told = _object(told)
-        await importing.write(text_of(told.get("namespace", "")), text_of(told.get("checkpoint")), told)
+    """Create a thread from an export: chunks first, then all records in one commit.
+
+    The commit expects an empty thread.
+    """
+    importing = _Import(engine, key)
+    records = [await importing.checkpoint(_object(fields)) for fields in _list(document, "checkpoints")]
+    for fields in _list(document, "writes"):
+        fields = _object(fields)
+        await importing.write(text_of(fields.get("namespace", "")), text_of(fields.get("checkpoint")), fields)
     metadata = importing.unpacked(document.get("metadata", {}))
     origin = _list(document, "forked_from")
     if type(metadata) is not dict or len(origin) not in (0, 2):
-        raise BadArgument("the metadata of this thread is no mapping, or forked_from no pair of ids")
+        raise BadArgument("metadata must be an object, and forked_from a pair of ids")
     pair = (text_of(origin[0]), text_of(origin[1])) if origin else None
     info, projection = pack_info(engine, metadata, pair)
     commit = Commit(
@@ -215,20 +226,20 @@ def _pairs(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -
     return {(record.namespace, record.id) for record in records} | {write.key[:2] for write in writes}
 
 
-def _list(told: Mapping[str, Any], name: str) -> list[Any]:
-    found = told.get(name, [])
-    if not isinstance(found, list):
+def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    items = fields.get(name, [])
+    if not isinstance(items, list):
         raise BadArgument(f"{name} must be a list")
-    return found
+    return items
 
 
-def _object(told: Any) -> dict[str, Any]:
-    if not isinstance(told, dict):
-        raise BadArgument(f"a checkpoint or a write must be an object, not {told!r:.60}")
-    return told
+def _object(fields: Any) -> dict[str, Any]:
+    if not isinstance(fields, dict):
+        raise BadArgument(f"a checkpoint or a write must be an object, not {fields!r:.60}")
+    return fields
 
 
-class _Importing:
+class _Import:
     def __init__(self, engine: Engine, key: ThreadKey) -> None:
         self._engine = engine
         self._key = key
@@ -243,66 +254,65 @@ class _Importing:
         """Return a value that can be loaded; unknown types stay what they are."""
         codec, data = self._engine.codec, packed(form)
         try:
-            with contextlib.suppress(
-                CallerError
-            ):  # what this process has no types for may be whole all the same
+            # A value whose type this process does not know may still be intact.
+            with contextlib.suppress(CallerError):
                 codec.unpack(data)
             return codec.unpack(data, opaque=True)
         except Corrupt as error:
-            raise BadArgument(f"this is no value that was exported ({error.what})") from None
+            raise BadArgument(f"a value of this document cannot be read ({error.what})") from None
 
-    async def checkpoint(self, told: dict[str, Any]) -> CheckpointRecord:
-        namespace = check_namespace(text_of(told.get("namespace", "")))
-        id = check_id("id", text_of(told.get("id")))
+    async def checkpoint(self, fields: dict[str, Any]) -> CheckpointRecord:
+        namespace = check_namespace(text_of(fields.get("namespace", "")))
+        id = check_id("id", text_of(fields.get("id")))
         if (namespace, id) in self._ids:
             raise BadArgument(f"checkpoint {id!r:.60} is in this document twice")
         self._ids.add((namespace, id))
         draft = Draft(
             namespace,
             id,
-            parent=optional_id("parent", _maybe_text(told.get("parent"))),
+            parent=optional_id("parent", _maybe_text(fields.get("parent"))),
             follows=False,
-            step=check_step(told.get("step")),
-            source=check_source(told.get("source", "loop")),
-            run=optional_id("run", _maybe_text(told.get("run"))),
+            step=check_step(fields.get("step")),
+            source=check_source(fields.get("source", "loop")),
+            run=optional_id("run", _maybe_text(fields.get("run"))),
         )
-        plan = await self._plan(namespace, self._state(namespace, id, told))
+        plan = await self._plan(namespace, self._state(namespace, id, fields))
         body = manifest.encode_fields(
-            plan.layout, {name: packed(told[long]) for name, long in _FIELDS.items() if long in told}
+            plan.layout, {name: packed(fields[long]) for name, long in _FIELDS.items() if long in fields}
         )
         contents = self._check_body(body)
-        for write in _list(told, "writes"):
+        for write in _list(fields, "writes"):
             await self.write(namespace, id, _object(write))
         return replace(
             self._engine.record(draft, plan),
             body=body,
             projection=manifest.projection(contents.metadata),
-            created_at=_moment(told.get("created_at")),
-            seq=self._place(told),
-            epoch=_number(told.get("epoch", 0), 0),
+            created_at=_moment(fields.get("created_at")),
+            seq=self._place(fields),
+            epoch=_number(fields.get("epoch", 0), 0),
         )
 
     def _check_body(self, body: bytes) -> manifest.Manifest:
         try:
             return manifest.decode(self._engine.codec, body, opaque=True)
         except Corrupt as error:
-            raise BadArgument(f"what is said of a checkpoint cannot be read ({error.what})") from None
+            raise BadArgument(f"a checkpoint of this document cannot be read ({error.what})") from None
 
-    def _place(self, told: dict[str, Any]) -> int:
-        seq = _number(told.get("seq", self._seq + 1), 1)
+    def _place(self, fields: dict[str, Any]) -> int:
+        seq = _number(fields.get("seq", self._seq + 1), 1)
         self._seq = max(self._seq, seq)
         return seq
 
-    def _state(self, namespace: str, id: str, told: dict[str, Any]) -> Json:
-        if "changes_of" in told:
-            base = (namespace, text_of(told["changes_of"]))
+    def _state(self, namespace: str, id: str, fields: dict[str, Any]) -> Json:
+        if "changes_of" in fields:
+            base = (namespace, text_of(fields["changes_of"]))
             if base not in self._states:
                 raise BadArgument(
-                    f"checkpoint {id!r} is told as changes of {base[1]!r}, which does not stand before it"
+                    f"checkpoint {id!r} has changes of {base[1]!r}, which does not come before it"
                 )
-            state = changed(self._states.pop(base), told.get("changes"))
-        elif "state" in told:
-            state = told["state"]
+            state = changed(self._states.pop(base), fields.get("changes"))
+        elif "state" in fields:
+            state = fields["state"]
         else:
             raise BadArgument(f"checkpoint {id!r} has neither a state nor changes")
         self._states[namespace, id] = state
@@ -312,24 +322,24 @@ class _Importing:
         engine, old = self._engine, self._bases.get(namespace)
         pieces = split(engine.codec, self.unpacked(form), old)
         plan = plan_chunks(engine.codec, engine.namer, pieces, old)
-        plan.settle()  # nobody reads it before all is stored, and nothing is when this fails
+        plan.settle()  # before the commit: if that fails, nothing is stored or read
         self._bases[namespace] = pieces
         await self._bring(plan.chunks)
         return plan
 
-    async def write(self, namespace: str, checkpoint: str, told: dict[str, Any]) -> None:
-        index = _number(told.get("index"), -_LARGEST)
-        rank = [_number(part, 0) for part in _list(told, "rank") or (0, 0, 0)]
+    async def write(self, namespace: str, checkpoint: str, fields: dict[str, Any]) -> None:
+        index = _number(fields.get("index"), -_LARGEST)
+        rank = [_number(part, 0) for part in _list(fields, "rank") or (0, 0, 0)]
         if len(rank) != 3:
             raise BadArgument("the rank of a control write has three numbers")
         record, chunks = self._engine.write_record(
             check_namespace(namespace),
             check_id("checkpoint", checkpoint),
-            check_id("task", text_of(told.get("task"))),
+            check_id("task", text_of(fields.get("task"))),
             index,
-            check_text("channel", text_of(told.get("channel"))),
-            self.unpacked(told.get("value")),
-            check_text("path", text_of(told.get("path", ""))),
+            check_text("channel", text_of(fields.get("channel"))),
+            self.unpacked(fields.get("value")),
+            check_text("path", text_of(fields.get("path", ""))),
         )
         self.writes.append(replace(record, rank=(rank[0], rank[1], rank[2])))
         await self._bring(chunks)
@@ -340,7 +350,10 @@ class _Importing:
             await self.flush()
 
     async def flush(self) -> None:
-        """Store the chunks so far. Nobody reads them yet; if this goes no further, the next deletion takes them along."""
+        """Store the chunks so far.
+
+        A crash leaves them without a record; the next deletion removes them.
+        """
         if self._chunks:
             await self._engine.commit(Commit(self._key, chunks=tuple(self._chunks.items())))
             self._chunks = {}

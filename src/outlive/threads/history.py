@@ -1,8 +1,9 @@
-"""The history of a thread, page by page. Nothing is held between pages, and no state is read unless it is asked for.
+"""The history of a thread, page by page. States are read only on demand.
 
-A page with states is read by one call: its records, and every chunk that they name, once. Chunks that several states share are also
-unpacked once, as long as they fit into `_UNPACKED_BYTES`. A state is built when its checkpoint is handed out, so that memory holds
-the chunks of one page and one state, however long the history is.
+A page with states is read by one call: its records, and every chunk that they name, once. Chunks
+that several states share are also unpacked once, as long as they fit into `_UNPACKED_BYTES`. A
+state is built when its checkpoint is returned, so that memory holds the chunks of one page and one
+state, however long the history is.
 """
 
 from __future__ import annotations
@@ -115,12 +116,12 @@ class History(AsyncItems[CheckpointInfo]):
             self._cursor = await self._find(before.id if isinstance(before, CheckpointInfo) else before)
 
     async def _find(self, id: str) -> Cursor:
-        """Return the place of a checkpoint: as it is stored, as this process saw it last, or as a cursor says."""
+        """Return the place of a checkpoint: as stored, as last seen here, or from a cursor."""
         reading = await self._engine.backend.read(self._key, self._namespace, id, chunks=False)
         record = reading.record
         if record is None and self._all:  # newest first: the newest of this id, in whichever namespace
-            found = await self._engine.records(self._key)
-            record = next((other for other in found if other.id == id), None)
+            records = await self._engine.records(self._key)
+            record = next((other for other in records if other.id == id), None)
         if record is not None:
             return record.order
         namespace = None if self._all else self._namespace

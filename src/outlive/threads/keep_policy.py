@@ -1,8 +1,9 @@
-"""Which checkpoints of a thread may be deleted, and which of those somebody still needs.
+"""Which checkpoints of a thread may be deleted, and which of those are still needed.
 
-`thread.prune`, a sweep and the LangGraph adapter decide by the same policy. What is due by its age or its number is
-kept all the same while it is needed: an interrupt that nobody answered, the newest checkpoint of a run that is not
-finished, and the ancestors without which a kept checkpoint cannot be read.
+`thread.prune`, a sweep and the LangGraph adapter decide by the same policy. What is due by its age
+or its number is kept all the same while it is needed: an interrupt without an answer, the newest
+checkpoint of a run that is not finished, and the ancestors without which a kept checkpoint cannot
+be read.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ ByReason = Mapping[str, set[CheckpointKey]]
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """Keep the newest `keep_last` checkpoints of each namespace, as far as they are not older than `max_age_s`."""
+    """Keep the newest `keep_last` checkpoints of each namespace that are not older than `max_age_s`."""
 
     keep_last: int | None = None
     max_age_s: float | None = None
 
     def due(self, records: Sequence[CheckpointRecord], now_s: float) -> dict[str, set[CheckpointKey]]:
-        """Return what may be deleted of records, newest first, by reason; the newest of a namespace never is."""
+        """Return the keys of records that may be deleted, by reason.
+
+        `records` are newest first; the newest of a namespace always stays.
+        """
         due: dict[str, set[CheckpointKey]] = {"max_age": set(), "keep_last": set()}
         newer: dict[str, int] = {}  # namespace → records seen
         oldest = None if self.max_age_s is None else (now_s - self.max_age_s) * 1e6
@@ -56,9 +60,9 @@ async def still_needed(
     runs: Collection[str] = (),
     keep_lineage: bool = False,
 ) -> dict[str, set[CheckpointKey]]:
-    """Return what must be kept of records, newest first, by reason. `runs` are those that are not finished.
+    """Return the keys of records that must stay, by reason. `runs` are the unfinished ones.
 
-    Ancestors are kept only where a checkpoint cannot be read without them, with `keep_lineage` always.
+    Ancestors stay if a checkpoint cannot be read without them; with `keep_lineage` always.
     """
     newest: dict[str, CheckpointKey] = {}
     for record in records:
@@ -76,7 +80,9 @@ async def still_needed(
 async def open_interrupts(
     engine: Engine, key: ThreadKey, records: Sequence[CheckpointRecord]
 ) -> set[CheckpointKey]:
-    """Return the checkpoints that wait for an answer: nobody continued from them, and an interrupt has no resume value.
+    """Return the checkpoints that wait for an answer.
+
+    They have no child, and an interrupt without a resume value.
 
     A framework asks by a pending write (`__interrupt__`) instead of an interrupt of the checkpoint.
     """
@@ -89,7 +95,7 @@ async def open_interrupts(
         try:
             asked = manifest.decode(engine.codec, tip.body, opaque=True).interrupts
         except OutliveError:
-            # Damaged or encrypted: nobody can tell, so it stays until somebody deletes it by its id.
+            # Damaged or encrypted: unknown, so it stays until it is deleted by its id.
             waiting.add((tip.namespace, tip.id))
             continue
         if any((tip.namespace, tip.id, interrupt.id) not in answers for interrupt in asked):
@@ -116,4 +122,4 @@ def _needs_parent(record: CheckpointRecord) -> bool:
     try:
         return manifest.needs_parent(record.body)
     except OutliveError:
-        return True  # damaged, encrypted, or of a newer outlive: nobody can tell
+        return True  # damaged, encrypted, or of a newer outlive: unknown

@@ -16,7 +16,10 @@ _PAGE = 200
 
 
 class Threads(AsyncItems[ThreadInfo]):
-    """Pages of threads, one at a time. Nothing is held between pages. With `damaged`, threads whose rows are go there and are passed over."""
+    """Threads, page by page.
+
+    With `damaged`, errors of damaged rows go there, and the listing continues.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Threads(AsyncItems[ThreadInfo]):
         self._after = after
         self._heads = heads
         self._damaged = damaged
-        self._is_near = False  # a damaged one: up to that they are read one by one
+        self._is_near = False  # a damaged row is near: read one by one up to it
         self._page: list[ThreadRow] = []
         self._ended = False
 
@@ -67,7 +70,7 @@ class Threads(AsyncItems[ThreadInfo]):
         return row
 
     async def _turn(self, limit: int) -> None:
-        """Read the next page, or find out who is in its way."""
+        """Read the next page, or find the damaged row that prevents it."""
         try:
             self._page = await self._engine.backend.threads(
                 ThreadQuery(
@@ -80,7 +83,7 @@ class Threads(AsyncItems[ThreadInfo]):
                 raise
             if limit == 1:
                 if self._after is not None and escape(error.thread) <= escape(self._after):
-                    raise  # it is not this one: there would be no end
+                    raise  # the listing would not move: it would never end
                 self._damaged.append(error)
                 self._after = error.thread
             self._is_near = limit > 1

@@ -1,4 +1,4 @@
-"""What a thread says of itself: its metadata, and where it was forked from."""
+"""The record of a thread: its metadata, and where it was forked from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outlive.values import ThreadInfo, moment
 def pack_info(
     engine: Engine, metadata: Mapping[str, Any], forked_from: tuple[str, str] | None
 ) -> tuple[bytes, str | None]:
-    """Return what a thread says of itself as bytes, and its metadata as JSON for people."""
+    """Return the record of a thread as bytes, and its metadata as JSON for people."""
     origin = list(forked_from) if forked_from else None
     body = engine.codec.pack([1, dict(metadata), origin], "metadata")
     return body, manifest.projection(metadata)
@@ -51,7 +51,10 @@ def describe_thread(engine: Engine, key: ThreadKey, row: ThreadRow) -> ThreadInf
 
 
 async def check_vacant(engine: Engine, key: ThreadKey) -> int:
-    """Return the version of the metadata of a thread that a copy may go into; raise ThreadNotEmpty for any other."""
+    """Return the version of the metadata of an empty thread.
+
+    Raises ThreadNotEmpty for any other.
+    """
     rows = await engine.backend.threads(ThreadQuery(key.tenant, only=key.id, heads=False))
     if not rows:
         return 0
@@ -63,8 +66,8 @@ async def check_vacant(engine: Engine, key: ThreadKey) -> int:
 
 
 async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:
-    """Remove pending writes that somebody left under (namespace, id) that a copy brings: they are not part of it."""
-    found = {write.key[:2] for write in await engine.backend.writes(key, None)}
-    strays = tuple(sorted(pair for pair in found if pair in brought))
+    """Remove stray pending writes under the (namespace, id) of the copied checkpoints."""
+    stored = {write.key[:2] for write in await engine.backend.writes(key, None)}
+    strays = tuple(sorted(pair for pair in stored if pair in brought))
     if strays:
         await engine.commit(Commit(key, removal=Removal(checkpoints=strays), expect_empty=True))

@@ -1,13 +1,14 @@
 """Deleting checkpoints and freeing their space.
 
-When nothing was committed to the thread since it was read, deleting is one commit: it removes records by id and the
-chunks that nobody else reads. Beside savers it is two commits. The first removes the records and replaces the
-generation, so that a save which still builds on what is deleted is refused and reads again. The second removes the
-chunks outside the live set, which it read at (generation, revision), unless they were stored again since. A crash
-between the two leaves chunks without a reader, which the next deletion removes.
+When nothing was committed to the thread since it was read, deleting is one commit: it removes
+records by id and the chunks that nothing else reads. While others save, it is two commits. The
+first removes the records and replaces the generation, so that a save which still builds on what is
+deleted is refused and reads again. The second removes the chunks outside the live set, which it
+read at (generation, revision), unless they were stored again since. A crash between the two leaves
+chunks without a reader, which the next deletion removes.
 
-A chunk of which less than half is still read is written again with its live ranges only, in the first commit;
-with `erase=True` any chunk that has a byte nobody reads.
+A chunk of which less than half is still read is written again with its live ranges only, in the
+first commit; with `erase=True` any chunk with an unread byte.
 """
 
 from __future__ import annotations
@@ -89,13 +90,13 @@ class ThreadContents:
     writes: Sequence[WriteRecord]
 
     def live(self, removed: Collection[CheckpointKey] = ()) -> set[bytes]:
-        """Return the chunks that are read by somebody when some checkpoints are removed."""
+        """Return the chunks that are still read when some checkpoints are removed."""
         records = [record for record in self.records if (record.namespace, record.id) not in removed]
         writes = [write for write in self.writes if write.key[:2] not in removed]
         return _named(records, writes)
 
     def dead(self, removed: Collection[CheckpointKey] = ()) -> dict[bytes, int]:
-        """Return the chunks that nobody reads, with their stored bytes."""
+        """Return the chunks that are not read, with their stored bytes."""
         live = self.live(removed)
         return {name: size for name, (size, _) in self.inventory.chunks.items() if name not in live}
 
@@ -107,7 +108,7 @@ def _named(records: Iterable[CheckpointRecord], writes: Iterable[WriteRecord]) -
 
 
 async def read_contents(engine: Engine, key: ThreadKey) -> ThreadContents:
-    """Read a thread. The inventory comes first: what is committed meanwhile has a later revision than it says."""
+    """Read a thread. The inventory comes first: a later commit has a later revision."""
     inventory = await engine.backend.inventory(key)
     records = await engine.records(key, page=_PAGE)
     return ThreadContents(inventory, records, await engine.backend.writes(key, None))
@@ -122,9 +123,12 @@ async def remove_chosen(
     dry_run: bool = False,
     contents: ThreadContents | None = None,
 ) -> Pruned:
-    """Remove what `choose` picks of all records, newest first; it is asked again when others delete too.
+    """Remove the records that `choose` picks, newest first.
 
-    `contents` is what the caller has read of the thread already. It is used for the first attempt only.
+    It is called again if others delete too.
+
+    `contents` is what the caller has read of the thread already. It is used for the first attempt
+    only.
     """
     total = Pruned()
     for _ in range(_ATTEMPTS):
@@ -140,7 +144,7 @@ async def remove_chosen(
             total.freed_bytes + done.freed_bytes,
             done.erased,
         )
-        # An erasure is repeated until no byte is left that nobody reads: savers may have added some meanwhile.
+        # An erasure is repeated until every byte is read: savers may have added unread ones.
         if not erase or dry_run or done.erased:
             return total
     if erase and not total.erased:
@@ -198,7 +202,8 @@ async def _commit(
     except StaleBase:
         if at_once:
             raise
-        # Somebody saved since. Records first: a crash after this commit leaves chunks without a reader.
+        # Another process saved since. Records first: a crash after this commit leaves chunks
+        # without a reader.
         count = 0
         if removal.checkpoints or commit.rewrites:
             count = (await engine.commit(replace(commit, token=os.urandom(8)))).removed
@@ -212,7 +217,7 @@ async def _commit(
 async def sweep_chunks(
     engine: Engine, key: ThreadKey, erase: bool = False, contents: ThreadContents | None = None
 ) -> tuple[int, int] | None:
-    """Remove the chunks that nobody reads; return how many and their bytes, None when others delete too."""
+    """Remove unread chunks; return how many and their bytes, None if others delete too."""
     contents = contents or await read_contents(engine, key)
     dead = contents.dead()
     if not dead:
@@ -227,7 +232,7 @@ async def sweep_chunks(
 
 
 async def _is_erased(engine: Engine, key: ThreadKey) -> bool:
-    """Tell whether every stored byte of a thread's chunks is read by somebody."""
+    """Tell whether every stored byte of the chunks of a thread is read."""
     contents = await read_contents(engine, key)
     rewritten = await _Compaction(engine, key, contents, set()).rewrite(erase=True)
     return not rewritten.records and not contents.dead()
@@ -245,7 +250,7 @@ Ranges = dict[bytes, list[tuple[int, int]]]  # chunk → (start, stop)
 def rewritable_bytes(
     engine: Engine, key: ThreadKey, contents: ThreadContents, removed: set[CheckpointKey]
 ) -> int:
-    """Return about how many bytes are freed by writing chunks again when some checkpoints are removed."""
+    """Estimate how many bytes a removal frees by writing chunks again."""
     return sum(_Compaction(engine, key, contents, removed).wasted().values())
 
 
@@ -259,8 +264,9 @@ class _Compaction:
         self._key = key
         self._contents = contents
         self._removed = removed
-        self._kept = [one for one in contents.records if (one.namespace, one.id) not in removed]
-        # A chunk stays as it is when a write reads it, or a record that does not say which bytes it reads.
+        self._kept = [record for record in contents.records if (record.namespace, record.id) not in removed]
+        # A chunk stays as it is when a write reads it, or a record that does not say which bytes it
+        # reads.
         sealed = [record for record in self._kept if not _is_readable(record)]
         writes = [write for write in contents.writes if write.key[:2] not in removed]
         self._fixed = _named(sealed, writes)
@@ -279,7 +285,7 @@ class _Compaction:
         return {name: _union(sorted(ranges)) for name, ranges in spans.items()}
 
     def dead_after(self, rewritten: _Rewritten) -> list[bytes]:
-        """Return the chunks that nobody reads once the rewritten records have replaced the old ones."""
+        """Return the chunks that are unread after the rewritten records replace the old ones."""
         moved = {(record.namespace, record.id): record for record in rewritten.records}
         kept = [moved.get((record.namespace, record.id), record) for record in self._kept]
         writes = [write for write in self._contents.writes if write.key[:2] not in self._removed]
@@ -294,7 +300,7 @@ class _Compaction:
         return Pruned(count, len(dead) + len(wasted), len(wasted), freed)
 
     def wasted(self) -> dict[bytes, int]:
-        """Return the chunks that would be written again, with about how many bytes that frees of each."""
+        """Return the chunks to write again, and about how many bytes that frees of each."""
         stored, wasted = self._contents.inventory.chunks, {}
         for name, ranges in self._after.items():
             live, whole = _total(ranges), max(stop for _, stop in self._before[name])
@@ -341,7 +347,10 @@ class _Compaction:
 
 
 def _is_readable(record: CheckpointRecord) -> bool:
-    """Tell whether the encryption layer could open a record. Otherwise nobody knows which bytes it reads."""
+    """Tell whether the encryption layer could open a record.
+
+    Otherwise it is unknown which bytes it reads.
+    """
     return record.body[:1] != UNOPENED
 
 

@@ -1,6 +1,7 @@
-"""Checking everything that is stored: every checksum, name, count and span; states are decoded, types need not be known.
+"""Verifying everything that is stored: every checksum, name, count and span.
 
-Of a store that was opened without its keys as much as can be seen.
+States are decoded; their types need not be known. Without keys, an encrypted store is checked as
+far as possible.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ _TRIES = 5
 
 
 async def verify_thread(engine: Engine, key: ThreadKey) -> Verified:
-    """Check one thread; problems are listed, not raised. What a deletion took away meanwhile is none."""
-    found = Verified(1, 0, 0)
+    """Check one thread; problems are listed, not raised. A deletion meanwhile is not a problem."""
+    report = Verified(1, 0, 0)
     backend = engine.backend
-    look = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
+    check = _verify_sealed if isinstance(backend, Encrypted) and not backend.has_key else _verify_once
     for _ in range(_TRIES):
         try:
             generation = (await backend.inventory(key)).generation
-            found = await look(engine, key)
-            if found.ok or (await backend.inventory(key)).generation == generation:
+            report = await check(engine, key)
+            if report.ok or (await backend.inventory(key)).generation == generation:
                 break
         except StoreError as error:
             return Verified(1, 0, 0, (Problem.of(error, key.id),))
-    return found
+    return report
 
 
 async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -> list[Problem]:
@@ -65,7 +66,10 @@ async def verify_unlisted(engine: Engine, tenant: str, listed: Container[str]) -
 async def _keys_with(
     backend: Backend, tenant: str, kind: str, problems: list[Problem]
 ) -> AsyncIterator[ThreadKey]:
-    """Iterate over threads that have entries of a kind. A damaged entry is stepped over: its thread tells of it."""
+    """Iterate over threads that have entries of a kind.
+
+    Damaged entries are skipped: the check of their thread reports them.
+    """
     inner = backend.inner if isinstance(backend, Encrypted) else backend
     after: EntryCursor | None = None
     limit = _PAGE
@@ -94,9 +98,8 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
     try:
         records = await engine.records(key)
         writes = await engine.backend.writes(key, None)
-        inventory = await engine.backend.inventory(
-            key
-        )  # last: a save in between adds chunks, and takes none away
+        # The inventory comes last: a save in between adds chunks, and removes none.
+        inventory = await engine.backend.inventory(key)
     except StoreError as error:
         return Verified(1, 0, 0, tuple(dict.fromkeys((*problems, Problem.of(error, key.id)))))
     raws, damaged = await _check_chunks(engine, key, list(inventory.chunks))
@@ -105,7 +108,7 @@ async def _verify_once(engine: Engine, key: ThreadKey) -> Verified:
         problems += _guarded(key, record.id, functools.partial(_check_record, engine, record, raws))
     for write in writes:
         problems += _guarded(key, write.checkpoint, functools.partial(_check_write, write, raws))
-    if isinstance(engine.backend, Encrypted):  # what a key binds to its place no checksum can tell
+    if isinstance(engine.backend, Encrypted):  # only the key shows whether a record is in its own place
         problems += await _check_beside(engine, engine.backend, key)
     return Verified(1, len(records), len(inventory.chunks), tuple(dict.fromkeys(problems)))
 
@@ -131,7 +134,7 @@ async def _check_beside(engine: Engine, backend: Backend, key: ThreadKey) -> lis
 
 
 async def _verify_sealed(engine: Engine, key: ThreadKey) -> Verified:
-    """Check what can be checked without a key: every checksum, that all is sealed, and that no chunk is missing."""
+    """Check without a key: every checksum, that all is encrypted, that no chunk is missing."""
     assert isinstance(engine.backend, Encrypted)
     inner = engine.backend.inner
     problems = [Problem.of(error, key.id) for error in await inner.audit(key)]
@@ -177,17 +180,17 @@ async def _check_chunks(
 async def _fetch(
     engine: Engine, key: ThreadKey, names: list[bytes], problems: list[Problem]
 ) -> dict[bytes, bytes]:
-    """Read chunks; when one of them makes the call fail, one by one."""
+    """Read chunks; if the call fails, read them one by one."""
     try:
         return await engine.backend.fetch(key, names)
     except StoreError as error:
         if len(names) == 1:
             problems.append(Problem.of(error, key.id))
             return {}
-    found = {}
+    chunks = {}
     for name in names:
-        found.update(await _fetch(engine, key, [name], problems))
-    return found
+        chunks.update(await _fetch(engine, key, [name], problems))
+    return chunks
 
 
 def _measure(engine: Engine, name: bytes, data: bytes | None, sizes: dict[bytes, int]) -> None:

@@ -1,24 +1,26 @@
 """Saves with durability="async": handed over at once, committed in order, in the background.
 
-Theory of operation. The state is split when the call is made, so what is stored is what the caller had then. Each save
-builds on the one before it, stored or not. No other code may do that, so the bases of queues are in a cache of their
-own. One task per thread commits the queue from its first item on, and removes an item only after its commit.
+Theory of operation. The state is split when the call is made, so what is stored is what the caller
+had then. Each save builds on the one before it, stored or not. No other code may do that, so the
+bases of queues are in a cache of their own. One task per thread commits the queue from its first
+item on, and removes an item only after its commit.
 
-What goes wrong. When a save fails, those after it build on something that is not stored: all of them are dropped, and
-the next call on that thread raises `DelayedSaveFailed` with their ids. When others delete what a save shares, it is
-stored again as a whole. A crash loses what is in the queue and nothing else: what is stored is a prefix of the saves,
-each of them whole. `flush` and `close` wait for the queue.
+What goes wrong. When a save fails, those after it build on something that is not stored: all of
+them are dropped, and the next call on that thread raises `DelayedSaveFailed` with their ids. When
+others delete what a save shares, it is stored again as a whole. A crash loses what is in the queue
+and nothing else: what is stored is a prefix of the saves, each of them whole. `flush` and `close`
+wait for the queue.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outlive.backend import Commit, Receipt, ThreadKey
 from outlive.errors import DelayedSaveFailed, StaleBase
 from outlive.format.planner import plan_chunks
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Task
 from outlive.threads.cache import Base, Cache
 from outlive.threads.engine import Draft, Engine, Prepared, describe
@@ -44,26 +46,26 @@ class Delayed:
         self._key = key
         self._bases = cache  # of queues alone
         self._reset()
+        reset_in_child(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = self._engine.runtime.lock()
         self._turn = self._engine.runtime.mutex()
         self._queue: list[_Item] = []
         self._task: Task | None = None
         self._failure: DelayedSaveFailed | None = None
 
-    def _after_fork(self) -> None:
-        if self._pid != os.getpid():  # the parent commits what it queued
-            self._bases.drop(self._key.digest)
-            self._reset()
+    def after_fork_in_child(self) -> None:
+        """Start with an empty queue: the parent commits what it queued."""
+        self._bases.drop(self._key.digest)
+        self._reset()
 
     async def save(self, state: Any, draft: Draft) -> CheckpointInfo:
         """Queue a save; it has no seq yet."""
-        self._after_fork()
         async with self._turn:  # saves are queued in the order in which they are split
             self.raise_failure()
-            # 1. Split and plan on the base of the queue. Nothing is stored, nothing is in the queue.
+            # 1. Split and plan on the base of the queue. Nothing is stored, nothing is in the
+            #    queue.
             prepared = await self._engine.prepare(self._key, state, draft, self._bases)
             # 2. Take the places of the plan for stored, before they are: a failure drops the base.
             prepared.plan.settle()
@@ -77,15 +79,15 @@ class Delayed:
 
     def _append(self, item: _Item) -> None:
         with self._lock:
-            self.raise_failure()  # it came while this one was split
+            self.raise_failure()  # a save may have failed while this one was split
             self._queue.append(item)
             self._start()
 
     def _start(self) -> Task | None:
         """Return the task that stores the queue, if there is anything to store; called under the lock.
 
-        An event loop that ends cancels it in the middle, and a loop that is stopped leaves it where it is. The queue stays whole then, and
-        is stored from its first item on: one that was on its way is found by its id.
+        An event loop that ends cancels the task in the middle, and a loop that stops leaves it. The
+        queue stays whole, and is stored again from its first item: the id shows if that was stored.
         """
         if self._task is not None and self._task.has_ended():
             self._task = None
@@ -95,7 +97,6 @@ class Delayed:
 
     async def flush(self) -> None:
         """Wait until everything is stored; raise what went wrong."""
-        self._after_fork()
         while (task := self._running()) is not None:
             await task.wait()
         self.raise_failure()
@@ -144,20 +145,24 @@ class Delayed:
     async def _settle(self, item: _Item, receipt: Receipt) -> None:
         base = self._bases.get((self._key.digest, item.prepared.draft.namespace))
         if receipt.existing is not None:
-            # Its id is there: the same save again is done, another one under its id is an error. The stored one may
-            # have its bytes in other places, so saves that were planned on this one are stored as a whole.
+            # Its id is there: the same save again is done, another one under its id is an error.
+            # The stored one may have its bytes in other places, so saves that were planned on this
+            # one are stored as a whole.
             await self._engine.compare(self._key, item.prepared, receipt.existing)
             self._bases.drop(self._key.digest)
             item.is_whole = True
         elif base is not None and base.save is item:
             base.record, base.generation = receipt.checkpoints[0], receipt.generation
         item.generation = receipt.generation
-        item.before = None  # or every item would keep all before it in memory
+        item.before = None  # otherwise every item would keep all before it in memory
         with self._lock:
             self._queue.pop(0)
 
     def _whole(self, item: _Item) -> Commit:
-        """Return a commit that stores all pieces again. Saves planned after it refer to the old places: they become whole too."""
+        """Return a commit that stores all pieces again.
+
+        Saves that were planned on the old places become whole too.
+        """
         item.is_whole = True
         engine, prepared = self._engine, item.prepared
         self._bases.drop(self._key.digest)
@@ -176,7 +181,7 @@ class Delayed:
             self._queue.clear()
             self._task = None
             self._bases.drop(self._key.digest)
-            known = self._failure  # nobody has asked since: the first cause counts for all
+            known = self._failure  # not raised yet: the first cause counts for all
             cause = known.__cause__ if known is not None and known.__cause__ is not None else error
             self._failure = DelayedSaveFailed(
                 self._key.id, (known.checkpoints if known else []) + lost, cause

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import os
 import random
 import threading
 from collections.abc import (
@@ -49,6 +48,7 @@ from outlive.adapters.langgraph.values.user_types import listed
 from outlive.adapters.langgraph.write_order import Turn, WriteOrder
 from outlive.errors import BadArgument, StoreClosed
 from outlive.factory import open as open_store
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.loop import AsyncRuntime
 from outlive.runtime.runtime import run_now
 from outlive.store import AsyncStore
@@ -68,8 +68,8 @@ class _Shared:
     def __init__(self, store: str | Store | AsyncStore, options: dict[str, Any]) -> None:
         self.write_order = WriteOrder()
         self._pool: ThreadPoolExecutor | None = None
-        self._pid = 0
         self._lock = threading.Lock()
+        reset_in_child(self)
         self._is_given = isinstance(store, Store)
         self._asynchronous: AsyncStore | None = None
         self._sync: AsyncStore | None = None
@@ -83,6 +83,9 @@ class _Shared:
             self._asynchronous = store
         else:
             raise BadArgument(f"OutliveSaver takes a URL or an open store, not {type(store).__name__}")
+
+    def after_fork_in_child(self) -> None:
+        self._pool, self._lock = None, threading.Lock()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run something in our own pool: all workers of the loop may wait for nodes that wait for us."""
@@ -110,8 +113,7 @@ class _Shared:
                 raise
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
-        if self._pool is None or self._pid != os.getpid():  # a forked child has no threads
-            self._pid = os.getpid()
+        if self._pool is None:
             self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="outlive-langgraph")
         return self._pool.submit(contextvars.copy_context().run, work)
 

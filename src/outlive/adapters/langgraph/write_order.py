@@ -14,12 +14,13 @@ for a while is taken to be blocked.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+
+from outlive.runtime.fork import reset_in_child
 
 _BLOCKED_S = 1.0  # a loop that does not answer for so long is blocked
 
@@ -69,10 +70,11 @@ class WriteOrder:
     """The turns of all threads that are being written to."""
 
     def __init__(self) -> None:
-        self._reset()
-        _all.add(self)
+        self.after_fork_in_child()
+        reset_in_child(self)
 
-    def _reset(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Start without turns: the threads that were writing exist only in the parent."""
         self._lock = threading.Lock()
         self.starting = threading.Lock()  # held while a turn is taken and its work is submitted
         self._lines: dict[str, deque[Turn]] = {}
@@ -150,14 +152,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-_all: weakref.WeakSet[WriteOrder] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for order in list(_all):
-        order._reset()  # the threads that were writing exist in the parent only
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -1,39 +1,39 @@
-"""Records in a folder: an append-only log for each thread, shared by any number of threads and processes.
+"""Records in a folder: an append-only log for each thread, shared by many threads and processes.
 
-    DIR/lock            never renamed; flock'ed for every write. It also says how far each log is (`marks.py`)
+    DIR/lock            locked (flock) for every write, never renamed; has the revision of each log
     DIR/store           the naming key, written once
-    DIR/index           a log of the threads that there are
+    DIR/index           a log of all threads and runs
     DIR/reserve         space for deletions on a full disk
-    DIR/threads/X.log   a log of what the commits of a thread did; X is the digest of (tenant, id) in hex
+    DIR/threads/X.log   the log of a thread; X is the digest of (tenant, id) in hex
 
 Theory of operation
 -------------------
-A thread is a `Table` in memory, filled by replaying its log (`log.py` tells what a frame is and what a torn
-tail). Chunks stay in the file: the table knows their places. Before every use a table catches up with its
-file; readers take no lock for that. What a reader finds bad may be a write in motion, so it looks again with
-the lock and believes only that.
+A thread is a `Table` in memory, filled by replaying its log (`log.py` explains frames and torn
+tails). Chunks stay in the file: the table knows their places. Before every use a table catches up
+with its file, without a lock. What looks damaged to a reader may be a write in progress: the reader
+looks again with the lock, and trusts only that.
 
 A group of commits takes the lock once. What a crash leaves after each step:
     decide                nothing
-    append to the logs    torn tails, or whole frames that nobody was told about; each thread for itself
+    append to the logs    for each thread a torn tail, or whole frames that no caller was told about
     fsync each log        the commits, and marks before them
     write the marks       the commits
-The log of a new thread is written aside and renamed. Its index entry comes first and says "may be"; it is on
-disk before the rename. A second one follows when the folder is synced, and says "is". So every log is listed,
-a log that someone deleted is missed, and a crash in between leaves neither.
+The log of a new thread is written under a temporary name and renamed. Its index entry is on disk
+before the rename and says "may exist". A second entry follows when the folder is synced and says
+"exists". So every log is listed, a deleted log is noticed, and a crash causes neither error.
 
-After a deletion of the whole thread, after one that erases, and when too much of it is dead, a log is written
-again with what is left. A crash before that leaves the deletion done and the bytes in the file; the next commit
-of the thread sees to them.
+A log is rewritten after the thread is deleted, after a deletion that erases, and when too much of
+it is dead. A crash before that leaves the deletion done and the bytes in the file; the next commit
+of the thread rewrites the log.
 
-On a full disk a deletion takes what `reserve.py` has set aside. Where even that does not hold the new log, the blocks of
-removed chunks are given back in place, and the log is written again by a later commit.
+On a full disk a deletion uses the reserved space (`reserved_space.py`). If the new log does not fit
+even then, the blocks of removed chunks are freed in place, and a later commit rewrites the log.
 
-A process that dies between a rename and the fsync of its folder leaves a file that everyone sees and that a
-power cut would take back. One byte in `lock` tells the next writer to sync the folders before it builds on
-them. That byte needs no fsync: after a power cut, what one sees is on disk.
+A process that dies between a rename and the fsync of its folder leaves a file that everyone sees
+and that a power cut would remove. One byte in `lock` tells the next writer to sync the folders
+first. That byte needs no fsync: after a power cut, whatever is visible is on disk.
 
-For local file systems, with flock and rename as Linux has them, and up to some thousands of threads.
+For local file systems, with flock and rename as on Linux, and up to some thousands of threads.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ from outlive.errors import BadURL, Corrupt, OutliveError, StoreError
 
 T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
-_CACHED_TABLES = 4096  # a search for entries goes through all threads, and often
+_CACHED_TABLES = 4096  # a search for entries reads all threads, and is frequent
 _CACHED_BYTES = 32 << 20
-_SETTLED = 256  # logs whose marks are synced at close; the kernel has long seen to older ones
+_SETTLED = 256  # logs whose marks are synced at close; the kernel has long written older ones
 
 
 class FileBackend(MemoryBackend):
     """A folder of logs, with tables in memory, under one lock.
 
-    With fsync="normal" a log is synced about once a second while it is written, and at close: the end of a
-    process loses nothing, a power cut may take the last saves, and what is left is whole.
+    With fsync="normal" a log is synced about once a second while it is written, and at close. A
+    killed process loses nothing. A power cut may lose the last saves; the rest is intact.
     """
 
     name = "file"
@@ -131,12 +131,18 @@ class FileBackend(MemoryBackend):
     # Committing
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Commit a group: one fsync for each log that it touches. Many go in parts: files are limited."""
+        """Commit a group with one fsync for each log.
+
+        Large groups are split: open files are limited.
+        """
         parts = (commits[at : at + _GROUP] for at in range(0, len(commits), _GROUP))
         return [result for part in parts for result in self._commit_part(part)]
 
     def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Wait for the lock as long as the least patient commit. Those with more time are sent again, without it."""
+        """Wait for the lock as long as the least patient commit.
+
+        Commits with more time are sent again, without that one.
+        """
         start = time.monotonic()
         try:
             with translated(), self._guard.held(min(map(self._patience, commits))):
@@ -175,13 +181,13 @@ class FileBackend(MemoryBackend):
         return self._guard.patience_s if commit.timeout_s is None else commit.timeout_s
 
     def _open_batch(self, commit: Commit) -> Batch:
-        """Open a thread for writing; one that is damaged can be deleted, and begins again then."""
+        """Open a thread for writing. A damaged one can be deleted, which starts a new log."""
         try:
             return self._opened_batch(commit.thread)
         except Corrupt:
             if not is_deletion(commit):
                 raise
-        if self._marked(commit.thread):  # what begins again is no older copy
+        if self._marked(commit.thread):  # a new log must not look like an older copy
             self._marks.note(self._index.slot(commit.thread) or 0, commit.thread.digest, 0)
             self._guard.sync()
         log = log_of(self._disk, commit.thread)
@@ -189,7 +195,7 @@ class FileBackend(MemoryBackend):
         return Batch(LoggedTable(commit.thread, log), self._disk, is_new=True, was_damaged=True)
 
     def _opened_batch(self, thread: ThreadKey) -> Batch:
-        """Open a thread for writing. Its table is kept in memory again only when all went well."""
+        """Open a thread for writing. Its table is cached again only after a success."""
         log = log_of(self._disk, thread)
         try:
             fd = log.open(write=True)
@@ -200,7 +206,7 @@ class FileBackend(MemoryBackend):
         try:
             table = self._caught_up(thread, fd)
             table.log.cut(fd)
-            self._index.confirm([thread])  # a crash may have left it at "may be"
+            self._index.confirm([thread])  # a crash may have left it at "may exist"
         except BaseException:
             self._disk.close(fd)
             raise
@@ -268,7 +274,7 @@ class FileBackend(MemoryBackend):
         except Corrupt:
             if heads:
                 raise
-            return [Table(thread).summary()]  # there is one, and no more is known
+            return [Table(thread).summary()]  # it exists, and no more is known
         return [table.summary()] if table.is_listed else []
 
     def _all_tables(self) -> Iterable[Table]:
@@ -289,7 +295,7 @@ class FileBackend(MemoryBackend):
     def _look(
         self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
     ) -> T:
-        """Show the newest table and its open file, both of one moment."""
+        """Call `look` with the newest table and its open file, both of one moment."""
         with translated():
             return self._believed(lambda: self._look_once(thread, look), timeout_s)
 
@@ -307,7 +313,7 @@ class FileBackend(MemoryBackend):
             self._disk.close(fd)
 
     def _believed(self, look: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Without the lock, what looks damaged may only be in motion: look again with it."""
+        """Look without the lock, and again with it if a write in progress may look like damage."""
         try:
             return look()
         except Corrupt:
@@ -315,7 +321,7 @@ class FileBackend(MemoryBackend):
                 return look()
 
     def _caught_up(self, thread: ThreadKey, fd: int) -> LoggedTable:
-        """Take the table out of the cache and bring it up to date. An interrupt half-way leaves it out."""
+        """Take a table from the cache and bring it up to date. An interrupt leaves it uncached."""
         table = self._cache.pop(thread.digest, None)
         if table is not None:
             self._cached_bytes -= table.weight
@@ -329,7 +335,10 @@ class FileBackend(MemoryBackend):
         return table
 
     def _check_newest(self, table: LoggedTable) -> None:
-        """Raise when a log had more commits before. A table that this process has kept is a witness of its own."""
+        """Raise when a log had more commits before.
+
+        The table that this process has cached counts as evidence too.
+        """
         marked = self._marked(table.key)
         revision = 0 if table.row is None else table.row.revision
         if revision < marked:
@@ -346,7 +355,10 @@ class FileBackend(MemoryBackend):
             self._cached_bytes -= self._cache.popitem(last=False)[1].weight
 
     def _marked(self, thread: ThreadKey) -> int:
-        """Return how many commits the log of a thread has had at least. Without the index nobody knows; who lists is told of that."""
+        """Return the least number of commits that the log of a thread has had.
+
+        Without the index nobody knows; a listing reports that.
+        """
         try:
             slot = self._index.slot(thread)
         except Corrupt:
@@ -375,7 +387,7 @@ class FileBackend(MemoryBackend):
             look = self._audit_store if thread is None else lambda: self._audit_thread(thread)
             if not look():
                 return []
-            with self._guard.held():  # in motion, or really so?
+            with self._guard.held():  # what looks damaged may be a write in progress
                 return look()
 
     def _audit_thread(self, thread: ThreadKey) -> list[Corrupt]:
@@ -392,9 +404,9 @@ class FileBackend(MemoryBackend):
 
     def _audit_store(self) -> list[Corrupt]:
         index = Index(self._disk, self._marks)
-        found = problems(self._audit_key) + problems(index.catch_up)
-        if found:
-            return found
+        damage = problems(self._audit_key) + problems(index.catch_up)
+        if damage:
+            return damage
         known = {f"{digest.hex()}.log" for digest in index.catch_up()}
         strangers = sorted(set(self._disk.names(THREADS)) - known)
         return [Corrupt(f"{THREADS}/{name} belongs to no thread of this store") for name in strangers]
@@ -436,5 +448,5 @@ class FileBackend(MemoryBackend):
 
 
 def _answer(batch: Batch | None, result: Receipt | OutliveError) -> Receipt | OutliveError:
-    """What was decided in a batch that failed was decided on a state that never was."""
+    """Return the failure of the batch, if any: its results were decided on a state that is gone."""
     return batch.failure if batch is not None and batch.failure is not None else result

@@ -18,7 +18,7 @@ from outlive.errors import OutliveError
 
 @dataclass(slots=True)
 class Batch:
-    """The commits of one thread in a group, and its open file; a new thread has none until the end."""
+    """The commits of one thread in a group, and its open file. A new thread has no file yet."""
 
     table: LoggedTable
     disk: Disk

@@ -16,7 +16,8 @@ from outlive.errors import Corrupt, OutliveError, StoreBusy, StoreFull, StoreUna
 THREADS = "threads"  # the folder of the logs
 BUSY_S = 30.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # non-blocking: opening a planted FIFO must not hang
+# Non-blocking: opening a planted FIFO must not hang.
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a socket, a folder
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 4096
@@ -32,17 +33,20 @@ class NotAFile(OSError):
 
 
 class Disk:
-    """The folder of a store and the system calls on it, in one place: a test records them, or lets them fail.
+    """The folder of a store and the system calls on it. Tests record them, or make them fail.
 
-    Names are fixed or made of hex digits, and no step from the root follows a link: nothing outside is ever
-    reached. No file stays open between two uses, so that a forked child inherits none.
+    Names are fixed or made of hex digits, and no step from the root follows a link: nothing outside
+    is ever reached. No file stays open between two uses, so that a forked child inherits none.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def make_folder(self, name: str = "") -> None:
-        """Create a folder for this user alone, whatever the umask; lasting, once its parent is synced."""
+        """Create a folder for this user alone, whatever the umask.
+
+        Sync its parent to make it last.
+        """
         path = os.path.join(self.root, name) if name else self.root
         os.mkdir(path, 0o700)
         os.chmod(path, 0o700)
@@ -129,7 +133,10 @@ class Disk:
         os.ftruncate(fd, size)
 
     def punch(self, fd: int, at: int, size: int) -> bool:
-        """Give the whole blocks of a range back to the file system, which reads as zeros then. False: it cannot do that."""
+        """Free the whole blocks of a range, which then reads as zeros.
+
+        False: not supported here.
+        """
         start, stop = -(-at // _BLOCK_BYTES) * _BLOCK_BYTES, (at + size) // _BLOCK_BYTES * _BLOCK_BYTES
         if start >= stop:
             return True
@@ -169,16 +176,16 @@ class Disk:
 
 
 class WriteLock:
-    """The file `lock`: who holds it may write. Its one byte says whether the folders are as they seem."""
+    """The file `lock`: its holder may write. Its one byte says whether a rename is under way."""
 
     _CLEAN = b"\0"
     _RENAMING = b"\1"
 
     def __init__(self, disk: Disk, patience_s: float = BUSY_S) -> None:
         self._disk = disk
-        self.patience_s = patience_s  # of who says nothing of its own
+        self.patience_s = patience_s  # of calls without a timeout
         self._fd = -1
-        self._is_mended = False
+        self._is_repaired = False
 
     @contextlib.contextmanager
     def held(self, timeout_s: float | None = None) -> Iterator[None]:
@@ -186,8 +193,8 @@ class WriteLock:
         self._release()  # what an interrupt may have left, on its way out of here
         try:
             self._take(timeout_s, time.monotonic() + timeout_s)
-            if not self._is_mended or self._disk.read(self._fd, 1, 0) != self._CLEAN:
-                self._mend()
+            if not self._is_repaired or self._disk.read(self._fd, 1, 0) != self._CLEAN:
+                self._repair()
             yield
         finally:
             self._release()
@@ -196,13 +203,15 @@ class WriteLock:
         while True:
             self._fd = self._disk.open("lock", create=True)
             self._wait(self._fd, timeout_s, deadline)
-            if self._disk.is_at(self._fd, "lock"):  # else someone removed it, and others hold another
+            # If somebody deleted the file, other processes lock another one: try again.
+            if self._disk.is_at(self._fd, "lock"):
                 return
             self._release()
 
     def _release(self) -> None:
         if self._fd >= 0:
-            # Said aloud: closing is not enough when another thread forked just now and the child has it too.
+            # Unlock explicitly: when another thread forked just now, the child has the file open
+            # too, and closing ours would not unlock it.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
@@ -226,19 +235,19 @@ class WriteLock:
     def sync(self) -> None:
         self._disk.sync(self._fd)
 
-    def _mend(self) -> None:
-        """Do what a process that died may not have done: sync the folders, sweep what it wrote aside."""
+    def _repair(self) -> None:
+        """Finish what a dead process began: delete its temporary files, sync the folders."""
         for folder in ("", THREADS):
             for name in self._disk.names(folder):
                 if name.endswith(".tmp"):
                     self._disk.remove(f"{folder}/{name}" if folder else name)
             self._disk.sync_folder(folder)
         self._disk.write(self._fd, self._CLEAN, 0)
-        self._is_mended = True
+        self._is_repaired = True
 
     @contextlib.contextmanager
     def renaming(self, folder: str) -> Iterator[None]:
-        """Around whatever gives a file its name: when it ends half-way, the next holder of the lock repairs it."""
+        """Mark a rename as under way: if this process dies, the next holder of the lock repairs it."""
         self._disk.write(self._fd, self._RENAMING, 0)
         yield
         self._disk.sync_folder(folder)
@@ -251,11 +260,12 @@ def is_full(error: BaseException) -> bool:
 
 
 def busy(timeout_s: float) -> StoreBusy:
-    return StoreBusy(f"other processes held the store's lock for {timeout_s} s; give timeout_s more room")
+    return StoreBusy(f"other processes held the store's lock for {timeout_s} s; raise timeout_s")
 
 
-class translated:  # noqa: N801 - reads like a function where it is used; as a generator it would cost more
-    """Say in the library's words what the system says in its own."""
+# Reads like a function where it is used; as a generator it would cost more.
+class translated:  # noqa: N801
+    """Translate errors of the system into errors of this library."""
 
     def __enter__(self) -> None: ...
 

@@ -15,7 +15,7 @@ from outlive.backends.file.log import FORMAT
 from outlive.backends.rules.view import Effect, Row
 from outlive.errors import BadArgument, NewerFormat
 
-# Fields are listed here, not taken from the classes: their order is on disk forever, new ones go to the end.
+# Listed here, not taken from the classes: the order is part of the format, new fields come last.
 _ROW = ("generation", "revision", "epoch", "seq", "created_at", "info_version")
 _CHECKPOINT = (
     "namespace", "id", "parent", "run", "step", "source", "size", "added", "chunks", "body", "projection",
@@ -31,7 +31,7 @@ _row, _checkpoint, _write, _entry, _chunk = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as a frame names it. One that is there already is only stamped again."""
+    """A chunk as a frame names it. One that is stored already only gets a new stamp."""
 
     name: bytes
     size: int
@@ -61,8 +61,8 @@ def pack_effect(effect: Effect, chunks: Sequence[Chunk]) -> bytes:
 
 def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
     """Return an effect without the data of its chunks, which are listed beside it."""
-    who, row, at, records, chunks, writes, entries, removed, gone, everything, erase, info = unpack(meta)
-    if tuple(who) != (key.tenant, key.id):
+    owner, row, at, records, chunks, writes, entries, removed, gone, everything, erase, info = unpack(meta)
+    if tuple(owner) != (key.tenant, key.id):
         raise ValueError("it belongs to another thread")
     effect = Effect(
         thread=key,
@@ -83,7 +83,7 @@ def unpack_effect(meta: bytes, key: ThreadKey) -> tuple[Effect, list[Chunk]]:
 
 
 def _named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Pair values with names. An older frame may have fewer; whatever is a list was a tuple."""
+    """Pair values with names. An older frame may have fewer; lists were tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in zip(names, values, strict=False)
@@ -109,5 +109,5 @@ def unpack(meta: bytes) -> Any:
 
 def _each_text(convert: Callable[[str], str], value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_each_text(convert, one) for one in value]
+        return [_each_text(convert, item) for item in value]
     return convert(value) if isinstance(value, str) else value

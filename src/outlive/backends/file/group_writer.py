@@ -1,4 +1,4 @@
-"""Writing a group of commits to the logs of a folder store, in the order that a crash may cut anywhere (`file.py`)."""
+"""Writing a group of commits to the logs of a folder store, in an order that is safe to crash in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NORMAL_S = 1.0  # fsync="normal": a log is synced at most this often
 
 
 class GroupWriter:
-    """Makes what was decided last. All of it under the store's lock."""
+    """Makes a group of commits durable. The caller holds the store's lock."""
 
     def __init__(
         self, disk: Disk, guard: WriteLock, index: Index, marks: Marks, *, syncs_always: bool
@@ -31,20 +31,27 @@ class GroupWriter:
         self._syncs_always = syncs_always
 
     def store(self, batches: list[Batch]) -> None:
-        """Make the group last; a thread whose disk refuses fails alone."""
+        """Make the group durable. A thread whose write fails does not fail the others."""
         new = [batch for batch in batches if batch.is_new and batch.log.is_waiting]
         old = [batch for batch in batches if not batch.is_new]
+        # 1. Index entries of new runs. A crash leaves entries of runs that do not exist.
         self._each(old, self._announce_runs)
+        # 2. Frames. A crash leaves torn tails, or whole frames that no caller was told about.
         self._each(old, lambda batch: self._spared(batch, lambda: batch.log.write(batch.file)))
-        self._each(old, self._make_durable)  # after all writes: one fsync often carries others along
+        # 3. Sync and mark, after all writes: one fsync often carries others along. A crash leaves
+        #    the commits of the threads synced so far.
+        self._each(old, self._make_durable)
+        # 4. Logs of new threads. A crash leaves index entries and temporary files, or the logs.
         if new:
             self._create(new)
+        # 5. Rewrites of logs with much dead content. A crash leaves the old or the new log.
         self._each([batch for batch in batches if batch.has_effect], self._tidy)
+        # 6. Revisions, unsynced: after a crash they may be older than the logs, never newer.
         self.note([batch for batch in batches if batch.has_effect and batch.failure is None])
         self._reserve.keep()
 
     def note(self, batches: Iterable[Batch]) -> None:
-        """Note elsewhere how far logs are, as far as that is on disk. When it fails, an older copy may go unnoticed."""
+        """Record elsewhere how long the logs are. If that fails, an older copy may go unnoticed."""
         with contextlib.suppress(OSError, Corrupt):
             for batch in batches:
                 table, slot = batch.table, self._index.slot(batch.table.key)
@@ -52,7 +59,9 @@ class GroupWriter:
                     self._marks.note(slot, table.key.digest, table.row.revision)
 
     def _announce_runs(self, batch: Batch) -> None:
-        """Note new runs in the index, synced, before they are stored: a crash after that leaves notes that nobody minds."""
+        """Add new runs to the index, synced, before they are stored: a crash leaves harmless index
+        entries.
+        """
         key = batch.table.key
         if new := [(key, run) for run in batch.runs if not self._index.runs.has(key, run)]:
             self._index.announce([], new, self._guard)
@@ -67,7 +76,7 @@ class GroupWriter:
                     self._fail(batch, error)
 
     def _spared(self, batch: Batch, step: Callable[[], None]) -> None:
-        """Do a step. Where the disk is full, what removes something does it with the space that is set aside for that."""
+        """Do a step. On a full disk, a removal may use the space that is reserved for it."""
         try:
             step()
         except OSError as error:
@@ -76,7 +85,7 @@ class GroupWriter:
             step()
 
     def _fail(self, batch: Batch, error: OutliveError) -> None:
-        """Cut what was written, as far as the disk lets us, or it would be found and believed."""
+        """Cut what was written, as far as possible: a later replay would accept whole frames."""
         batch.failure = batch.failure or error
         if batch.fd is not None:
             batch.log.retreat(batch.fd)
@@ -85,18 +94,22 @@ class GroupWriter:
                 self._disk.remove(batch.log.name)
 
     def _make_durable(self, batch: Batch) -> None:
-        """Sync and mark: also what a process left that died before its fsync, if this commit has seen it."""
+        """Sync and mark, including frames of a process that died before its fsync."""
         table = batch.table
         if table.log.end == table.log.acked:
             return
         now = time.monotonic()
         if self._syncs_always or now - table.synced_at >= _NORMAL_S:
-            self._disk.sync(batch.file)  # the commit point: a crash before may leave nothing, after it all
+            # The commit point: a crash before it may leave nothing, a crash after it leaves all.
+            self._disk.sync(batch.file)
             table.log.acknowledge(batch.file)
             table.synced_at = now
 
     def _create(self, batches: list[Batch]) -> None:
-        """Make the logs of new threads. Always synced: a rename may reach the disk before the contents."""
+        """Create the logs of new threads.
+
+        Always synced: a rename may reach the disk before the contents.
+        """
         try:
             with translated():
                 runs = [(batch.table.key, run) for batch in batches for run in batch.runs]
@@ -117,7 +130,10 @@ class GroupWriter:
         batch.fd = batch.log.open(write=True)
 
     def _tidy(self, batch: Batch) -> None:
-        """Take what was removed out of the file. It is removed in any case; only who erases it is told when that fails."""
+        """Rewrite the file without what was removed.
+
+        The removal itself is stored already. Only a caller that erases learns of a failure.
+        """
         try:
             if batch.table.wants_rewrite():
                 self._rewrite(batch)
@@ -129,7 +145,7 @@ class GroupWriter:
                 raise NotErased(batch.table.key.id, str(failure)) from failure
 
     def _rewrite_without_room(self, batch: Batch) -> BaseException | None:
-        """Make room by what was removed itself, and try once more; return what is in the way."""
+        """Free the removed chunks in place, and try once more; return the error, if any."""
         try:
             self._reserve.release()
             batch.table.free_dead(batch.file)
@@ -139,8 +155,11 @@ class GroupWriter:
         return None
 
     def _rewrite(self, batch: Batch) -> None:
-        """Write the log again from the table. A crash leaves the old one or the new one: both say the same."""
-        batch.is_kept = False  # every chunk will have moved
+        """Rewrite the log from the table.
+
+        A crash leaves the old or the new log, with the same content.
+        """
+        batch.is_kept = False  # the table has the old places of the chunks
         fresh = log_of(self._disk, batch.table.key)
         fresh.begin()
         with self._guard.renaming(THREADS), fresh.aside() as fd:

@@ -1,4 +1,4 @@
-"""The index of the file backend: which threads there are, and which of them has which run. A log that vanished is missed."""
+"""The index of the file backend: all threads and their runs. It reveals a log that vanished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outlive.errors import Corrupt
 
 
 class Index:
-    """The threads that there may be, and those of which that is certain. An entry is never taken back."""
+    """All threads that may exist, and those that certainly do. An entry is never withdrawn."""
 
     def __init__(self, disk: Disk, marks: Marks) -> None:
         self._disk = disk
@@ -56,7 +56,7 @@ class Index:
             self._disk.close(fd)
 
     def _check_empty(self) -> None:
-        """The index comes before the first log: without it there is none."""
+        """Raise if there are logs: the index is written before the first of them."""
         if any(name.endswith(".log") for name in self._disk.names(THREADS)):
             raise Corrupt("the index of the threads is gone")
 
@@ -99,7 +99,10 @@ class Index:
     def announce(
         self, threads: Sequence[ThreadKey], runs: Sequence[tuple[ThreadKey, str]], guard: WriteLock
     ) -> None:
-        """Note threads before their logs are made, and runs before they are stored. A crash leaves notes of what never came."""
+        """Add threads before their logs exist, and runs before they are stored.
+
+        A crash leaves entries of threads and runs that do not exist.
+        """
         self.catch_up()
         if not self.is_there():
             self._create(guard)
@@ -107,14 +110,14 @@ class Index:
             self._add(False, [thread for thread in threads if thread.digest not in self._keys])
             self._add_runs([(thread, run) for thread, run in runs if not self.runs.has(thread, run)])
             self.log.write(fd)
-            if self.log.acked < self.log.end:  # also what a process left that died before its fsync
+            if self.log.acked < self.log.end:  # also frames of a process that died before its fsync
                 self._disk.sync(fd)
                 self.log.acknowledge(fd)
         with contextlib.suppress(OSError):  # then an older copy may go unnoticed
             self._marks.note(INDEX, self.log.digest, len(self._keys))
 
     def confirm(self, threads: Sequence[ThreadKey]) -> None:
-        """Note that logs are there to stay. Not synced, and may fail: the threads are listed already."""
+        """Record that logs exist. Not synced, and may fail: the threads are listed already."""
         if all(self.is_confirmed(thread) for thread in threads):
             return
         with contextlib.suppress(OSError, Corrupt), self._writing() as fd:

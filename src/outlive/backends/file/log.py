@@ -1,19 +1,20 @@
-"""The framed log: one file that only grows, and of which a crash can tear nothing but an unacknowledged end.
+"""The framed log: a file that only grows. A crash can tear only its unacknowledged end.
 
 Theory of operation
 -------------------
-A log is a header of 96 bytes and then frames. A frame is a head, its meta (read at every replay) and its data
-(read only when someone asks for it). Each head carries a checksum over the meta and over the checksum of the
-frame before: a chain, so that no frame can be flipped, moved, doubled or taken from another file. The first
-link is the incarnation, a random token of the file: a log that was written again is another one, also when the
-file system gives it the same inode number.
+A log is a header of 96 bytes and then frames. A frame is a head, its meta (read at every replay)
+and its data (read only when someone asks for it). Each head carries a checksum over the meta and
+over the checksum of the frame before: a chain, so that no frame can be flipped, moved, doubled or
+taken from another file. The first link is the incarnation, a random token of the file: a log that
+was written again is another one, also when the file system gives it the same inode number.
 
-The header holds two marks: how far the log is *acknowledged*. A writer appends, fsyncs, and then overwrites
-the older mark, without another fsync: it reaches the disk with the next one. So
-- before the mark everything is certain: a bad frame there, or a file that ends there, is damage, and what
-  stands before it is never taken for the whole log;
-- after the mark a whole frame counts (it was written, maybe fsynced), and what is not whole is the torn tail
-  of a write that nobody was told about: a reader stops there and cuts nothing, the next writer cuts it;
+The header holds two marks: how far the log is *acknowledged*. A writer appends, fsyncs, and then
+overwrites the older mark, without another fsync: it reaches the disk with the next one. So
+- before the mark everything is certain: a bad frame there, or a file that ends there, is damage,
+  and the frames before it are never taken for the whole log;
+- after the mark a whole frame counts (it was written, maybe fsynced), and what is not whole is the
+  torn tail of a write that nobody was told about: a reader stops there and cuts nothing, the next
+  writer cuts it;
 - a mark that is torn itself leaves the other one.
 
 What a crash leaves, in the order of the code:
@@ -38,7 +39,8 @@ from outlive.backends.file.disk import Disk, NotAFile
 from outlive.errors import Corrupt, NewerFormat
 
 FORMAT = 1
-START = 96  # where the first frame begins: within one sector, so that a mark is written whole or not at all
+# Where the first frame begins: within one sector, so that a mark is written whole or not at all.
+START = 96
 
 _MAGIC = b"outlive\n"
 _FIXED = struct.Struct("<8sI4x16s16s")  # magic, format, digest of the thread, incarnation
@@ -75,7 +77,8 @@ class Log:
         self._last = 0  # where the last frame begins
         self._slot = 0  # the mark that holds `acked`
         self._size = 0
-        self._sound: int | None = None  # where to cut when a write fails; None before anything was written
+        # Where to cut when a write fails; None before anything was written.
+        self._sound: int | None = None
         self._waiting: list[bytes] = []
 
     @property
@@ -136,21 +139,22 @@ class Log:
         return len(self._header(fd)[1]) < 2
 
     def _is_where_it_was(self, fd: int, size: int) -> bool:
-        """A write that failed is cut off again, and another may stand in its place by now."""
+        """Compare the last frame: a failed write is cut off, and another may be in its place now."""
         if size < self.end:
             return False
         return self.end == START or self.disk.read(fd, 16, self._last + _LENGTHS.size) == self._chain
 
     def frames(self, fd: int) -> Iterator[Frame]:
-        """Yield the frames that were not read yet, up to the end or a torn tail; raise Corrupt for damage."""
+        """Yield the frames not read yet, up to the end or a torn tail; raise Corrupt for damage."""
         window = _Window(self.disk, fd)
         while self.end < self._size:
-            found = self._frame(window, self.end)
-            if found is None:
+            parsed = self._frame(window, self.end)
+            if parsed is None:
+                # Before the mark it is damage; after it, the torn tail of an unanswered write.
                 if self.end < self.acked:
                     raise self.corrupt(f"{self.name} is damaged at byte {self.end}")
                 return
-            frame, self._chain = found
+            frame, self._chain = parsed
             self._last, self.end = self.end, frame.data_at + frame.data_bytes
             yield frame
 
@@ -168,6 +172,7 @@ class Log:
         chain = _digest(self._chain + head[: _LENGTHS.size] + meta, 16)
         if chain != head[_LENGTHS.size :]:
             return None
+        # Data before the mark was synced; its checksum is compared when the data is read.
         if stop > self.acked and zlib.crc32(window.take(data_at, data_bytes)) != crc:
             return None
         return Frame(meta, data_at, data_bytes), chain
@@ -202,6 +207,7 @@ class Log:
         self._sound = self.end
 
     def write(self, fd: int) -> None:
+        """Append the frames that wait. A crash leaves a torn tail, or frames after the mark."""
         blob = b"".join(self._waiting)
         if blob:
             self.is_settled = False
@@ -209,7 +215,11 @@ class Log:
             self._waiting.clear()
 
     def acknowledge(self, fd: int) -> None:
-        """Write that all is on disk. It must be: a mark before its frames would make a torn tail damage."""
+        """Mark all frames as acknowledged.
+
+        They must be on disk: a mark before its frames would turn a torn tail into damage.
+        """
+        # Overwrite the older mark: if a crash tears this one, the other still holds.
         slot = 1 - self._slot
         self.disk.write(fd, _mark(self._incarnation, slot, self.end), _MARKS_AT + slot * _MARK_BYTES)
         self.acked = self._sound = self.end
@@ -217,9 +227,9 @@ class Log:
         self.is_settled = False
 
     def settle(self, fd: int) -> None:
-        """Bring frames and mark to the disk, both."""
+        """Bring both frames and mark to the disk."""
         if self.acked < self.end:
-            self.disk.sync(fd)
+            self.disk.sync(fd)  # the frames first: a mark never reaches the disk before them
             self.acknowledge(fd)
         self.disk.sync(fd)
         self.is_settled = True
@@ -233,7 +243,7 @@ class Log:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[int]:
-        """Write the whole file under another name, then put it in place. The caller syncs the folder."""
+        """Write the whole file under another name, then rename it. The caller syncs the folder."""
         temporary = f"{self.name}.tmp"
         with contextlib.suppress(FileNotFoundError):
             self.disk.remove(temporary)
@@ -243,7 +253,9 @@ class Log:
             self.write(fd)
             self.disk.write(fd, self._first_bytes(), 0)
             self.disk.sync(fd)
-            self.disk.rename(temporary, self.name)  # a crash before leaves the old log, and a file to sweep
+            # A crash before this line leaves the old log, and a temporary file that the next
+            # holder of the lock deletes. A crash after it leaves the new log.
+            self.disk.rename(temporary, self.name)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.disk.remove(temporary)

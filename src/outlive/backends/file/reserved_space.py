@@ -1,7 +1,8 @@
-"""Space that is set aside in a folder store, so that something can be deleted when the disk is full.
+"""Reserved space in a folder store, so that deletions work on a full disk.
 
-A deletion appends a frame, and writes a new log before the old one goes: both need space. The file `reserve` holds it. A
-deletion that finds none cuts that file, under the store's lock, and the next commit that succeeds fills it again.
+A deletion appends a frame, and writes a new log before the old one is removed: both need space. The
+file `reserve` holds it. On a full disk a deletion truncates that file, under the store's lock, and
+the next commit that succeeds fills it again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Reserve:
         self._is_whole = False  # as far as this process knows
 
     def keep(self) -> None:
-        """Set the space aside, unless it is already. Where the disk has none, the next commit tries again."""
+        """Reserve the space, unless it is reserved. On a full disk the next commit tries again."""
         if self._is_whole:
             return
         with contextlib.suppress(OSError):

@@ -1,11 +1,12 @@
-"""How many commits each log of a folder store has had, kept apart from the logs: an older copy of one is noticed.
+"""The number of commits of each log in a folder store, which reveals an older copy of a log.
 
-A log proves that nothing of it was changed, but not that it is the newest one: a file that was put back from a backup, or that a
-synchronisation brought from elsewhere, is whole in itself. So the file `lock`, which every writer holds open anyway, has a
-slot for each thread with the revision of its last commit, and one for the index with the number of threads.
+A log proves that it was not changed, but not that it is the newest copy: a file from a backup, or
+one that a sync tool brought, is consistent in itself. So the file `lock`, which every writer opens
+anyway, has a slot for each thread with the revision of its last commit, and one for the index with
+the number of threads.
 
-A slot is written after the commit is on disk, and without a sync of its own. So after a crash it may be older than its log, and is never
-ahead. A slot that is torn or empty says nothing.
+A slot is written after the commit is on disk, and without a sync of its own. So after a crash it
+may be older than its log, never newer. A slot that is torn or empty says nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Marks:
         self._guard.write(_SLOT.pack(count, _checksum(slot, digest, count)), _START + slot * _SLOT.size)
 
     def read(self, slot: int, digest: bytes) -> int:
-        """Return what is known of a log: it has had at least so many commits."""
+        """Return the least number of commits that a log has had."""
         try:
             fd = self._disk.open("lock")
-        except FileNotFoundError:  # somebody removed it, and what it knew
+        except FileNotFoundError:  # somebody deleted it, with all slots
             return 0
         try:
             data = self._disk.read(fd, _SLOT.size, _START + slot * _SLOT.size)

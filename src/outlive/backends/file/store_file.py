@@ -16,7 +16,7 @@ _HEAD = struct.Struct("<8sII")  # magic, format, bytes of the key
 
 
 def make_folders(disk: Disk) -> None:
-    """Make what is not there. A folder with other things in it is not taken for a store."""
+    """Create the missing folders. A folder with other files in it is not a store."""
     if os.path.islink(disk.root):
         raise BadURL(f"{disk.root!r} is a symbolic link; name the folder that it leads to")
     if not os.path.isdir(disk.root):
@@ -25,7 +25,9 @@ def make_folders(disk: Disk) -> None:
     if THREADS in names:
         return
     if others := {name for name in names if not name.startswith(".")} - {"lock", "lost+found"}:
-        raise BadURL(f"{disk.root!r} holds {min(others)!r}, which is not of outlive; choose an empty folder")
+        raise BadURL(
+            f"{disk.root!r} contains {min(others)!r}, which is not outlive's; choose an empty folder"
+        )
     with contextlib.suppress(FileExistsError):  # of several first openers one makes it
         disk.make_folder(THREADS)
     disk.sync_folder("")
@@ -66,7 +68,7 @@ def _read(disk: Disk) -> bytes:
 
 
 def write_key(disk: Disk, guard: WriteLock, key: bytes) -> None:
-    """Write the file aside and rename it: it is there as a whole or not at all."""
+    """Write the file under another name and rename it: a crash leaves the whole file or none."""
     with guard.renaming(""):
         fd = disk.create("store.tmp")
         try:

@@ -16,7 +16,7 @@ from outlive.errors import Corrupt
 
 _WASTE_BYTES = 64 << 10  # less dead bytes are not worth a rewrite
 _SNAPSHOT_BYTES = 4 << 20  # data in one frame of a log that is written again
-_CHUNK_BYTES = 40  # what a frame says of a chunk, at most
+_CHUNK_BYTES = 40  # of a chunk in the meta of a frame, at most
 
 
 class LoggedTable(Table):
@@ -28,7 +28,7 @@ class LoggedTable(Table):
         self.weight = 0  # bytes of meta that were replayed: about what it takes in memory
         self.synced_at = float("-inf")
         self._places: dict[bytes, tuple[int, int, int]] = {}  # name → (place, size, crc)
-        self._must_go = False  # something in the file may not stay there
+        self._must_go = False  # the file has bytes that must be erased
         self._has_removed = False  # something was removed since the waste was last counted
         self._look_at = _WASTE_BYTES  # how long the log may grow before its waste is counted again
         self._dead: list[tuple[int, int]] = []  # (place, size) of chunks that were removed
@@ -70,21 +70,24 @@ class LoggedTable(Table):
         return pack_effect(effect, chunks), chunks
 
     def _chunk(self, effect: Effect, name: bytes, data: bytes) -> Chunk:
-        """What is there stays as it is; what the same commit removes is written again."""
+        """A stored chunk stays as it is, unless the same commit removes it."""
         if name in self._places and not effect.everything and name not in effect.removed_chunks:
             _, size, crc = self._places[name]
             return Chunk(name, size, crc, effect.row.revision, False)
         return Chunk(name, len(data), zlib.crc32(data, zlib.crc32(name)), effect.row.revision, True)
 
     def commit(self, effect: Effect, meta: bytes, chunks: list[Chunk]) -> None:
-        """Change the table, then put the frame into the log: what cannot be applied is never written."""
+        """Apply the effect, then add its frame to the log: what cannot be applied is never written."""
         self._change(effect, chunks, self.log.data_at(meta))
         data = dict(effect.chunks)
         self.log.add(meta, [data[chunk.name] for chunk in chunks if chunk.is_new])
         self.weight += len(meta)
 
     def wants_rewrite(self) -> bool:
-        """Tell whether the log holds too much of what is gone. Counting costs, and waits until it matters."""
+        """Tell whether too much of the log is dead.
+
+        Counting is costly, and waits until it matters.
+        """
         if not (self._must_go or self._has_removed or self.log.end >= self._look_at):
             return False
         chunks = sum(size + _CHUNK_BYTES for size, _ in self.chunks.values())
@@ -95,10 +98,11 @@ class LoggedTable(Table):
         return self._must_go or self.log.end - live > max(part, _WASTE_BYTES)
 
     def free_dead(self, fd: int) -> None:
-        """Give the blocks of removed chunks back to the file system, where the log itself cannot be written again.
+        """Free the blocks of removed chunks, when there is no space to rewrite the log.
 
-        All frames are on disk and before a mark that is there too. So no replay looks at what they held: a chunk is compared with
-        its checksum only when somebody reads it. A reader with an older table finds zeros, and looks again under the lock.
+        All frames are on disk, before a mark that is on disk too. So no replay reads their data: a
+        chunk is compared with its checksum only when it is read. A reader with an older table finds
+        zeros, and looks again under the lock.
         """
         self.log.settle(fd)
         for at, size in self._dead:
@@ -106,7 +110,10 @@ class LoggedTable(Table):
                 return
 
     def snapshot(self, fd: int) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield frames that build this table again. Chunks keep stamp and checksum, the damaged ones too."""
+        """Yield frames that rebuild this table.
+
+        Chunks keep stamp and checksum, damaged ones too.
+        """
         yield self._snapshot_meta(), []
         chunks: list[Chunk] = []
         total = 0
@@ -131,7 +138,7 @@ class LoggedTable(Table):
 
     def _snapshot_chunks(self, fd: int, chunks: list[Chunk]) -> tuple[bytes, list[bytes]]:
         data = [self._bytes(fd, chunk.name) for chunk in chunks]
-        if any(len(one) != chunk.size for one, chunk in zip(data, chunks, strict=True)):
+        if any(len(stored) != chunk.size for stored, chunk in zip(data, chunks, strict=True)):
             raise self.log.corrupt(f"{self.log.name} ends before its chunks do")
         return pack_effect(self._bare_effect(), chunks), data
 
@@ -163,14 +170,14 @@ class LoggedTable(Table):
             self.log.resume(fd)
             self.catch_up(fd)
 
-        found = problems(replay)
-        if found:
-            return found
+        damage = problems(replay)
+        if damage:
+            return damage
         for name in self._places:
-            found += problems(lambda name=name: self._sound(fd, name, None))  # type: ignore[misc]
+            damage += problems(lambda name=name: self._sound(fd, name, None))  # type: ignore[misc]
         if self.log.has_bad_mark(fd):
-            found.append(self.log.corrupt(f"one of the two marks of {self.log.name} is damaged"))
-        return found
+            damage.append(self.log.corrupt(f"one of the two marks of {self.log.name} is damaged"))
+        return damage
 
 
 def log_of(disk: Disk, thread: ThreadKey) -> Log:
@@ -179,21 +186,18 @@ def log_of(disk: Disk, thread: ThreadKey) -> Log:
 
 
 def removes(effect: Effect) -> bool:
-    """Tell whether an effect takes anything away."""
+    """Tell whether an effect removes anything."""
     return effect.everything or bool(effect.removed or effect.removed_chunks)
 
 
 def plain(effect: Effect) -> Effect:
-    """Drop what `everything` says already, and what is said twice: a replay must not stumble over it."""
+    """Drop repetitions and what `everything` covers: a replay must not fail on them."""
     if effect.everything:
         return replace(effect, removed=(), removed_chunks=())
     if not removes(effect):
         return effect
     once = tuple(dict.fromkeys(effect.removed)), tuple(dict.fromkeys(effect.removed_chunks))
     return replace(effect, removed=once[0], removed_chunks=once[1])
-
-
-# The index ---------------------------------------------------------------------------------------------
 
 
 def problems(look: Callable[[], object]) -> list[Corrupt]:

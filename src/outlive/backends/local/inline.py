@@ -1,16 +1,15 @@
 """Backends that live in this process (memory, file, SQLite), and their sync mode.
 
-Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they are, for
-`outlive.open`; `AsyncLocal` (`threaded.py`) calls them in one worker thread, a single hop per call, for
-`outlive.open_async`. Both gather commits that wait at the same moment into one group, so that they share
-one fsync; each still succeeds or fails on its own.
+Such a backend is written once, as plain functions under one lock. `SyncLocal` calls them as they
+are, for `outlive.open`; `AsyncLocal` (`threaded.py`) calls them in one worker thread, a single hop
+per call, for `outlive.open_async`. Both gather commits that wait at the same moment into one group,
+so that they share one fsync; each still succeeds or fails on its own.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from typing import Any
 from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
+from outlive.runtime.fork import hold_while_forking
 
 _YIELD_S = 0.0001
 
@@ -41,32 +41,32 @@ class SyncLocal(LocalCalls):
     def __init__(self, local: Local) -> None:
         super().__init__(local)
         self._queue: collections.deque[_Waiting] = collections.deque()
-        self._waiting: collections.deque[object] = collections.deque()  # threads that wait for the lock
+        self._waiting: collections.deque[object] = collections.deque()  # threads, for the lock
         self._closed = False
         keep_for_fork(local)
         _inline.add(self)
 
     async def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Join the queue; the thread that gets the lock first commits for all that wait."""
-        mine = [_Waiting(commit) for commit in commits]
+        own = [_Waiting(commit) for commit in commits]
         timeout_s = commits[0].timeout_s if len(commits) == 1 else shortest(commits)
         try:
-            self._queue.extend(mine)
+            self._queue.extend(own)
             for commit in commits:
                 if commit.on_queued is not None:  # later commits are ordered after these
                     commit.on_queued()
             if self._acquire(timeout_s):
-                while self._queue and any(waiting.result is None for waiting in mine):
+                while self._queue and any(waiting.result is None for waiting in own):
                     self._commit_queue()
             else:
-                self._give_up(mine, timeout_s)
+                self._give_up(own, timeout_s)
         except BaseException:
-            # Interrupted: no other thread may commit it later, when its caller has continued without it.
-            self._give_up(mine, timeout_s)
+            # Interrupted: the caller continues without it, so no other thread may commit it later.
+            self._give_up(own, timeout_s)
             raise
         finally:
             self._release()
-        return [waiting.result or outcome_unknown(waiting.commit) for waiting in mine]
+        return [waiting.result or outcome_unknown(waiting.commit) for waiting in own]
 
     def _acquire(self, timeout_s: float | None) -> bool:
         me = object()
@@ -78,15 +78,18 @@ class SyncLocal(LocalCalls):
                 self._waiting.remove(me)
 
     def _release(self) -> None:
-        """Release the lock if this thread has it. It is not remembered: an interrupt may come before it is noted."""
+        """Release the lock if this thread owns it.
+
+        Ask the lock itself: an interrupt may come before an attribute is set.
+        """
         try:
             self.local.lock.release()
         except RuntimeError:
             pass  # it was not acquired in time
 
-    def _give_up(self, mine: Sequence[_Waiting], timeout_s: float | None) -> None:
-        """Leave the queue. What another thread is committing already has an outcome that nobody waits for."""
-        for waiting in mine:
+    def _give_up(self, own: Sequence[_Waiting], timeout_s: float | None) -> None:
+        """Leave the queue. The outcome of a commit that another thread is writing stays unknown."""
+        for waiting in own:
             with contextlib.suppress(ValueError):
                 self._queue.remove(waiting)
                 waiting.result = busy(timeout_s)
@@ -118,7 +121,8 @@ class SyncLocal(LocalCalls):
             return method(*args, **options)
         finally:
             self._release()
-            if self._waiting:  # a thread that reads in a loop would have the lock again before they wake up
+            # A thread that reads in a loop would take the lock again before the others wake up.
+            if self._waiting:
                 time.sleep(_YIELD_S)
 
     async def close(self) -> None:
@@ -140,13 +144,13 @@ def shortest(commits: Sequence[Commit]) -> float | None:
 
 
 def busy(timeout_s: float | None) -> StoreBusy:
-    return StoreBusy(f"the store was busy in this process for {timeout_s} s; give timeout_s more room")
+    return StoreBusy(f"the store was busy in this process for {timeout_s} s; raise timeout_s")
 
 
-# Forking -----------------------------------------------------------------------------------------------
+# Forking -----------------------------------------------------------------------------------------
 #
-# A fork happens while no backend is in the middle of anything: the forking thread takes every lock first, and
-# lets each backend put away what a child must not inherit. Worker threads stay with the parent.
+# A fork waits until no backend is in the middle of a call: the forking thread takes every lock
+# first, and each backend closes what a child must not inherit. Worker threads stay in the parent.
 
 _locals: weakref.WeakSet[Any] = weakref.WeakSet()
 _inline: weakref.WeakSet[SyncLocal] = weakref.WeakSet()
@@ -176,8 +180,8 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     _after_fork()
     for inline in list(_inline):
-        inline._queue.clear()  # those who wait in it are threads of the parent
+        inline._queue.clear()  # the threads that wait in it are the parent's
         inline._waiting.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+hold_while_forking(_before_fork, _after_fork, _after_fork_in_child)

@@ -1,6 +1,7 @@
 """Records in the memory of this process: nothing survives it. `null:` keeps nothing at all.
 
-`Table` is one thread's records as dicts. The file backend keeps the same tables, filled from its log.
+`Table` is one thread's records as dicts. The file backend keeps the same tables, filled from its
+log.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ from outlive.errors import Corrupt, OutliveError
 
 
 class Table:
-    """One thread: what `decide` looks at and what an effect changes. A chunk is kept by a reference of any kind."""
+    """One thread: the view that `decide` reads and an effect changes.
+
+    Any reference keeps a chunk.
+    """
 
     def __init__(self, key: ThreadKey) -> None:
         self.key = key
@@ -164,8 +168,8 @@ class Table:
 
     def writes_of(self, pairs: Sequence[tuple[str, str]] | None) -> list[WriteRecord]:
         wanted = self.pending if pairs is None else pairs
-        found = [write for pair in wanted for write in self.pending.get(pair, {}).values()]
-        return sorted(found, key=write_order)
+        writes = [write for pair in wanted for write in self.pending.get(pair, {}).values()]
+        return sorted(writes, key=write_order)
 
     def stored(self) -> int:
         bodies = sum(len(record.body) for record in self.records.values())
@@ -191,7 +195,7 @@ class Table:
 
     @property
     def is_listed(self) -> bool:
-        """Tell whether a thread has anything to list: of a deleted one only the counters are left."""
+        """Tell whether a thread has anything to list: a deleted one has only its counters."""
         return bool(self.records or self.pending) or self.metadata is not None
 
 
@@ -305,7 +309,7 @@ class MemoryBackend:
         return [(key, entry) for _, key, entry in rows[: query.limit]]
 
     def _runs_by_id(self, query: EntryQuery, now: Clock) -> list[tuple[ThreadKey, EntryRecord]]:
-        """Return a page of runs whose ids have a prefix; read only the threads that have such a run."""
+        """Return a page of runs whose ids have a prefix, reading only threads with such a run."""
         page: list[tuple[ThreadKey, EntryRecord]] = []
         for key, run in self._run_index().matches(query.tenant, query.prefix, query.after):
             if len(page) >= query.limit:
@@ -345,8 +349,8 @@ class MemoryBackend:
         return {name: data for name in names if (data := self._data.get((thread.digest, name))) is not None}
 
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
-        found = self.fetch(source, names)
-        result = self.commit_all([Commit(target, chunks=tuple(found.items()))])[0]
+        chunks = self.fetch(source, names)
+        result = self.commit_all([Commit(target, chunks=tuple(chunks.items()))])[0]
         if isinstance(result, Exception):
             raise result
         return result.generation

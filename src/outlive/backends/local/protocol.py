@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Local(Protocol):
-    """The methods of `Backend` as plain functions. The caller holds `lock`, a `threading.RLock`, for each call."""
+    """The methods of `Backend` as plain functions. The caller holds `lock`, a `threading.RLock`."""
 
     name: str
     lock: Any
@@ -73,7 +73,10 @@ class Local(Protocol):
 
 
 class LocalCalls:
-    """The methods of `Backend` but for `commit_all` and `close`: each calls the plain function of its name by `_call`."""
+    """The methods of `Backend` except `commit_all` and `close`.
+
+    Each calls the plain function of its name through `_call`.
+    """
 
     def __init__(self, local: Local) -> None:
         self.local = local

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from outlive.backend import EntryCursor, ThreadKey, escape
 
-_Row = tuple[str, str, bytes]  # (tenant, escaped id of the run, digest of the thread): the order of listings
+# (tenant, escaped id of the run, digest of the thread): the order of listings.
+_Row = tuple[str, str, bytes]
 
 
 class RunIndex:

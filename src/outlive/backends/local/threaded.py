@@ -1,11 +1,9 @@
-"""The async mode of backends that live in this process: their functions in one worker thread, a single hop per call."""
+"""The async mode of in-process backends: one worker thread runs their functions."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,20 +12,21 @@ from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.inline import busy, keep_for_fork, shortest
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
+from outlive.runtime.fork import reset_in_child
 
 
 class AsyncLocal(LocalCalls):
-    """The async mode: one worker thread, one hop per call. It belongs to the event loop that uses it."""
+    """The async mode: one worker thread, one hop per call. It belongs to one event loop."""
 
     def __init__(self, local: Local) -> None:
         super().__init__(local)
         self._closed = False
         self._reset()
         keep_for_fork(local)
-        _threaded.add(self)
+        reset_in_child(self)
 
     def _reset(self) -> None:
-        """A new worker and an empty queue: at the start, and in a forked child, which has no threads."""
+        """Start with a new worker and an empty queue; also in a forked child, which has no threads."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"outlive-{self.local.name}")
         self._begin(None)
 
@@ -46,13 +45,13 @@ class AsyncLocal(LocalCalls):
     async def _commit(self, commit: Commit) -> Receipt | OutliveError:
         """Wait for one commit.
 
-        A caller that is cancelled leaves its commit where it is: taken out when it was not sent, else
+        If the caller is cancelled, a commit that was not sent is withdrawn. One that was sent is
         finished before the worker takes the next one.
         """
         if self._closed:
             return StoreClosed()
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # the loop before has ended, and nobody waits there any more
+        if self._loop is not loop:  # the former loop has ended, and nobody waits there
             self._begin(loop)
         future: asyncio.Future[Receipt] = loop.create_future()
         item = (commit, future)
@@ -62,7 +61,7 @@ class AsyncLocal(LocalCalls):
         if not self._is_busy:
             self._is_busy = True
             self._idle.clear()
-            # Not at once: other tasks that are ready to save in this turn of the loop share the group.
+            # Not at once: tasks that save in the same turn of the loop share the group.
             loop.call_soon(self._send, loop)
         # Not asyncio.wait_for: it costs as much as the rest of this call.
         timer = None if commit.timeout_s is None else loop.call_later(commit.timeout_s, _expire, future)
@@ -111,11 +110,13 @@ class AsyncLocal(LocalCalls):
             if isinstance(result, Receipt):
                 future.set_result(result)
             elif isinstance(result, StoreBusy) and commit.timeout_s != least:
-                self._queue.append((commit, future))  # it has more time than the least patient of its group
+                # It has more time than the least patient of its group.
+                self._queue.append((commit, future))
             else:
                 future.set_exception(result)
-        # Tasks that were just answered may save again at once, and share the next group. Sending what waits now would
-        # make two half groups, and the worker would compete with the loop for the interpreter.
+        # Tasks that were just answered may save again at once, and share the next group. Sending
+        # what waits now would make two half groups, and the worker would compete with the loop for
+        # the interpreter.
         loop.call_soon(self._send, loop)
 
     async def _call(
@@ -144,6 +145,10 @@ class AsyncLocal(LocalCalls):
         await asyncio.get_running_loop().run_in_executor(self._pool, self._close)
         self._pool.shutdown(wait=False)
 
+    def after_fork_in_child(self) -> None:
+        _parent_pools.append(self._pool)
+        self._reset()
+
     def _close(self) -> None:
         with self.local.lock:
             self.local.close()
@@ -165,15 +170,4 @@ async def _within(future: asyncio.Future[T], timeout_s: float | None) -> T:
         return await asyncio.shield(future)
 
 
-_threaded: weakref.WeakSet[AsyncLocal] = weakref.WeakSet()
-_graveyard: list[ThreadPoolExecutor] = []  # pools of the parent: joining them in a child would hang
-
-
-def _after_fork_in_child() -> None:
-    for backend in list(_threaded):
-        _graveyard.append(backend._pool)
-        backend._reset()
-
-
-# After the hook of inline.py, which releases the locks.
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_parent_pools: list[ThreadPoolExecutor] = []  # kept alive: joining them in a child would hang

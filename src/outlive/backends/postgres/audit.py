@@ -1,4 +1,4 @@
-"""Checking what PostgreSQL holds: every counter, sum, seal and checksum of a thread, and rows that belong to none."""
+"""Checking what PostgreSQL stores: counters, sums and checksums of a thread, and orphaned rows."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ async def audit_thread(backend: Backend, sql: Statements, ask: Ask, thread: Thre
     problems: list[Corrupt] = []
     count = len(_COUNTED)
     for cells in await ask(sql.totals, thread.digest):
-        for text, stored, found in zip(_COUNTED, cells, cells[count:], strict=False):
-            if stored != found:
-                expected, seen = (text.format(to_number(cell)) for cell in (stored, found))
+        for text, stored, counted in zip(_COUNTED, cells, cells[count:], strict=False):
+            if stored != counted:
+                expected, seen = (text.format(to_number(cell)) for cell in (stored, counted))
                 problems.append(Corrupt(f"it should have {expected}, and has {seen}", thread=thread.id))
         problems += [
             Corrupt(text, thread=thread.id)

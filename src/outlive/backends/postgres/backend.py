@@ -1,12 +1,13 @@
 """PostgreSQL: one statement per save and per load.
 
-A save is one call of a function (`schema.sql`) that locks the thread's row, checks what the save expects,
-and stores all of it: one round trip, one transaction, no lock held between calls. Saves of different threads run side
-by side. A load is one statement, so it sees one moment. What is rarer (replacing, merging, removing, metadata) is
-decided by the same rules as for local backends, in a transaction that holds the same lock.
+A save is one call of a function (`schema.sql`) that locks the thread's row, checks what the save
+expects, and stores all of it: one round trip, one transaction, no lock held between calls. Saves of
+different threads run side by side. A load is one statement, so it sees one moment. What is rarer
+(replacing, merging, removing, metadata) is decided by the same rules as for local backends, in a
+transaction that holds the same lock.
 
-Times and leases are by the server's clock. Dropped connections, restarts and failovers are tried again until the
-deadline of the call (`server.Attempts`).
+Times and leases are by the server's clock. Dropped connections, restarts and failovers are tried
+again until the deadline of the call (`server.Attempts`).
 """
 
 from __future__ import annotations
@@ -142,17 +143,17 @@ class PostgresBackend:
 
     async def identity(self, offered: bytes) -> bytes:
         try:
-            found = await self._ask(self._sql.identity)
+            answer = await self._ask(self._sql.identity)
         except MissingSchema:
-            found = []
-        if not (found or offered):
+            answer = []
+        if not (answer or offered):
             return offered
-        if not found:
+        if not answer:
             await self._call(self._migrate(offered))
-            found = await self._ask(self._sql.identity)
-        if not found:
+            answer = await self._ask(self._sql.identity)
+        if not answer:
             raise Corrupt("the row that holds the store's naming key is gone; put it back from a backup")
-        ((version, key),) = found
+        ((version, key),) = answer
         if to_number(version) > VERSION:
             raise NewerFormat("the schema in PostgreSQL", to_number(version), VERSION)
         return key or b""
@@ -191,38 +192,45 @@ class PostgresBackend:
         return results
 
     async def _commit_together(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Do many commits in one transaction: one that is refused changes nothing, and the others are done."""
+        """Do many commits in one transaction.
+
+        A refused one changes nothing; the others are stored.
+        """
         times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         timeout_s = min(times, default=self._timeout_s)
         # By thread, so that two who do this at once do not wait for each other in a circle.
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
 
         async def work(link: Connection, attempt: Deadline) -> dict[int, Cells]:
-            found: dict[int, Cells] = {}
+            answers: dict[int, Cells] = {}
             await link.begin(attempt)
             try:
                 for place in order:
                     values = parameters(commits[place], b"", attempt)
-                    found[place] = next(rows(await link.query(self._sql.save, values, attempt)))
+                    answers[place] = next(rows(await link.query(self._sql.save, values, attempt)))
             except BaseException:
                 if link.is_in_transaction:
                     await link.run("rollback", attempt)
                 raise
             await link.run("commit", attempt)
-            return found
+            return answers
 
         deadline = Deadline(timeout_s)
         try:
-            found = await self._call(work, timeout_s)
+            answers = await self._call(work, timeout_s)
         except StoreError as error:
             return [outcome_unknown(commit, str(error)) for commit in commits]
         return [
-            await _result(self._receipt(commit, found[place], deadline))
+            await _result(self._receipt(commit, answers[place], deadline))
             for place, commit in enumerate(commits)
         ]
 
     async def _commit(self, commit: Commit) -> Receipt:
-        """Do a commit. One that its caller gave up is told to the server with the thread's next: it comes too late then."""
+        """Do a commit.
+
+        The thread's next commit tells the server about one that its caller gave up: it then comes
+        too late.
+        """
         try:
             return await self._given_up.watch(commit, lambda void: self._send(commit, void))
         except Corrupt as error:
@@ -253,7 +261,7 @@ class PostgresBackend:
             raise outcome_unknown(commit, str(error)) from error
 
     async def _receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
-        """Read what the function answered: its verdict, and the fields that only the server knows."""
+        """Read the answer of the function: its verdict, and the fields that only the server knows."""
         verdict = to_text(cells[0])
         if verdict in ("existing", "repeated"):
             return await self._found(commit, cells, deadline)
@@ -264,7 +272,7 @@ class PostgresBackend:
         return receipt(commit, cells)
 
     async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
-        """Say what is there: the checkpoint was saved before, or this very commit was done before."""
+        """Return the stored checkpoint: it was saved before, or this very commit was done before."""
         key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
         for draft in commit.checkpoints:
             reading = await self.read(
@@ -279,29 +287,29 @@ class PostgresBackend:
         return receipt
 
     async def _refusal(self, commit: Commit, verdict: str, cells: Cells, deadline: Deadline) -> OutliveError:
-        thread, found = commit.thread.id, to_number(cells[8])
+        thread, number = commit.thread.id, to_number(cells[8])
         if verdict == "fence":
             assert commit.fence is not None
             kind, key, _, fence = commit.fence
-            return LeaseLost(thread, kind, key, fence, None if cells[8] is None else found)
+            return LeaseLost(thread, kind, key, fence, None if cells[8] is None else number)
         if verdict == "epoch":
-            return EpochPassed(thread, commit.epoch or 0, found)
+            return EpochPassed(thread, commit.epoch or 0, number)
         if verdict == "head":
             assert commit.expect_head is not None
             return HeadMoved(thread, *commit.expect_head, to_maybe_text(cells[7]))
         if verdict == "entry":
-            entry = commit.entries[found]
+            entry = commit.entries[number]
             stored = await self._entry(commit.thread, entry, deadline)
             return EntryHeld(thread, entry.kind, entry.key, stored)
         return StaleBase(thread, None if cells[1] is None else to_number(cells[1]), to_names(cells[12]))
 
     async def _entry(self, thread: ThreadKey, wanted: EntryRecord, deadline: Deadline) -> EntryRecord | None:
         """Return the entry that is there."""
-        found = await self.entries(
+        entries = await self.entries(
             EntryQuery(thread.tenant, wanted.kind, thread=thread, prefix=wanted.key, limit=1),
             timeout_s=deadline.remaining_s(),
         )
-        return next((entry for _, entry in found if entry.key == wanted.key), None)
+        return next((entry for _, entry in entries if entry.key == wanted.key), None)
 
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         async def work(link: Connection, deadline: Deadline) -> int:
@@ -362,7 +370,8 @@ class PostgresBackend:
             parameters.append(space(query.namespace))
         rows = await self._ask(statement, *parameters, timeout_s=timeout_s)
         records = _records(query, [cells[2:] for cells in rows if cells[2] is not None])
-        _check(rows, query.thread.id)  # last: a row that says what is wrong with it is the better answer
+        # Last: a row that says what is wrong with it is the better answer.
+        _check(rows, query.thread.id)
         return to_number(rows[0][1]), records[: query.limit]
 
     async def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
@@ -384,12 +393,12 @@ class PostgresBackend:
         self, thread: ThreadKey, checkpoints: Sequence[tuple[str, str]] | None, timeout_s: float | None = None
     ) -> list[WriteRecord]:
         if checkpoints is None:
-            found = await self._ask(self._sql.writes_of_all, thread.digest, timeout_s=timeout_s)
+            answer = await self._ask(self._sql.writes_of_all, thread.digest, timeout_s=timeout_s)
         else:
             pairs = blobs([digest(*pair) for pair in checkpoints])
-            found = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
-        writes = to_writes([cells[1:] for cells in found if cells[1] is not None], thread)
-        _check(found, thread.id)
+            answer = await self._ask(self._sql.writes, thread.digest, pairs, timeout_s=timeout_s)
+        writes = to_writes([cells[1:] for cells in answer if cells[1] is not None], thread)
+        _check(answer, thread.id)
         return writes
 
     async def entries(
@@ -442,20 +451,20 @@ class PostgresBackend:
         return [_thread_row(cells, tenant, query.only) for cells in rows]
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
-        found = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
-        _check(found, thread.id)
+        answer = await self._ask(self._sql.inventory, thread.digest, timeout_s=timeout_s)
+        _check(answer, thread.id)
         chunks = {
             name: (to_number(size), to_number(stamp))
-            for _, _, _, name, size, stamp in found
+            for _, _, _, name, size, stamp in answer
             if name is not None
         }
-        return Inventory(to_number(found[0][1]), to_number(found[0][2]), chunks)
+        return Inventory(to_number(answer[0][1]), to_number(answer[0][2]), chunks)
 
     async def fetch(
         self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
     ) -> dict[bytes, bytes]:
-        found = await self._ask(self._sql.fetch, thread.digest, blobs(list(names)), timeout_s=timeout_s)
-        return {name or b"": data or b"" for name, data in found}
+        answer = await self._ask(self._sql.fetch, thread.digest, blobs(list(names)), timeout_s=timeout_s)
+        return {name or b"": data or b"" for name, data in answer}
 
     async def facts(self) -> dict[str, object]:
         names = ("fsync", "synchronous_commit", "full_page_writes", "server_version")
@@ -506,21 +515,21 @@ async def _result(work: Awaitable[Receipt]) -> Receipt | OutliveError:
 
 
 def first_statements(schema: str) -> tuple[str, ...]:
-    """Return what every link prepares at once: a save and a load are one round trip from the first."""
+    """Return what every connection prepares at once: a first save or load takes one round trip."""
     sql = statements(quoted(schema))
     return sql.save, sql.read_head
 
 
-def _check(found: list[list[bytes | None]], thread: str) -> None:
+def _check(answer: list[list[bytes | None]], thread: str) -> None:
     """Raise what a statement found wrong with a thread."""
-    if problem := to_number(found[0][0]):
+    if problem := to_number(answer[0][0]):
         raise Corrupt(PROBLEMS[problem], thread=thread)
 
 
-def _reading(found: list[list[bytes | None]], thread: ThreadKey) -> ReadResult:
+def _reading(answer: list[list[bytes | None]], thread: ThreadKey) -> ReadResult:
     reading = ReadResult(0)
     writes = []
-    for kind, generation, *cells in found:
+    for kind, generation, *cells in answer:
         match to_number(kind):
             case 0:
                 reading.generation = to_number(generation)
@@ -545,7 +554,7 @@ def _thread_row(cells: Cells, tenant: str, only: str | None) -> ThreadRow:
 
 
 async def _is_there(link: Connection, name: str, function: str, deadline: Deadline) -> bool:
-    found: pq.abc.PGresult = await link.query(
+    result: pq.abc.PGresult = await link.query(
         f"select {function}($1) is not null", (name.encode(),), deadline
     )
-    return found.get_value(0, 0) == b"\1"
+    return result.get_value(0, 0) == b"\1"

@@ -1,8 +1,9 @@
 """One connection to PostgreSQL, in either io_mode, that never waits past a deadline.
 
-libpq's own connection object is used directly: everything is sent and received in binary, nothing is adapted, and
-the generators of psycopg say when to wait for the socket. Only that waiting differs between the modes.
-A link that missed a deadline or was cancelled has an answer on the way to nobody: it is closed, never used again.
+libpq's own connection object is used directly: everything is sent and received in binary, nothing
+is adapted, and the generators of psycopg say when to wait for the socket. Only that waiting differs
+between the modes. A link that missed a deadline or was cancelled has an answer on the way to
+nobody: it is closed, never used again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Connection:
         )
 
     def has_ended(self) -> bool:
-        """Tell whether the server spoke while nobody used the link: that is its goodbye. Costs no round trip."""
+        """Tell whether the server closed an idle connection, without a round trip."""
         poller = select.poll()
         poller.register(self._connection.socket, select.POLLIN)
         return bool(poller.poll(0))
@@ -143,7 +144,7 @@ class Connection:
         return results[-1]
 
     async def _drive(self, steps: Generator[Any, Any, T], deadline: Deadline) -> T:
-        """Finish a generator of psycopg's, waiting where it wants to."""
+        """Run a psycopg generator to its end, waiting where it asks to."""
         fileno = self._connection.socket
         try:
             want = next(steps)
@@ -188,7 +189,8 @@ async def connect(
     raise AttemptFailed(text, sent=False)
 
 
-# Not worth another attempt; by the server's words, because libpq hands out no code while connecting.
+# Not worth another attempt; by the server's words, because libpq hands out no code while
+# connecting.
 _FINAL = {
     "password authentication failed": "check user and password of the URL",
     "no password supplied": "give a password in the URL or in PGPASSWORD",
@@ -247,7 +249,8 @@ def split_hosts(parameters: dict[str, Any]) -> list[dict[str, Any]]:
 
 _LATER = {
     "57P01", "57P02", "57P03", "57P05",  # it stops, crashed, starts; we were idle for too long
-    "25P03", "25P04",  # a transaction took too long between two statements or as a whole, and was rolled back
+    # A transaction took too long between two statements or as a whole, and was rolled back.
+    "25P03", "25P04",
     "25006",  # it is read-only: a standby, or demoted
     "53300",  # too many connections
     "40001", "40P01",  # serialization, deadlock: nothing was done
@@ -262,10 +265,9 @@ def refusal(result: pq.abc.PGresult) -> Exception:
         errors="replace"
     )
     if code in _LATER or code.startswith("08"):
-        again = code in ("40001", "40P01")  # the connection is as good as before
-        return AttemptFailed(
-            text, sent=code.startswith("57P0"), is_over=not again
-        )  # it may have stopped before it answered
+        is_usable = code in ("40001", "40P01")  # a conflict of transactions: the connection is fine
+        # A server that shuts down may have committed before it could answer.
+        return AttemptFailed(text, sent=code.startswith("57P0"), is_over=not is_usable)
     if code == "55P03":
         return AttemptFailed("others held the thread's lock", sent=False, busy=True)
     return _final(code, text)
@@ -282,9 +284,9 @@ def _cancelled(text: str) -> str:
 def _final(code: str, text: str) -> OutliveError:
     if code == "OL001":  # raised by our own functions
         return Corrupt(text)
-    if (
-        code == "57014"
-    ):  # ended before its transaction could commit, so nothing was stored; not worth the same wait again
+    # The statement ended before its transaction could commit, so nothing was stored. Another try
+    # would wait as long again.
+    if code == "57014":
         return StoreBusy(f"PostgreSQL ended the statement: {_cancelled(text)}")
     if code in ("53100", "53200"):
         return StoreFull(f"PostgreSQL has no room left: {text}")

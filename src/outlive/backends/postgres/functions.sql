@@ -1,12 +1,13 @@
--- The functions of outlive in PostgreSQL. {schema} stands for the quoted name of the schema.
+-- The functions of outlive in PostgreSQL. {schema} is replaced by the quoted name of the schema.
 
 create function {schema}.now_us() returns bigint language sql volatile as
     'select (extract(epoch from clock_timestamp()) * 1000000)::bigint';
 
 create aggregate {schema}.xor_1(bigint) (sfunc = int8xor, stype = bigint, initcond = '0');
 
--- Seals -------------------------------------------------------------------------------------------------------
--- Not declared immutable: then the server would not inline them, and a call would cost ten times as much.
+-- Seals ------------------------------------------------------------------------------------------
+-- Not declared immutable: the server would not inline them, and a call would cost ten times as
+-- much.
 
 create function {schema}.seal_1(p_bytes bytea, p_text text) returns bigint language sql stable as
     $outlive$select ('x' || encode(substr(sha256(p_bytes || convert_to(p_text, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint$outlive$;
@@ -42,9 +43,9 @@ create function {schema}.thread_seal_1(t {schema}.thread) returns bigint languag
     )
 $outlive$;
 
--- Saving --------------------------------------------------------------------------------------------------------
+-- Saving -----------------------------------------------------------------------------------------
 
--- Whether an entry may not take the place of the stored one: it is behind, unexpected, or a lease runs.
+-- Whether an entry may not replace the stored one: it is older, not expected, or a lease runs.
 create function {schema}.is_held_1(e {schema}.entry, v jsonb, p_body bytea, p_now bigint) returns boolean
 language plpgsql stable as $outlive$
 declare
@@ -214,9 +215,10 @@ begin
 end
 $outlive$;
 
--- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement under one lock, that
--- of the thread's row. All else is decided by the client, in a transaction that holds the same lock.
--- The verdict is 'done', 'existing' or the name of what did not hold; then nothing was changed.
+-- One ordinary save: expectations, checkpoint, chunks, writes and entries in one statement, under the
+-- lock of the thread's row. The client decides everything else, in a transaction with the same lock.
+-- The verdict is 'done', 'existing' or the name of the expectation that failed. Unless it is 'done',
+-- nothing was changed. A crash at any line leaves nothing: the transaction is rolled back.
 create function {schema}.save_1(
     p_wait text, p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_new bigint,
     p_token bytea, p_void bytea, p_generation bigint, p_epoch bigint,
@@ -250,6 +252,7 @@ declare
     v_found bigint;
     v_settled jsonb[];
 begin
+    -- 1. Lock the thread's row. Later saves wait here until this transaction ends.
     perform set_config('lock_timeout', p_wait, true);
     loop
         select y.* into t from {schema}.thread y where y.digest = p_digest for update;
@@ -266,6 +269,8 @@ begin
             verdict := 'repeated';
             return;
         end if;
+        -- 2. Check what the save expects: the fence first, so that a process that lost its lease
+        --    learns just that.
         if p_fence_name is not null then
             select y.* into e from {schema}.entry y where y.thread = t.key and y.name = p_fence_name;
             if not found or e.epoch <> p_fence_epoch or e.fence <> p_fence or e.status <> 'running' then
@@ -287,11 +292,14 @@ begin
         end if;
         if p_generation is not null and p_generation is distinct from t.generation or 16 * v_found < octet_length(p_shared)
         then
-            verdict := 'generation';  -- and what the client needs to try again without reading the thread first
+            -- With the chunks of the head, the client can try again without reading the thread.
+            verdict := 'generation';
             select c.chunks into chunks from {schema}.checkpoint c
                 where c.thread = t.key and c.space = p_space order by c.epoch desc, c.seq desc limit 1;
             exit;
         end if;
+        -- The newest checkpoint: by the index, compared with the pointer in the thread's row. They
+        -- differ when either was lost or is an older copy.
         if p_id is not null and not v_is_new then
             select c.id, c.seal into v_newest, v_seal from {schema}.checkpoint c
                 where c.thread = t.key and c.space = p_space and (c.epoch, c.seq) = (
@@ -334,6 +342,7 @@ begin
             end if;
         end loop;
         exit when verdict is not null or not v_is_new;
+        -- 3. Create the rows of a new thread. The roster knows each thread that ever existed.
         insert into {schema}.roster as y (digest, tenant_digest, tenant, id)
             values (p_digest, p_tenant_digest, p_tenant, p_thread)
             on conflict (digest) do nothing returning y.key into t.key;
@@ -343,8 +352,10 @@ begin
                 returning y.* into t;
             exit;
         end if;
+        -- Another save has created the thread meanwhile: look again. If there is still no row, it
+        -- was lost.
         exit when v_was_made;
-        v_was_made := true;  -- by somebody else meanwhile: look again. If there is nothing then, the row is gone
+        v_was_made := true;
     end loop;
     if v_is_new then
         perform 1 from {schema}.roster y where y.digest = p_digest and y.key is distinct from t.key;
@@ -354,7 +365,8 @@ begin
             return;
         end if;
     end if;
-    if verdict is not null then  -- a checkpoint that is there already is the answer, whatever else does not hold
+    -- A checkpoint that is stored already is the answer, whichever expectation failed.
+    if verdict is not null then
         perform 1 from {schema}.checkpoint c where c.thread = t.key and c.name = p_name;
         if found then
             verdict := 'existing';
@@ -362,6 +374,7 @@ begin
         return;
     end if;
 
+    -- 4. The checkpoint, before all else: if it is stored already, nothing else has changed.
     revision := t.revision + 1;
     epoch := greatest(t.epoch, p_epoch);
     seq := t.seq;
@@ -377,7 +390,7 @@ begin
             t.key, p_name, p_space, epoch, seq, created_at, p_size, p_added, p_step, p_version, p_format,
             p_namespace, p_id, parent, p_run, p_source, p_metadata, p_checksum, v_seal, p_chunks, p_body
         ) on conflict (thread, name) do nothing;
-        if not found then  -- it is there already; first of all inserts, so that nothing else was changed
+        if not found then
             verdict := 'existing';
             revision := t.revision;
             return;
@@ -394,6 +407,7 @@ begin
     end if;
     verdict := 'done';
     generation := t.generation;
+    -- 5. Chunks, writes and entries.
     if p_names is not null then
         v_bytes := v_bytes + {schema}.chunks_1(t.key, p_names, p_data, revision);
     end if;
@@ -426,6 +440,7 @@ begin
         end if;
     end loop;
     settled := to_jsonb(v_settled);
+    -- 6. The thread's row at last: its counters, sums and seal vouch for all other rows.
     t.revision := revision;
     t.epoch := epoch;
     t.seq := seq;
@@ -441,10 +456,11 @@ begin
 end
 $outlive$;
 
--- What a client decides -------------------------------------------------------------------------------------------
+-- What a client decides --------------------------------------------------------------------------
 
--- Find or make the row of a thread, and lock it. Return 'made', 'found', or what is wrong with it: 'gone', 'seal'. A row that
--- is to be deleted is repaired instead: its counters are set to the greatest that the thread's other rows know of.
+-- Find or create the row of a thread, and lock it. Return 'made', 'found', or what is wrong with it:
+-- 'gone', 'seal'. A row that is to be deleted is repaired instead: its counters become the greatest
+-- that the other rows of the thread have.
 create function {schema}.enter_1(
     p_digest bytea, p_tenant_digest bytea, p_tenant text, p_thread text, p_repairs boolean
 ) returns text language plpgsql as $outlive$
@@ -476,7 +492,8 @@ begin
         end if;
     end if;
     if p_repairs then
-        if t.seal <> {schema}.thread_seal_1(t) then  -- if it is the key that is damaged, the thread's rows are under the roster's
+        -- If the key itself is damaged, the thread's rows have the key of the roster.
+        if t.seal <> {schema}.thread_seal_1(t) then
             update {schema}.thread y set key = r.key from {schema}.roster r
                 where y.digest = p_digest and r.digest = p_digest
                     and not exists (select 1 from {schema}.thread x where x.key = r.key)
@@ -536,8 +553,8 @@ begin
 end
 $outlive$;
 
--- Count and add up the rows that a commit is about: before it and after it. Kinds: 0 checkpoints by namespace, 1 chunks,
--- 2 entries of run_sum, 3 entries of step_sum, 4 writes.
+-- Count and add up the rows that a commit changes, called before and after it. Kinds: 0 checkpoints
+-- by namespace, 1 chunks, 2 entries of run_sum, 3 entries of step_sum, 4 writes.
 create function {schema}.portion_1(
     p_thread bigint, p_names bytea[], p_chunks bytea[], p_entries bytea[], p_pairs bytea[]
 ) returns table (kind bigint, space bytea, rows bigint, sum bigint, bytes bigint) language sql stable as $outlive$
@@ -563,8 +580,9 @@ create function {schema}.tally_1(p_thread bigint, p_pairs bytea[]) returns void 
         from {schema}.write w where w.thread = p_thread and w.pair = any(p_pairs) group by w.pair;
 $outlive$;
 
--- Set the newest checkpoints of namespaces whose numbers of checkpoints have changed, and seal the thread's row. With p_recounts
--- add up the stored bytes again: what was removed may have been damaged, and have had another size.
+-- Set the newest checkpoints of namespaces whose counts have changed, and seal the thread's row.
+-- With p_recounts, add up the stored bytes again: a removed row may have been damaged, and its size
+-- wrong.
 create function {schema}.close_1(p_thread bigint, p_spaces bytea[], p_changes bigint[], p_recounts boolean) returns void
 language plpgsql as $outlive$
 declare

@@ -1,23 +1,24 @@
-"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the warmest first.
+"""Connections to PostgreSQL, handed out to calls: at most `size`, each in use by one call, the
+warmest first.
 
-Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting failed (a wrong
-password, a server that is starting), and it knows nothing of the deadline of a call. It would cost no more CPU; what
-saves CPU is speaking to `PGconn` directly (`connection.py`). No lock is held while a call runs. When one connection
-breaks, the idle ones are closed too: most likely the server went away under all of them.
+Why not psycopg_pool: it tells a waiting call that no connection came in time, not why connecting
+failed (a wrong password, a server that is starting), and it knows nothing of the deadline of a
+call. It would cost no more CPU; what saves CPU is speaking to `PGconn` directly (`connection.py`).
+No lock is held while a call runs. When one connection breaks, the idle ones are closed too: most
+likely the server went away under all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable
 
 from outlive.backends.postgres.connection import Connection
 from outlive.backends.server.attempts import AttemptFailed
 from outlive.errors import StoreClosed
+from outlive.runtime.fork import reset_in_child
 from outlive.runtime.runtime import Deadline
 
 Connect = Callable[[Deadline], Awaitable[Connection]]
@@ -31,11 +32,15 @@ class Pool:
         self._size = size
         self._closed = False
         self.begin()
-        _pools.add(self)
+        reset_in_child(self)
 
     def begin(self) -> None:
-        """Start without any connection. A child does so after a fork; nothing is sent on its parent's, not even a goodbye."""
+        """Start without any connection."""
         self._idle: list[Connection] = []
+
+    def after_fork_in_child(self) -> None:
+        """Forget the connections of the parent without sending anything on them, not even a goodbye."""
+        self.begin()
 
     async def pause(self, seconds: float) -> None:
         raise NotImplementedError
@@ -70,17 +75,6 @@ class Pool:
     async def close(self) -> None:
         self._closed = True
         _close_all(self._idle)
-
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _begin_in_child() -> None:
-    for pool in list(_pools):
-        pool.begin()
-
-
-os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class BlockingPool(Pool):
@@ -167,6 +161,4 @@ def _close_all(links: list[Connection]) -> None:
 
 
 def _all_taken(size: int) -> AttemptFailed:
-    return AttemptFailed(
-        f"all {size} connections were in use; give pool_size more room", sent=False, busy=True
-    )
+    return AttemptFailed(f"all {size} connections were in use; raise pool_size", sent=False, busy=True)

@@ -110,7 +110,7 @@ def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
 
 
 def span(prefix: str, after: str | None) -> tuple[bytes, bytes]:
-    """Return the range in which the first characters of a name lie that has this prefix and comes after another."""
+    """Return the range of the first characters of names with this prefix that come after another."""
     low = escape(prefix)[:INDEXED]
     high = low.rstrip(_LAST)
     if high:
@@ -297,12 +297,12 @@ def to_blobs(cell: bytes | None) -> list[bytes]:
     """Return the elements of an array."""
     if cell is None or len(cell) <= 12:  # no dimension: it is empty
         return []
-    found, at = [], 20
+    blobs, at = [], 20
     while at < len(cell):
         size = int.from_bytes(cell[at : at + 4], "big")
-        found.append(cell[at + 4 : at + 4 + size])
+        blobs.append(cell[at + 4 : at + 4 + size])
         at += 4 + size
-    return found
+    return blobs
 
 
 def to_names(cell: bytes | None) -> tuple[bytes, ...]:
@@ -311,7 +311,7 @@ def to_names(cell: bytes | None) -> tuple[bytes, ...]:
 
 
 def to_checkpoint(cells: Cells, thread: ThreadKey, *, check: bool = True) -> CheckpointRecord:
-    """Return the record of a row of CHECKPOINT; a damaged one is not handed out, unless it is to be removed."""
+    """Return the record of a row of CHECKPOINT. A damaged one is returned only for its removal."""
     try:
         record = CheckpointRecord(
             namespace=to_text(cells[0]),
@@ -340,12 +340,12 @@ def to_checkpoint(cells: Cells, thread: ThreadKey, *, check: bool = True) -> Che
     return record
 
 
-def to_writes(found: Iterable[Cells], thread: ThreadKey) -> list[WriteRecord]:
-    """Return the writes of rows of WRITE, in order, when they are all that their checkpoints have."""
+def to_writes(answer: Iterable[Cells], thread: ThreadKey) -> list[WriteRecord]:
+    """Return the writes of rows of WRITE, in order. Raise when a checkpoint has others."""
     writes: list[WriteRecord] = []
     tallies: dict[CheckpointKey, tuple[int, int]] = {}
     sums: dict[CheckpointKey, tuple[int, int]] = {}
-    for cells in found:
+    for cells in answer:
         pair = to_text(cells[0]), to_text(cells[1])
         if not cells[11]:
             tallies[pair] = to_number(cells[6]), to_number(cells[7])

@@ -1,4 +1,8 @@
-"""What the function `save_1` is given and what it answers."""
+"""The parameters of the function `save_1` (functions.sql), and the receipt from its answer.
+
+The function does a whole save in one transaction: a crash of the server or of this process leaves
+all of it or nothing. If the answer is lost, the same call is sent again: `save_1` knows its token.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ _MOST_BYTES = 1_000_000_000  # of one message to the server
 
 
 def may_be_grouped(commit: Commit) -> bool:
-    """Tell whether a commit can share a transaction: it must not fail before the server has decided about it."""
+    """Tell whether a commit can share a transaction: it must not fail before the server decides."""
     if not is_plain(commit):
         return False
     try:
@@ -154,6 +158,7 @@ def _entry_parameters(commit: Commit) -> list[Parameter]:
 
 
 def receipt(commit: Commit, cells: Cells) -> Receipt:
+    """Return the receipt of a save that is done; the server has assigned places, times and fences."""
     generation, revision, epoch = (to_number(cell) for cell in cells[1:4])
     checkpoints: tuple[CheckpointRecord, ...] = ()
     if commit.checkpoints:
@@ -177,6 +182,7 @@ def receipt(commit: Commit, cells: Cells) -> Receipt:
 
 
 def _accepted(commit: Commit, cells: Cells, rank: tuple[int, int, int]) -> tuple[WriteRecord, ...]:
+    """Return the writes that were stored: the first of an index stays, so some may be refused."""
     accepted: dict[tuple[str, str, str, int], WriteRecord] = {}
     for place in to_numbers(cells[9]):
         write = commit.writes[place]

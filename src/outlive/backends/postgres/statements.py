@@ -11,8 +11,9 @@ from outlive.backends.postgres.rows import CHECKPOINT, ENTRY, MANY, THREAD, WRIT
 VERSION = 1  # of the tables and functions
 
 _ARGUMENTS = ", ".join(f"${place}" for place in range(1, 43))  # of save_1
-# The newest record of a namespace: its place by the index alone, whatever the planner knows of the table; then, of
-# records that have the same place because stores were merged, the one with the greatest id.
+# The newest record of a namespace: its place by the index alone, whatever the planner knows of the
+# table; then, of records that have the same place because stores were merged, the one with the
+# greatest id.
 _NEWEST = """
         select x.* from {schema}.checkpoint x
         where x.thread = t.key and x.space = {space} {condition} and (x.epoch, x.seq) = (
@@ -40,7 +41,8 @@ _LAST = (1 << 63) - 1  # the place before the first page of a history
 _IS_GONE = (
     f"case when exists (select 1 from {{schema}}.roster r where r.digest = {{digest}}) then {GONE} else 0 end"
 )
-# Asked when nothing was found: the rows of a thread whose key has changed are still there, under the old one.
+# Asked when nothing was found: the rows of a thread whose key has changed are still there, under
+# the old one.
 _HAS_OTHER_KEY = "not exists (select 1 from {schema}.roster r where r.digest = $1 and r.key = t.key)"
 _COUNT = "(select count(*) from {schema}.checkpoint x where x.thread = t.key)"
 _COUNT_OF_SPACE = "(select count(*) from {schema}.checkpoint x where x.thread = t.key and x.space = {space})"
@@ -49,13 +51,15 @@ _EXPECTED_OF_SPACE = (
     "coalesce((select s.checkpoints from {schema}.space s where s.thread = t.key and s.space = {space}), 0) end"
 )
 
-# In the place of a checkpoint's texts and numbers. With their types: the server then appends the parts of a reading as they are.
+# In the place of a checkpoint's texts and numbers. With their types: the server then appends the
+# parts of a reading as they are.
 _NOTHING = 'null::text, null::text collate "C", null::text, null::text, null::text, null::text, ' + ", ".join(
     ["null::bigint"] * 8
 )
 
-# One reading: kind 0 the checkpoint, kind 1 its chunks and those of its writes, kind 2 its writes. Kinds from 10 on are
-# problems. All in one snapshot. $3, $4: what the reader has in memory. $5: whether it wants chunks at all.
+# One reading: kind 0 the checkpoint, kind 1 its chunks and those of its writes, kind 2 its writes.
+# Kinds from 10 on are problems. All in one snapshot. $3, $4: what the reader has in memory. $5:
+# whether it wants chunks at all.
 _READ = f"""
 with t as materialized (
     select key, generation, checkpoints, root_head, root_checkpoints from {{schema}}.thread where digest = $1
@@ -90,7 +94,8 @@ select {GONE}::bigint, null::bigint, {_NOTHING}, null::bytea, null::bytea, null:
 from {{schema}}.roster r where r.digest = $1 and not exists (select 1 from t)
 """
 
-# The first and the last page of a history are compared with the number of checkpoints that there are.
+# The first and the last page of a history are compared with the number of checkpoints that there
+# are.
 _PAGE = """
 with t as materialized (
     select key, generation, checkpoints, root_checkpoints from {schema}.thread where digest = $1::bytea
@@ -117,8 +122,8 @@ from (select 1) q left join t on true left join c on true
 """
 )
 
-# A page with its chunks. `n` has each chunk at the first record that names it; `f` the records that fit: up to $7 bytes of chunks, and at
-# least one. A row has a record, or a chunk.
+# A page with its chunks. `n` has each chunk at the first record that names it; `f` the records that
+# fit: up to $7 bytes of chunks, and at least one. A row has a record, or a chunk.
 _STATES = (
     _PAGE
     + f""",
@@ -171,7 +176,8 @@ gone as materialized (
 )
 """
 
-# By id: $4 to $5 is the range of its first characters, which the index knows; the rest is looked at row by row.
+# By id: $4 to $5 is the range of its first characters, which the index knows; the rest is looked at
+# row by row.
 _RANGE = """
 {table}.tenant_digest = $2::bytea and {table}.tenant = $3::text
     and left({table}.id, 400) >= $4::text and left({table}.id, 400) <= {last}
@@ -200,8 +206,8 @@ gone as materialized (
 )
 """
 
-# All entries of a class (those of kinds that may be many, or the others) are added up, and compared with what their
-# thread's row says.
+# All entries of a class (those of kinds that may be many, or the others) are added up, and compared
+# with what their thread's row says.
 _IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
 _ENTRY_SUM = f"""
 select {{schema}}.xor_1(e.seal) as sum, bool_or({{schema}}.entry_seal_1(t.digest, e) <> e.seal) as is_damaged

@@ -1,7 +1,8 @@
-"""A commit that the server cannot decide by itself: looked at, judged here, and applied under the thread's lock.
+"""A commit that the server cannot decide by itself: looked at, judged here, and applied under the
+thread's lock.
 
-The first statement takes the lock of the thread's row, making the row if need be; a rollback unmakes it. Whoever
-saves to the same thread waits until the end of the transaction, so that what was looked at is what is changed.
+The first statement locks the thread's row, and creates it if need be; a rollback undoes that. Other
+saves to the same thread wait until the end of the transaction: what was read is what changes.
 """
 
 from __future__ import annotations
@@ -129,16 +130,17 @@ class Transaction:
     async def _look_at_checkpoints(self, wanted: Wanted, seen: Snapshot) -> None:
         thread = self._commit.thread
         if wanted.checkpoints:
-            found = await self._query(
+            answer = await self._query(
                 f"select c.name, {CHECKPOINT} from {{schema}}.checkpoint c where c.thread = $1 and c.name = any($2::bytea[])",
                 self._key, _digests(wanted.checkpoints),
             )  # fmt: skip
-            doomed = {digest(*pair) for pair in wanted.pairs}  # which may be damaged, and can go all the same
-            for name, *cells in found:
+            # Which may be damaged, and can go all the same.
+            doomed = {digest(*pair) for pair in wanted.pairs}
+            for name, *cells in answer:
                 record = to_checkpoint(cells, thread, check=name not in doomed)
                 seen.records[record.namespace, record.id] = record
         if wanted.namespaces:
-            found = await self._query(
+            answer = await self._query(
                 f"select s.space, s.head is distinct from c.seal, {CHECKPOINT} from ("
                 "select u.space, case when u.space = '' then t.root_head else (select x.head from {schema}.space x "
                 "where x.thread = $1 and x.space = u.space) end as head "
@@ -149,7 +151,7 @@ class Transaction:
                 self._key, blobs([space(namespace) for namespace in wanted.namespaces]),
             )  # fmt: skip
             ids = {pair[1] for pair in wanted.pairs}
-            for _, is_other, *cells in found:
+            for _, is_other, *cells in answer:
                 if is_other == b"\1" and not self._deletes:
                     raise Corrupt(PROBLEMS[NO_HEAD], thread=thread.id)
                 if cells[1] is not None:
@@ -160,29 +162,29 @@ class Transaction:
         pairs = {*wanted.pairs, *(key[:2] for key in wanted.writes)}
         if not pairs:
             return
-        found = await self._query(
+        answer = await self._query(
             f"select {WRITE} from {{schema}}.write w where w.thread = $1 and w.pair = any($2::bytea[])",
             self._key, _digests(pairs),
         )  # fmt: skip
-        for write in to_writes(found, self._commit.thread):
+        for write in to_writes(answer, self._commit.thread):
             seen.written[write.key] = write
             seen.pairs.add(write.key[:2])
 
     async def _look_beside(self, wanted: Wanted, seen: Snapshot) -> None:
         if wanted.entries:
-            found = await self._query(
+            answer = await self._query(
                 f"select {ENTRY} from {{schema}}.entry e where e.thread = $1 and e.name = any($2::bytea[])",
                 self._key, _names(wanted.entries),
             )  # fmt: skip
-            for entry in (to_entry(cells, self._commit.thread) for cells in found):
+            for entry in (to_entry(cells, self._commit.thread) for cells in answer):
                 seen.notes[entry.kind, entry.key] = entry
         if wanted.chunks:
-            found = await self._query(
+            answer = await self._query(
                 "select name, octet_length(data)::bigint, revision from {schema}.chunk "
                 "where thread = $1 and name = any($2::bytea[])",
                 self._key, blobs(wanted.chunks),
             )  # fmt: skip
-            for name, size, revision in found:
+            for name, size, revision in answer:
                 seen.chunks[name or b""] = to_number(size), to_number(revision)
 
     # Changing
@@ -324,7 +326,7 @@ class Transaction:
         spaces = dict.fromkeys((*change.spaces, *map(space, _namespaces(effect))))
         await self._query(
             "select {schema}.close_1($1, $2, $3, $4)",
-            self._key, blobs(list(spaces)), numbers([change.spaces.get(one, 0) for one in spaces]),
+            self._key, blobs(list(spaces)), numbers([change.spaces.get(namespace, 0) for namespace in spaces]),
             flag(bool(effect.removed or effect.removed_chunks)),
         )  # fmt: skip
 
@@ -335,7 +337,7 @@ def _namespaces(effect: Effect) -> set[str]:
 
 
 def _portion(effect: Effect) -> list[Parameter]:
-    """Return which rows an effect is about: names of checkpoints, of chunks, of entries, and pairs of writes."""
+    """Return the rows that an effect touches: names of checkpoints, chunks, entries, and writes."""
     records = (*effect.checkpoints, *effect.rewrites)
     pairs = {*effect.removed, *(write.key[:2] for write in effect.writes)}
     names = {*effect.removed, *((record.namespace, record.id) for record in records)}
@@ -351,7 +353,7 @@ def _portion(effect: Effect) -> list[Parameter]:
 
 @dataclass(slots=True)
 class Sums:
-    """What the rows of a commit come to: bytes, writes, sums of seals, and checkpoints by namespace."""
+    """What the rows of a commit add up to: bytes, writes, checksums, checkpoints by namespace."""
 
     stored: int = 0
     writes: int = 0
@@ -373,9 +375,10 @@ class Sums:
     def since(self, before: Sums) -> Sums:
         """Return what has changed."""
         spaces = {
-            one: self.spaces.get(one, 0) - before.spaces.get(one, 0) for one in (*before.spaces, *self.spaces)
+            space: self.spaces.get(space, 0) - before.spaces.get(space, 0)
+            for space in (*before.spaces, *self.spaces)
         }
-        seals = [mine ^ theirs for mine, theirs in zip(self.seals, before.seals, strict=True)]
+        seals = [after ^ earlier for after, earlier in zip(self.seals, before.seals, strict=True)]
         return Sums(self.stored - before.stored, self.writes - before.writes, seals, spaces)
 
     def totals(self) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from outlive.errors import BadURL, MissingExtra
 from outlive.runtime.runtime import Deadline
 
 OPTIONS = ("schema", "pool_size", "max_retries", "dial_timeout_s", "prepared_statements")
-# An agent may think for minutes between two saves: a connection that a firewall dropped meanwhile should be known dead.
+# An agent may think for minutes between two saves: a connection that a firewall dropped meanwhile
+# should be known dead.
 _DEFAULTS = {
     "application_name": "outlive",
     "keepalives_idle": "30",
@@ -23,54 +24,54 @@ _EXAMPLE = "postgresql://user:password@host:5432/database"
 
 
 def parse_url(url: str, options: dict[str, Any]) -> BackendFactory:
-    """Say how to reach the server of a URL; nothing is connected yet. Other names in the query are libpq's."""
+    """Return a backend factory for a URL, without connecting. libpq gets all other parameters."""
     scheme = url.partition(":")[0]
     url, options = take_options(url, options, OPTIONS)
     for name in options:
         if name not in OPTIONS:
             raise BadURL(f"{scheme}: has no option {name!r}; it has {', '.join(OPTIONS)}")
-    given = Options(scheme, options)
-    schema = _schema(given)
-    pool_size = given.count("pool_size", 10, least=1) or 1
-    max_retries = given.count("max_retries", None)
-    dial_timeout_s = given.seconds("dial_timeout_s", 5.0) or 5.0
-    prepares = given.switch("prepared_statements", True)
+    settings = Options(scheme, options)
+    schema = _schema(settings)
+    pool_size = settings.count("pool_size", 10, least=1) or 1
+    max_retries = settings.count("max_retries", None)
+    dial_timeout_s = settings.seconds("dial_timeout_s", 5.0) or 5.0
+    prepares = settings.switch("prepared_statements", True)
     try:
-        from outlive.backends.postgres import backend as postgres
-        from outlive.backends.postgres import connection as postgres_link
-        from outlive.backends.postgres import pool as postgres_pool
+        from outlive.backends.postgres.backend import PostgresBackend, first_statements
+        from outlive.backends.postgres.connection import Connection, connect, split_hosts
+        from outlive.backends.postgres.pool import BlockingPool, Connect, Pool, SuspendingPool
     except ImportError as error:
         raise MissingExtra("postgresql://", "postgres") from error
     parameters = _parameters(url)
-    hosts, secrets = postgres_link.split_hosts(parameters), _secrets(parameters)
-    shown = hide_secrets(url)
-    first = postgres.first_statements(schema) if prepares else ()
+    hosts, secrets = split_hosts(parameters), _secrets(parameters)
+    printable_url = hide_secrets(url)
+    statements = first_statements(schema) if prepares else ()
 
-    def connect(wait: Wait) -> postgres_pool.Connect:
-        async def one(deadline: Deadline) -> postgres_link.Connection:
+    def connector(wait: Wait) -> Connect:
+        async def dial(deadline: Deadline) -> Connection:
             limit = Deadline(min(dial_timeout_s * len(hosts), deadline.left_s()))
-            link = await postgres_link.connect(hosts, wait, limit, prepares=prepares, secrets=secrets)
-            await link.prepare_all(first, deadline)
-            return link
+            connection = await connect(hosts, wait, limit, prepares=prepares, secrets=secrets)
+            await connection.prepare_all(statements, deadline)
+            return connection
 
-        return one
+        return dial
 
-    def backend(pool: postgres_pool.Pool, timeout_s: float | None) -> Backend:
-        return postgres.PostgresBackend(
-            pool, schema=schema, place=shown, max_retries=max_retries, timeout_s=timeout_s
+    def backend(pool: Pool, timeout_s: float | None) -> Backend:
+        return PostgresBackend(
+            pool, schema=schema, place=printable_url, max_retries=max_retries, timeout_s=timeout_s
         )
 
     def sync(timeout_s: float | None) -> Backend:
-        return backend(postgres_pool.BlockingPool(connect(wait_blocking), pool_size), timeout_s)
+        return backend(BlockingPool(connector(wait_blocking), pool_size), timeout_s)
 
     async def asynchronous(timeout_s: float | None) -> Backend:
-        return backend(postgres_pool.SuspendingPool(connect(wait_suspended), pool_size), timeout_s)
+        return backend(SuspendingPool(connector(wait_suspended), pool_size), timeout_s)
 
-    return BackendFactory(shown, sync, asynchronous)
+    return BackendFactory(printable_url, sync, asynchronous)
 
 
-def _schema(given: Options) -> str:
-    schema = given.word("schema", "outlive")
+def _schema(settings: Options) -> str:
+    schema = settings.word("schema", "outlive")
     if not schema or len(schema.encode(errors="replace")) > 63 or not schema.isprintable() or "$" in schema:
         raise BadURL(
             f"schema must be a name of 1 to 63 bytes without $ or control characters, not {schema!r:.100}"
@@ -86,17 +87,16 @@ def _parameters(url: str) -> dict[str, Any]:
     if "@" in url.partition("://")[2].partition("/")[2].partition("?")[0]:
         raise BadURL(f"{_EXAMPLE}: a '/' or '@' inside the password is written %2F or %40")
     try:
-        found = conninfo.conninfo_to_dict(url)
+        parameters = conninfo.conninfo_to_dict(url)
     except (ProgrammingError, UnicodeError) as error:
         reason = hide_secrets(str(error).strip())
-        if (
-            "@" in reason or '"' in reason
-        ):  # libpq quotes what it does not understand, which may be the password
+        # libpq quotes what it does not understand, which may be the password.
+        if "@" in reason or '"' in reason:
             reason = reason.partition('"')[0].strip(' :"')
         raise BadURL(f"libpq does not understand the URL ({reason}); write {_EXAMPLE}") from None
-    if not str(found.get("port") or "0").replace(",", "").isdigit():
+    if not str(parameters.get("port") or "0").replace(",", "").isdigit():
         raise BadURL(f"the port must be a number; write {_EXAMPLE}, with %3A for a ':' inside the password")
-    return {**_DEFAULTS, **found, "client_encoding": "utf8"}
+    return {**_DEFAULTS, **parameters, "client_encoding": "utf8"}
 
 
 def _secrets(parameters: dict[str, Any]) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ import time
 from dataclasses import dataclass
 
 from outlive.backend import EntryRecord
+from outlive.runtime.fork import call_in_child
 
 
 @dataclass(slots=True)
 class Clock:
-    """The moment of a commit. `now` stamps records; `lease` never jumps, and `id` says since when it counts."""
+    """The moment of a commit: `now` stamps records; `lease` never jumps while `id` is the same."""
 
     now: int
     lease: int
@@ -20,12 +21,12 @@ class Clock:
 
 
 def new_token() -> int:
-    """Return a new generation: random, so that a thread made again never looks like the one before."""
+    """Return a new random generation: a thread created again never looks like the one before."""
     return int.from_bytes(os.urandom(8)) >> 1
 
 
 def clock() -> Clock:
-    """Return the moment: wall time, and a clock for leases that counts through suspension and that nobody can set."""
+    """Return wall time, and a clock for leases that runs during suspension and nobody can set."""
     lease = time.clock_gettime_ns(_LEASE_CLOCK) - _offset_ns()
     return Clock(time.time_ns() // 1000, lease // 1000, boot_id())
 
@@ -35,7 +36,10 @@ _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the form
 
 @functools.cache
 def _offset_ns() -> int:
-    """Return how far the clock for leases is shifted here: a container with a time namespace of its own shares leases with the others."""
+    """Return how far the lease clock is shifted here.
+
+    A container with its own time namespace shares leases with processes outside.
+    """
     try:
         with open("/proc/self/timens_offsets", encoding="ascii") as file:
             lines = [line.split() for line in file]
@@ -45,7 +49,7 @@ def _offset_ns() -> int:
     return shifts.get("boottime", 0)
 
 
-os.register_at_fork(after_in_child=_offset_ns.cache_clear)  # a child may be in another namespace
+call_in_child(_offset_ns.cache_clear)  # a child may be in another namespace
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """What a commit does, decided once for all local backends.
 
-`decide` reads a thread through a `View` and either refuses the commit or returns its `Effect`: the exact rows to put
-and to remove. A backend then applies the effect in its own way, removals first. Nothing is changed while deciding, so
-a refusal, or a crash before the effect is applied, leaves the thread as it was.
+`decide` reads a thread through a `View` and either refuses the commit or returns its `Effect`: the
+exact rows to put and to remove. A backend then applies the effect in its own way, removals first.
+Nothing is changed while deciding, so a refusal, or a crash before the effect is applied, leaves the
+thread as it was.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
 
     `token` is a new generation.
     """
-    # 1. A commit that was done before is answered as done. This comes before all expectations: a client that repeats a
-    #    commit because it lost the answer must not be told that the head has moved, by its own save.
+    # 1. A commit that was done before is answered as done. This comes before all expectations: a
+    #    client that repeats a commit because it lost the answer must not be told that the head has
+    #    moved, by its own save.
     if commit.entries:
         check_kinds(commit.entries)
     row = view.row
@@ -59,8 +61,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
     rewrites = _rewritten(commit, view) if commit.rewrites else []
     info = _info(commit, view, row) if commit.info is not None else None
     reencrypted = _Reencrypted(commit.reencrypted, view) if commit.reencrypted is not None else _UNCHANGED
-    # 5. The generation changes when a chunk may be gone, or alive again, that a sweep or a saver believes otherwise of:
-    #    they learn it by a refusal (StaleBase) and read again.
+    # 5. The generation changes when a chunk may be gone, or alive again, that a sweep or a saver
+    #    believes otherwise of: they learn it by a refusal (StaleBase) and read again.
     uses_stored = commit.generation is None and finds_chunks(commit, view)
     is_disturbed = bool(
         removal.everything or removed or dead_chunks or rewrites or uses_stored or placed.disturbs
@@ -99,7 +101,8 @@ def decide(commit: Commit, view: View, clock: Clock, token: int) -> tuple[Effect
         info=reencrypted.info if info is None else info,
         info_projection=commit.info_projection,
     )
-    # Pending writes on ids that were never saved are removed too, and are not counted as checkpoints.
+    # Pending writes on ids that were never saved are removed too, and are not counted as
+    # checkpoints.
     count = sum(view.find(*key) is not None for key in removed)
     if removal.everything:
         count = view.count() or int(view.is_listed)
@@ -112,10 +115,11 @@ _NOTHING = Removal()
 
 
 def _greatest_fence(commit: Commit) -> int:
-    """Return the greatest fence that a merge brings: the next one that is given here must be greater.
+    """Return the greatest fence that a merge brings: the next one that is given here must be
+    greater.
 
-    Fences are revisions, and revisions order control writes. So the process that takes over a run copied from another
-    store outranks all that was copied with it.
+    Fences are revisions, and revisions order control writes. So the process that takes over a run
+    copied from another store outranks all that was copied with it.
     """
     fences = [entry.fence for entry in commit.entries if entry.kind != TOMBSTONE]
     return max([0, *fences, *[write.rank[2] for write in commit.writes]])
@@ -150,13 +154,14 @@ def _is_repeat(draft: CheckpointRecord, stored: CheckpointRecord) -> bool:
 
 
 class _Placing:
-    """Gives drafts their places in the order: the next seq, or the one that they bring from another store."""
+    """Assigns each draft its place in the order: the next seq, or the seq of another store."""
 
     def __init__(self, commit: Commit, view: View, row: Row, now: int) -> None:
         self._commit = commit
         self._view = view
         self._now = now
-        self._heads: dict[str, CheckpointRecord] = {}  # namespace → the head as this commit leaves it so far
+        # Namespace → the head as this commit leaves it so far.
+        self._heads: dict[str, CheckpointRecord] = {}
         self.seq = row.seq
         self.epoch = max(row.epoch, commit.epoch or 0)
         self.stored: list[CheckpointRecord] = []
@@ -206,7 +211,7 @@ class _Placing:
         self.stored.append(record)
 
     def _note_head(self, record: CheckpointRecord) -> None:
-        """Remember what later drafts of this commit follow: the greatest, which need not be the last."""
+        """Remember what later drafts of this commit follow: the greatest, maybe not the last."""
         head = self._heads.get(record.namespace)
         if head is None and (id := self._view.head(record.namespace)) is not None:
             head = self._view.find(record.namespace, id)
@@ -215,22 +220,23 @@ class _Placing:
         self._heads[record.namespace] = head
 
     def _wins(self, draft: CheckpointRecord, old: CheckpointRecord) -> bool:
-        """Tell whether a record of another store replaces the one here: only if it was replaced there.
+        """Tell whether a record of another store wins: only if it was replaced there.
 
-        Ties are decided by the order: a save that was repeated after a failover counts in the later epoch.
+        Ties are decided by the order: a save that was repeated after a failover counts in the later
+        epoch.
         """
         if self._commit.overrules:
             return True
         if draft.version == old.version:
-            theirs, ours = (
+            sent, stored = (
                 (record.order, record.body, record.size, record.chunks) for record in (draft, old)
             )
-            return self._commit.merge and theirs > ours
+            return self._commit.merge and sent > stored
         return draft.version > old.version
 
 
 def _rewritten(commit: Commit, view: View) -> list[tuple[CheckpointRecord, CheckpointRecord]]:
-    """Return (old, new) of rewrites, which change where the content is stored and never what it is."""
+    """Return (old, new) of rewrites, which change where the content is stored, never the content."""
     pairs = []
     for new in commit.rewrites:
         old = view.find(new.namespace, new.id)
@@ -262,7 +268,7 @@ def _outranks(commit: Commit, write: WriteRecord, stored: WriteRecord) -> bool:
 
 
 class _Reencrypted:
-    """What gets other bytes: only what still has the bytes that were read, so no change of others is lost."""
+    """What gets other bytes: only records that did not change since they were read."""
 
     def __init__(self, bodies: ReencryptedBodies, view: View) -> None:
         writes = [(view.write(old.key), old.body, new) for old, new in bodies.writes]
@@ -320,14 +326,14 @@ def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clo
 def _wanted_chunks(
     commit: Commit, rows: Iterable[CheckpointRecord | WriteRecord]
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the chunks of a merge that accepted rows refer to: the others may have been erased here."""
+    """Return the chunks of a merge that accepted rows refer to: others may be erased here."""
     if not (commit.checkpoints or commit.writes):
         return commit.chunks
     wanted = {name for row in rows for name in row.chunks}
     return tuple([(name, data) for name, data in commit.chunks if name in wanted])
 
 
-# What was removed and does not come back ----------------------------------------------------------------------
+# Tombstones --------------------------------------------------------------------------------------
 
 
 def _tombstones(
@@ -342,7 +348,7 @@ def _tombstones(
 
 
 def _tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
-    """Return the tombstones that say that a checkpoint was deleted here after it was made."""
+    """Return the tombstones of a deletion here that came after the checkpoint was saved."""
     keys = ("", tombstone_key(draft.namespace, draft.id))
     order = (draft.epoch, draft.seq)
     tombstones = [view.entry(TOMBSTONE, key) for key in keys]
@@ -350,9 +356,10 @@ def _tombstones_for(draft: CheckpointRecord, view: View) -> list[EntryRecord]:
 
 
 def _after_tombstones(commit: Commit, view: View, row: Row) -> tuple[int, int]:
-    """Return the (epoch, seq) after which the records of a copy are placed when they go into a deleted thread.
+    """Return the (epoch, seq) after which copied records are placed in a deleted thread.
 
-    No seq is used again. And where a tombstone applies, the other store of a pair would take the copies for what was deleted.
+    No seq is used again. And where a tombstone applies, the other store of a pair would take the
+    copies for the deleted records.
     """
     drafts = [draft for draft in commit.checkpoints if draft.seq]
     tombstones = [tombstone for draft in drafts for tombstone in _tombstones_for(draft, view)]
@@ -363,7 +370,10 @@ def _after_tombstones(commit: Commit, view: View, row: Row) -> tuple[int, int]:
 
 
 def _dead_chunks(removal: Removal, view: View) -> tuple[tuple[bytes, ...], int]:
-    """Return the chunks that a sweep removes, and their bytes: none that was stored again after the sweep read it."""
+    """Return the chunks that a sweep removes, and their bytes.
+
+    A chunk that was stored again after the sweep read it stays.
+    """
     dead, freed = [], 0
     for name in dict.fromkeys(removal.chunks):
         stored = view.chunk(name)
@@ -377,8 +387,8 @@ def _info(commit: Commit, view: View, row: Row) -> bytes | None:
     """Return the thread's metadata when it changes."""
     if not commit.merge or commit.overrules:
         return commit.info
-    ours, theirs = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info or b"")
-    return commit.info if theirs > ours else None
+    stored, sent = (row.info_version, view.info() or b""), (commit.info_version or 0, commit.info or b"")
+    return commit.info if sent > stored else None
 
 
 def _info_version(commit: Commit, row: Row) -> int:

@@ -1,4 +1,4 @@
-"""What must still hold for a commit to be done: fences, epochs, turns, generations, heads, entries and chunks."""
+"""The expectations of a commit: fences, epochs, generations, heads, entries and chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outlive.errors import (
 
 
 def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
-    """Raise for the first expectation that does not hold: fence first, so that a zombie learns just that."""
+    """Raise for the first expectation that fails: the fence first, so that a zombie learns that."""
     thread = commit.thread.id
     if commit.fence is not None:
         _check_fence(thread, *commit.fence, view)
@@ -46,7 +46,7 @@ def check(commit: Commit, view: View, row: Row | None, clock: Clock) -> None:
 
 
 def _check_empty(commit: Commit, view: View) -> None:
-    """A thread that a copy goes into has no checkpoints, and no pending writes that would be taken for those of the copy."""
+    """Refuse a copy into a thread with checkpoints, or pending writes that would pass for copies."""
     if view.count():
         raise ThreadNotEmpty(commit.thread.id)
     if any(view.has(pair) for pair in brought(commit)):
@@ -54,13 +54,13 @@ def _check_empty(commit: Commit, view: View) -> None:
 
 
 def brought(commit: Commit) -> set[CheckpointKey]:
-    """Return the (namespace, id) of all checkpoints that a commit brings, and of those that its writes belong to."""
+    """Return the (namespace, id) of all checkpoints that a commit has, or has writes of."""
     pairs = {(draft.namespace, draft.id) for draft in commit.checkpoints}
     return pairs | {write.key[:2] for write in commit.writes}
 
 
 def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
-    """Make sure that nothing is missing between what is here and what comes, and that nothing here is newer."""
+    """Check that the commit is the next one: nothing between is missing, nothing stored is newer."""
     following = row.seq + 1 if row is not None else 1
     is_out = any(
         draft.seq != following and view.find(draft.namespace, draft.id) is None
@@ -109,10 +109,10 @@ def _same_entry(entry: EntryRecord, stored: EntryRecord) -> bool:
 
 
 def finds_chunks(commit: Commit, view: View) -> bool:
-    """Make sure of chunks that a commit names without bringing them; tell whether there are any.
+    """Make sure that chunks exist that a commit names and does not bring; tell whether it names any.
 
-    This is for a commit that does not say in which generation it saw them: they must be there, and a sweep
-    that is under way must learn that they are used again.
+    For a commit without a generation: they must exist, and a sweep that is under way must learn
+    that they are used again.
     """
     brought = {name for name, _ in commit.chunks}
     missing = named(commit) - brought
@@ -122,9 +122,9 @@ def finds_chunks(commit: Commit, view: View) -> bool:
 
 
 def check_found(effect: Effect, view: View) -> None:
-    """Make sure of all chunks that new checkpoints name, also those that a write was to bring which was refused or withdrawn.
+    """Make sure that all chunks of new checkpoints exist, for engines whose tables do not check that.
 
-    For engines whose tables do not refuse such a checkpoint by themselves.
+    A chunk may be missing because the write that brought it was refused or withdrawn.
     """
     wanted = {name for record in effect.checkpoints for name in record.chunks}
     wanted.difference_update([name for name, _ in effect.chunks])

@@ -1,8 +1,9 @@
 """What `decide` may ask about a thread, fetched beforehand: how a server's thread is looked at.
 
-An ordinary save is decided by the server itself, in one round trip (`is_plain`). All other commits (replacing,
-merging, rewriting, removing, metadata) are rare and many-sided: the backend reads what `Wanted` lists, in a
-transaction or at a known revision, lets `decide` judge it here, and applies the effect if nothing moved.
+An ordinary save is decided by the server itself, in one round trip (`is_plain`). All other commits
+(replacing, merging, rewriting, removing, metadata) are rare and many-sided: the backend reads what
+`Wanted` lists, in a transaction or at a known revision, lets `decide` judge it here, and applies
+the effect if nothing moved.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WriteKey = tuple[str, str, str, int]  # (namespace, checkpoint, task, index)
 
 
 def is_plain(commit: Commit) -> bool:
-    """Tell whether a commit only adds: at most one new checkpoint, its chunks, writes, entries and expectations."""
+    """Tell whether a commit only adds: at most one checkpoint, its chunks, writes, entries."""
     if (
         commit.replace
         or commit.merge
@@ -50,7 +51,10 @@ def is_plain(commit: Commit) -> bool:
 
 
 def is_apart(commit: Commit) -> bool:
-    """Tell whether a commit may come after plain ones that it has not seen: it neither puts nor expects what they put."""
+    """Tell whether a commit may follow plain ones that it has not seen.
+
+    It neither puts nor expects what they put.
+    """
     return not (
         commit.checkpoints
         or commit.writes
@@ -74,7 +78,7 @@ def removes_only(commit: Commit) -> bool:
 
 
 def is_deletion(commit: Commit) -> bool:
-    """Tell whether a commit deletes its thread and does nothing else, whatever the thread is like."""
+    """Tell whether a commit only deletes its thread, in whatever state that is."""
     return (
         commit.removal is not None
         and commit.removal.everything
@@ -110,9 +114,8 @@ class Wanted:
         ]
         if commit.fence is not None:
             entries.append(commit.fence[:2])
-        if commit.merge or any(
-            draft.seq for draft in commit.checkpoints
-        ):  # what was removed does not come back
+        # A merge must not bring back what was removed: look for tombstones.
+        if commit.merge or any(draft.seq for draft in commit.checkpoints):
             keys = [tombstone_key(draft.namespace, draft.id) for draft in commit.checkpoints]
             entries += [(TOMBSTONE, key) for key in ("", *keys)]
         chunks = set(removal.chunks) if removal is not None else set()
@@ -178,14 +181,14 @@ class Snapshot:
 
 
 def done_before(commit: Commit, seen: Snapshot) -> Receipt:
-    """Return the receipt of a commit that was done when it came the first time: what is there now."""
+    """Return the receipt of a commit that was done the first time it came: what is stored now."""
     assert seen.row is not None
-    found = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
+    records = [seen.find(draft.namespace, draft.id) for draft in commit.checkpoints]
     notes = [seen.entry(entry.kind, entry.key) for entry in commit.entries]
     return Receipt(
         seen.row.generation,
         seen.row.revision,
-        checkpoints=tuple(record for record in found if record is not None),
+        checkpoints=tuple(record for record in records if record is not None),
         entries=tuple(stored or entry for stored, entry in zip(notes, commit.entries, strict=True)),
         writes=commit.writes,
         removed=int(commit.removal is not None),

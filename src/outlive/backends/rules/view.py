@@ -1,4 +1,4 @@
-"""What a commit is decided on, and what comes out: the counters of a thread, a view of it, an effect."""
+"""What a commit is decided on and what results: counters of a thread, a view of it, an effect."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write_order(write: WriteRecord) -> tuple[str, str, str, str, int]:
 def fitting(
     records: list[CheckpointRecord], view: HasChunks, max_bytes: int
 ) -> tuple[list[CheckpointRecord], list[bytes]]:
-    """Return the first of some records whose chunks together are no more than that, but at least one, and the names of these chunks."""
+    """Return the first records whose chunks are within a size, at least one, and their chunk names."""
     names: dict[bytes, None] = {}
     total = 0
     for count, record in enumerate(records):

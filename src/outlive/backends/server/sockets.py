@@ -67,18 +67,18 @@ async def look_up(host: str, wait: Wait, deadline: Deadline) -> list[str]:
     """
     if _is_address(host):
         return [host]
-    ours, theirs = socket.socketpair()
+    receiver, sender = socket.socketpair()
     addresses: list[str] = []
 
     def ask() -> None:
-        with theirs, contextlib.suppress(OSError):
+        with sender, contextlib.suppress(OSError):
             rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             addresses.extend(dict.fromkeys(str(row[4][0]) for row in rows))
 
     threading.Thread(target=ask, name="outlive-resolver", daemon=True).start()
-    with ours:
+    with receiver:
         # The thread closes its end when it is done, which makes ours readable.
-        await wait(ours.fileno(), READ, deadline)
+        await wait(receiver.fileno(), READ, deadline)
     return list(addresses)
 
 

@@ -23,7 +23,8 @@ class BackendFactory:
     shown: str
     sync: Callable[[float | None], Backend]
     asynchronous: Callable[[float | None], Awaitable[Backend]]
-    is_missing: Callable[[], bool] | None = None  # of a store on this machine, which opening would create
+    # Of a store on this machine, which opening would create.
+    is_missing: Callable[[], bool] | None = None
 
 
 def hide_secrets(text: str, secrets: Iterable[str | None] = ()) -> str:

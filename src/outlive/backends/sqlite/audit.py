@@ -12,7 +12,7 @@ from outlive.backend import unescape
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import audit_entries, thread_key
 from outlive.backends.sqlite.rows import RECORD, TABLES, Rows, chunk_crc
-from outlive.backends.sqlite.thread_row import THREADS, FoundThread
+from outlive.backends.sqlite.thread_row import THREADS, UncheckedThread
 from outlive.errors import Corrupt
 
 
@@ -22,7 +22,7 @@ class Audit:
     def __init__(self, db: apsw.Connection, view: Rows) -> None:
         self._db = db
         self._view = view
-        self._found: list[Corrupt] = []
+        self._damage: list[Corrupt] = []
 
     def run(self) -> list[Corrupt]:
         view = self._view
@@ -38,15 +38,15 @@ class Audit:
         for (namespace,) in spaces:
             self._try(partial(self._check_namespace, unescape(namespace)))
         self._try(lambda: [view.writes_of(*pair) for pair in view.written()])
-        self._found += audit_entries(self._db, view.key, view.thread.id, view.entries)
+        self._damage += audit_entries(self._db, view.key, view.thread.id, view.entries)
         self._check_chunks()
-        return self._found
+        return self._damage
 
     def _try(self, look: Callable[[], Any]) -> None:
         try:
             look()
         except Corrupt as error:
-            self._found.append(error)
+            self._damage.append(error)
 
     def _check_namespace(self, namespace: str) -> None:
         self._view.newest(namespace, None)
@@ -57,30 +57,30 @@ class Audit:
         sql = "select name, revision, crc, data from chunk where thread = ?"
         for name, revision, crc, data in self._db.execute(sql, (view.key,)):
             if crc != chunk_crc(view.key, name, revision, data):
-                self._found.append(Corrupt(f"chunk {name.hex()} is damaged", thread=view.thread.id))
+                self._damage.append(Corrupt(f"chunk {name.hex()} is damaged", thread=view.thread.id))
 
 
 def orphans(db: apsw.Connection) -> list[Corrupt]:
     """Find rows whose thread is gone, and damaged rows of threads that nobody lists."""
-    found: list[Corrupt] = []
+    damage: list[Corrupt] = []
     rows: list[Any] = db.execute(f"{THREADS} where not t.listed").fetchall()
     for row in rows:
         try:
-            view = Rows(db, thread_key(row[2], row[3], row[1]), found=FoundThread.of(row))
+            view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
             # Worded as by the audit of that thread, so that `verify` lists each problem once.
-            found += Audit(db, view).run()
+            damage += Audit(db, view).run()
         except Corrupt as error:
-            found.append(error)
+            damage.append(error)
         if row[24] is not None or row[26] is not None:
-            found.append(Corrupt("a thread without content has metadata"))
+            damage.append(Corrupt("a thread without content has metadata"))
     sql = (
         "select tenant, id from roster except select tenant, id from thread where listed "
         "union all select * from (select tenant, id from thread where listed except select tenant, id from roster)"
     )
-    found += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
+    damage += [Corrupt("it is listed once and not twice", thread=str(row[1])) for row in db.execute(sql)]
     for table in TABLES:
         count = fetch_one(db, f"select count(*) from {table} where thread not in (select key from thread)")[0]
         if count:
-            found.append(Corrupt(f"{count} rows of {table} belong to no thread"))
+            damage.append(Corrupt(f"{count} rows of {table} belong to no thread"))
     lost = fetch_one(db, "select count(*) from head where digest not in (select digest from thread)")[0]
-    return found + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])
+    return damage + ([Corrupt(f"{lost} heads belong to no thread")] if lost else [])

@@ -1,12 +1,12 @@
 """Records in one SQLite file, shared by any number of threads and processes.
 
-WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share one
-transaction and so one fsync; one that is refused is taken back alone. A crash at any moment leaves the last
-committed transaction: SQLite rolls back the rest when the file is opened next.
+WAL, `synchronous=FULL`, one writer at a time by BEGIN IMMEDIATE. Commits that wait together share
+one transaction and so one fsync; one that is refused is taken back alone. A crash at any moment
+leaves the last committed transaction: SQLite rolls back the rest when the file is opened next.
 
-Every row carries a checksum over all of its columns. Rows that could vanish without a trace are counted
-elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so the
-connection is closed just before one and opened again afterwards, in parent and child alike.
+Every row carries a checksum over all of its columns. Rows that could vanish without a trace are
+counted elsewhere (`head`, `tally`). SQLite's bookkeeping of POSIX locks does not survive a fork, so
+the connection is closed just before one and opened again afterwards, in parent and child alike.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from outlive.backends.sqlite.audit import Audit, orphans
 from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
 from outlive.backends.sqlite.rows import KnownKeys, Rows
-from outlive.backends.sqlite.thread_row import THREADS, FoundThread
+from outlive.backends.sqlite.thread_row import THREADS, UncheckedThread
 from outlive.backends.sqlite.writer import Writer
 from outlive.errors import Corrupt, OutliveError
 
 T = TypeVar("T")
 _BUSY_S = 30.0
 _VACUUM_PAGES = 4000  # given back after a deletion at most: a bounded pause for others
-_WORTH_PAGES = 256  # less than this waits until more has gathered, or the store is closed: giving back takes as long as a save
+# Less than this waits until more has gathered, or the store is closed: giving back takes as long as
+# a save.
+_WORTH_PAGES = 256
 
 
 class SQLiteBackend:
@@ -109,7 +111,10 @@ class SQLiteBackend:
     # Committing
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Commit a group in one transaction, with one fsync; each succeeds or is refused on its own."""
+        """Commit a group in one transaction, with one fsync.
+
+        Each is stored or refused on its own.
+        """
         busy_s = min((commit.timeout_s or _BUSY_S for commit in commits), default=_BUSY_S)
         try:
             with self._link.translated():
@@ -127,7 +132,10 @@ class SQLiteBackend:
             return [error] * len(commits)
 
     def _commit_group(self, db: apsw.Connection, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
-        """Commit all in one savepoint; only when one is refused, which is rare, start again with one for each."""
+        """Commit all in one savepoint.
+
+        A refusal is rare: then start again with a savepoint for each.
+        """
         receipts = self._in_savepoint(db, lambda: [self._commit(db, commit) for commit in commits])
         if isinstance(receipts, list):
             return [*receipts]
@@ -170,7 +178,8 @@ class SQLiteBackend:
                 return
             db.execute(f"pragma incremental_vacuum({_VACUUM_PAGES})").fetchall()
             if erases:
-                db.execute("pragma wal_checkpoint(truncate)").fetchall()  # the log still had the erased bytes
+                # The log still had the erased bytes.
+                db.execute("pragma wal_checkpoint(truncate)").fetchall()
             else:
                 db.execute("pragma wal_checkpoint(passive)").fetchall()
 
@@ -257,7 +266,7 @@ class SQLiteBackend:
             return [self._summary(db, row, query.heads) for row in rows]
 
     def _summary(self, db: apsw.Connection, row: Sequence[Any], heads: bool) -> ThreadRow:
-        view = Rows(db, thread_key(row[2], row[3], row[1]), found=FoundThread.of(row))
+        view = Rows(db, thread_key(row[2], row[3], row[1]), unchecked=UncheckedThread.of(row))
         return view.summary(row[24], row[25], row[26], heads)
 
     def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:
@@ -307,6 +316,6 @@ class SQLiteBackend:
             if thread is not None:
                 return Audit(db, Rows(db, thread)).run()
             rows = db.execute("pragma integrity_check").fetchall()
-            found = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
+            damage = [Corrupt(f"SQLite: {row[0]}") for row in rows if row[0] != "ok"] + orphans(db)
         with self._link.translated():
-            return found + self._link.audit_log()
+            return damage + self._link.audit_log()

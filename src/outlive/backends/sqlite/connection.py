@@ -1,4 +1,4 @@
-"""The connection to one SQLite file: opened, checked before anything is written, and opened again after a fork."""
+"""The connection to one SQLite file, checked before anything is written, reopened after a fork."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x6F75746C  # "outl"
 _MEMORY = ":memory:"
 _CHECK_S = 0.1  # between two looks of readers whether the file is still the one that they have open
-_SETTLED_NS = (
-    2_000_000_000  # after which every change in a folder gives it another time; that of the system is coarse
-)
+# The clock of a file system is coarse. A folder changed less than this ago may change again and
+# keep its time.
+_SETTLED_NS = 2_000_000_000
 _creating = threading.Lock()
 
 
@@ -58,7 +58,8 @@ class Connection:
         self._moved_at = ctypes.addressof(self._moved)
         self._next_check = 0.0
         self._folder = os.path.dirname(self._file)
-        self._checked_folder: tuple[int, int, int] | None = None  # as it was when all files were in place
+        # As it was when all files were in place.
+        self._checked_folder: tuple[int, int, int] | None = None
         self._is_closed = False
 
     def db(self) -> apsw.Connection:
@@ -94,7 +95,10 @@ class Connection:
 
     @contextlib.contextmanager
     def transaction(self, kind: str, busy_s: float | None = None) -> Iterator[apsw.Connection]:
-        """Open a transaction. `busy_s`: how long this one and later ones wait for other processes."""
+        """Open a transaction.
+
+        `busy_s`: how long this one and later ones wait for other processes.
+        """
         db = self.db()
         if busy_s is not None:
             db.set_busy_timeout(max(1, int(busy_s * 1000)))
@@ -102,21 +106,23 @@ class Connection:
             db.execute(f"begin {kind}")
             yield db
             self._check_place(db, kind)
-            db.execute("commit")  # full fsync: a crash before leaves nothing of it, a crash after all of it
+            # Full fsync: a crash before leaves nothing of it, a crash after all of it.
+            db.execute("commit")
         except BaseException:
             self._on_rollback()
             with contextlib.suppress(apsw.Error):
                 db.execute("rollback")
             raise
         if kind == "immediate" and self._marks is not None:
-            # A crash before this line leaves a commit that its caller was not told of. Past it, a log that has lost
-            # the commit is noticed. Without the mark the commit is done all the same.
+            # A crash before this line leaves a commit that its caller was not told of. Past it, a
+            # log that has lost the commit is noticed. Without the mark the commit is done all the
+            # same.
             with contextlib.suppress(apsw.Error, OSError):
                 frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
                 self._marks.acknowledge(frames, self._page_size)
 
     def _check_place(self, db: apsw.Connection, kind: str) -> None:
-        """Refuse a file that nobody will find again: before every commit, and now and then when reading."""
+        """Refuse a file that was moved or deleted: before every commit, sometimes when reading."""
         now = time.monotonic()
         if self._marks is None or (kind == "deferred" and now < self._next_check):
             return
@@ -145,7 +151,7 @@ class Connection:
         )
 
     def audit_log(self) -> list[Corrupt]:
-        """Compare the log on the disk with what SQLite holds to be committed; not in a transaction."""
+        """Compare the log on disk with what SQLite believes is committed. Not in a transaction."""
         if self._marks is None:
             return []
         db = self.db()
@@ -191,12 +197,13 @@ class Connection:
         return db
 
     def _prepare_place(self) -> None:
-        """Create the file for its owner alone; SQLite gives its mode to the files beside it. An existing one keeps its mode."""
+        """Create the file for its owner alone. SQLite gives its mode to the files beside it."""
         if not Path(self._file).parent.is_dir():
             raise FolderMissing(f"the folder of {self.path!r} does not exist; create it first")
         if os.path.isdir(self.path):
             raise BadURL(f"{self.path!r} is a folder; give the path of a file in it")
-        with _creating, contextlib.suppress(FileExistsError):  # closing it later would drop SQLite's locks
+        # Closing it later would drop SQLite's locks.
+        with _creating, contextlib.suppress(FileExistsError):
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def _check_log(self, db: apsw.Connection) -> None:
@@ -206,8 +213,9 @@ class Connection:
         log = f"{self._file}-wal"
         if not os.path.exists(log):
             return
-        # The mark is read first: a live process only ever adds frames to those it acknowledged. The read that follows makes
-        # SQLite look at the file again, which another process may have put into WAL mode since this one opened it.
+        # The mark is read first: a live process only ever adds frames to those it acknowledged. The
+        # read that follows makes SQLite look at the file again, which another process may have put
+        # into WAL mode since this one opened it.
         mark = marks.read() if marks.existed else None
         self._is_ours(db)
         frames = 0
@@ -235,7 +243,10 @@ class Connection:
             raise StoreUnavailable("SQLite does not take the synchronous setting; nothing would be durable")
 
     def _is_ours(self, db: apsw.Connection) -> bool | None:
-        """Tell whether the file is a store: None when it is empty. Anything else is left as it is."""
+        """Tell whether the file is a store; None when it is empty.
+
+        Raise for files of other programs.
+        """
         if fetch_one(db, "select count(*) from sqlite_schema")[0] == 0:
             return None
         if fetch_one(db, "pragma application_id")[0] != APPLICATION_ID:
@@ -248,7 +259,8 @@ class Connection:
     def _migrate(self, db: apsw.Connection) -> None:
         if self._is_ours(db):
             return
-        db.execute("begin immediate")  # of several first openers one makes the tables, the others find them
+        # Of several first openers one makes the tables, the others find them.
+        db.execute("begin immediate")
         try:
             if self._is_ours(db) is None:
                 from importlib import resources  # only who makes a file pays for it
@@ -266,7 +278,7 @@ class Connection:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Say in the library's words what SQLite and the system say in their own."""
+        """Translate errors of SQLite and the system into errors of this library."""
         try:
             yield
         except OutliveError:
@@ -318,7 +330,7 @@ def _unused(path: str) -> str:
 
 
 def _patiently(work: Callable[[], Any], timeout_s: float) -> None:
-    """Repeat what SQLite refuses at once, without asking the busy handler, while others open the same file."""
+    """Retry what SQLite refuses at once, without its busy handler, while others open the file."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,8 +1,9 @@
 """Entries in SQLite: runs, locks, steps, responses and the notes of layers.
 
-Every entry has two rows. `entry` holds it; `entry_version` holds its status and the checksum of the first row. Both are
-written by the same commit and compared by every read: a row that is lost, or that is an older copy of itself, is damage and
-not an entry that never was, or a step that is not done yet.
+Every entry has two rows. `entry` holds it; `entry_version` holds its status and the checksum of the
+first row. Both are written by the same commit and compared by every read: a row that is lost, or
+that is an older copy of itself, is damage and not an entry that never was, or a step that is not
+done yet.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def find_entry(db: apsw.Connection, thread_key: int, thread: str, kind: str, key
 
 
 def entry_of(thread_key: int, thread: str, row: Sequence[Any], version: bytes | None) -> EntryRecord:
-    """Return what a row of `entry` says; raise DamagedEntry when it is damaged or is not the newest version."""
+    """Return the entry of a row.
+
+    Raise DamagedEntry when it is damaged or not the newest version.
+    """
     *fields, check = row
     if check != checksum(thread_key, *fields) or check != version:
         if not all(isinstance(field, str) for field in fields[:3]):
@@ -63,7 +67,8 @@ def put_entry(db: apsw.Connection, thread_key: int, entry: EntryRecord, stored: 
     status = escape(entry.status)
     fields = (status, entry.epoch, entry.fence, entry.revision, entry.until, entry.clock, entry.body)
     check = checksum(*place, *fields)
-    if stored.entry is not None and stored.status == status:  # what is not written leaves its index alone
+    # What is not written leaves its index alone.
+    if stored.entry is not None and stored.status == status:
         db.execute(
             "update entry set epoch = ?, fence = ?, revision = ?, until = ?, clock = ?, body = ?, checksum = ? "
             "where thread = ? and kind = ? and key = ?",
@@ -154,8 +159,8 @@ class EntrySearch:
         listed = _count(self._db, f"entry e{by_run}", bounds.format("e"), bound_values)
         if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
             raise Corrupt("an index of the entries of this store is damaged, and hides some of them")
-        found = [(thread_key(*row[1:4]), row) for row in rows]
-        return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in found]
+        keyed_rows = [(thread_key(*row[1:4]), row) for row in rows]
+        return [(key, entry_of(row[0], key.id, row[4:14], row[14])) for key, row in keyed_rows]
 
 
 def _count(db: apsw.Connection, table: str, where: str, values: Sequence[Any]) -> int:
@@ -168,7 +173,7 @@ def _count(db: apsw.Connection, table: str, where: str, values: Sequence[Any]) -
 
 def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: int) -> list[Corrupt]:
     """Look at every entry of a thread and its version."""
-    found: list[Corrupt] = []
+    damage: list[Corrupt] = []
     rows: list[Any] = db.execute(
         f"select {_columns('e')}, v.checksum from entry e left join entry_version v using(thread, kind, key) where e.thread = ?",
         (thread_key,),
@@ -177,14 +182,14 @@ def audit_entries(db: apsw.Connection, thread_key: int, thread: str, expected: i
         try:
             entry_of(thread_key, thread, row[:10], row[10])
         except Corrupt as error:
-            found.append(error)
+            damage.append(error)
     if len(rows) != expected:
-        found.append(Corrupt(f"it has {len(rows)} entries instead of {expected}", thread=thread))
+        damage.append(Corrupt(f"it has {len(rows)} entries instead of {expected}", thread=thread))
     lost = (
         "select v.kind, v.key, v.status from entry_version v left join entry e using(thread, kind, key) "
         "where v.thread = ? and (e.key is null or e.status is not v.status)"
     )
-    return found + [
+    return damage + [
         DamagedEntry(thread, *[_text(field) for field in row]) for row in db.execute(lost, (thread_key,))
     ]
 

@@ -1,4 +1,4 @@
-"""The rows of one thread in SQLite, as they are inside a transaction: found, checked, and made into records."""
+"""The rows of one thread in SQLite inside a transaction: read, checked, and made into records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outlive.backend import (
 from outlive.backends.rules.view import Row, write_order
 from outlive.backends.sqlite.connection import fetch_one
 from outlive.backends.sqlite.entries import StoredEntry, find_entry
-from outlive.backends.sqlite.thread_row import FoundThread, ThreadRows, guess, look_up
+from outlive.backends.sqlite.thread_row import ThreadRows, UncheckedThread, guess, look_up
 from outlive.errors import Corrupt
 
 CHECKPOINT = "namespace, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, metadata, chunks, names, body, checksum"
@@ -39,7 +39,8 @@ _VERSION = (
     "where v.thread = c.thread and v.namespace = c.namespace and v.id = c.id)"
 )
 RECORD = f"select {', '.join(f'c.{name}' for name in CHECKPOINT.split(', '))}, {_VERSION} from checkpoint c"
-# Ids in the index that their own rows have too: a page of it may have been replaced by one of another index.
+# Ids in the index that their own rows have too: a page of it may have been replaced by one of
+# another index.
 _COUNT_INDEXED = (
     "select count(*) from checkpoint i indexed by checkpoint_id cross join checkpoint c on c.key = i.key "
     "where i.thread = ? and c.id is i.id and c.namespace is i.namespace"
@@ -53,20 +54,16 @@ _HAS = (
     "exists(select 1 from tally where thread = ?1 and namespace = ?2 and checkpoint = ?3) "
     "or exists(select 1 from write where thread = ?1 and namespace = ?2 and checkpoint = ?3)"
 )
-TABLES = (
-    "checkpoint",
-    "checkpoint_version",
-    "chunk",
-    "write",
-    "tally",
-    "entry",
-    "entry_version",
-)  # of one thread
+# The tables with the rows of a thread.
+TABLES = ("checkpoint", "checkpoint_version", "chunk", "write", "tally", "entry", "entry_version")
 GONE = bytes(16)  # in place of the name of a chunk that is not there
 
 
 class KnownKeys:
-    """Keys of chunks, by thread and name. No chunk goes without a new generation, so within one they hold."""
+    """Keys of chunks, by thread and name.
+
+    They are valid for a generation, which keeps all chunks.
+    """
 
     def __init__(self) -> None:
         self._threads: dict[bytes, tuple[int, dict[bytes, int]]] = {}
@@ -99,14 +96,14 @@ class Rows(ThreadRows):
         *,
         draft: CheckpointRecord | None = None,
         deletes: bool = False,  # then it may be damaged
-        found: FoundThread | None = None,
+        unchecked: UncheckedThread | None = None,
     ) -> None:
-        if found is None:
+        if unchecked is None:
             space = draft.namespace if draft is not None else namespace
-            found = look_up(db, thread.digest, space, None if draft is None else draft.id)
-        super().__init__(db, thread, found, deletes=deletes)
+            unchecked = look_up(db, thread.digest, space, None if draft is None else draft.id)
+        super().__init__(db, thread, unchecked, deletes=deletes)
         self._no_draft: tuple[str, str] | None = None
-        if draft is not None and not found.has_checkpoint:
+        if draft is not None and not unchecked.has_checkpoint:
             self._no_draft = (draft.namespace, draft.id)
         # Of each, those that were looked for:
         self._chunks: dict[bytes, tuple[int, int] | None] = {}
@@ -193,9 +190,11 @@ class Rows(ThreadRows):
         return None if row is None else row[0]
 
     def _chunk_names(self, keys: bytes, check: bytes, checkpoint: str) -> tuple[bytes, ...]:
-        """Return the names of the chunks of a record by their keys, checked: no row of `chunk` can replace another.
+        """Return the names of the chunks of a record by their keys, checked: no row of `chunk` can
+        replace another.
 
-        A chunk that is gone gets a name that no chunk has: the record can be listed and deleted, not loaded.
+        A chunk that is gone gets a name that no chunk has: the record can be listed and deleted,
+        not loaded.
         """
         names = []
         for key in _keys(keys):
@@ -246,7 +245,8 @@ class Rows(ThreadRows):
         if query.before is None:
             self.check_count(query.namespace)
             if query.namespace is not None:
-                self.newest_head(query.namespace)  # its place may have been changed to that of another page
+                # Its place may have been changed to that of another page.
+                self.newest_head(query.namespace)
         records = self._records(query.namespace, query.before)
         matches = (record for record in records if query.run is None or record.run == query.run)
         return list(itertools.islice(matches, query.limit))
@@ -263,7 +263,7 @@ class Rows(ThreadRows):
             yield self.record(row)
 
     def record(self, row: Sequence[Any]) -> CheckpointRecord:
-        """Return what a row says, with its version when it was replaced, if both are as they were written."""
+        """Return the fields of a row and its version, if both are as they were written."""
         *fields, check, version = row
         if check != checksum(self.key, *fields):
             raise self._corrupt("its record is damaged", guess(row[1]))
@@ -338,14 +338,14 @@ class Rows(ThreadRows):
         return int(row[0])
 
     def data(self, names: Sequence[bytes]) -> dict[bytes, bytes]:
-        found = {}
+        chunks = {}
         for name in names:
             row = fetch_one(
                 self._db, "select data from chunk where thread = ? and name = ?", (self.key, name)
             )
             if row is not None:
-                found[name] = row[0]
-        return found
+                chunks[name] = row[0]
+        return chunks
 
     def writes_of(self, namespace: str, checkpoint: str) -> list[WriteRecord]:
         where = (self.key, escape(namespace), escape(checkpoint))
@@ -404,12 +404,12 @@ class Rows(ThreadRows):
 
 
 def info_checksum(thread_key: int, version: int, info: bytes, projection: str | None) -> bytes:
-    """Return a checksum over the metadata of a thread: with its version, so that an older copy is noticed."""
+    """Return a checksum over the metadata of a thread and its version, which reveals older copies."""
     return checksum(thread_key, version, info, projection)
 
 
 def xor(checksums: Iterable[bytes | None]) -> int:
-    """Return the exclusive or of checksums: one that is missing, added or changed changes it, their order does not."""
+    """Return the xor of checksums: any missing, added or changed one shows, whatever the order."""
     return functools.reduce(
         operator.xor, (int.from_bytes(check) for check in checksums if check is not None), 0
     )

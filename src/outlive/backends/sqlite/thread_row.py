@@ -1,8 +1,10 @@
-"""The row of a thread in SQLite and its heads: what every call reads first, and how they vouch for each other.
+"""The row of a thread in SQLite and its heads: what every call reads first, and how they vouch for
+each other.
 
-Every commit writes two rows: that of `thread`, and the head of the root namespace, which repeats the thread's revision.
-When they differ, one of them was lost or is an older copy of itself. A head is also compared with the newest checkpoint
-that the index finds, and with that checkpoint's checksum.
+Every commit writes two rows: that of `thread`, and the head of the root namespace, which repeats
+the thread's revision. When they differ, one of them was lost or is an older copy of itself. A head
+is also compared with the newest checkpoint that the index finds, and with that checkpoint's
+checksum.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ _WITH_ROOT = "from thread t left join head h on h.digest = t.digest and h.namesp
 _WITH_BOTH = f"{_WITH_ROOT} left join head o on o.digest = t.digest and o.namespace = ?2 where t.digest = ?1"
 _HAS_IT = "exists(select 1 from checkpoint where thread = t.key and id = ?3 and namespace = ?2)"
 _NEWEST = "from checkpoint where thread = t.key and namespace = ?2 order by epoch desc, seq desc limit 1)"
-# What every call asks of a thread: its row, the head of the root namespace, and that of the namespace it is about. A save also asks
-# whether its checkpoint is there, and for the newest place in the index.
+# What every call asks of a thread: its row, the head of the root namespace, and that of the
+# namespace it is about. A save also asks whether its checkpoint is there, and for the newest place
+# in the index.
 _READ_ROOT = f"select {_THREAD}, {_ROOT} {_WITH_ROOT} where t.digest = ?1"
 _READ_OTHER = f"select {_THREAD}, {_ROOT}, {_OTHER} {_WITH_BOTH}"
 _SAVE_ROOT = (
@@ -45,7 +48,10 @@ THREADS = f"select {_THREAD}, {_ROOT}, t.info, t.info_json, t.info_checksum {_WI
 
 
 class Head(NamedTuple):
-    """The newest checkpoint of a namespace, and how many there are; `id` is None when the root namespace has none."""
+    """The newest checkpoint of a namespace, and their count.
+
+    `id` is None for an empty root namespace.
+    """
 
     thread: int
     revision: int
@@ -61,21 +67,22 @@ class Head(NamedTuple):
 
 
 @dataclass(slots=True)
-class FoundThread:
-    """What one statement found of a thread: nothing of it is checked yet."""
+class UncheckedThread:
+    """The rows of a thread as one statement read them; nothing of them is checked yet."""
 
     row: Sequence[Any] | None = None
     heads: dict[str, Sequence[Any] | None] = field(default_factory=dict)  # by namespace
     has_checkpoint: bool = True  # or nobody asked
-    newest: dict[str, tuple[int, int] | None] = field(default_factory=dict)  # by namespace: its (epoch, seq)
+    # By namespace: its (epoch, seq).
+    newest: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Sequence[Any]) -> FoundThread:
-        """Return what a row says that begins with the columns of a thread and of its root's head."""
+    def of(cls, row: Sequence[Any]) -> UncheckedThread:
+        """Return the thread of a row that begins with its columns and those of its root head."""
         return cls(row[:16], {"": row[16:24] if row[23] is not None else None})
 
 
-def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) -> FoundThread:
+def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) -> UncheckedThread:
     """Read the row of a thread with its heads; with an id, all that a save needs to know."""
     values: tuple[Any, ...] = (digest, escape(namespace))
     if id is None:
@@ -87,15 +94,15 @@ def look_up(db: apsw.Connection, digest: bytes, namespace: str, id: str | None) 
         heads: list[Any] = db.execute(
             f"select {HEAD} from head where digest = ? and namespace = ''", values[:1]
         ).fetchall()
-        return FoundThread(None, {"": heads[0] if heads else None}, has_checkpoint=False)
+        return UncheckedThread(None, {"": heads[0] if heads else None}, has_checkpoint=False)
     (row,) = rows
-    found = FoundThread.of(row)
+    stored = UncheckedThread.of(row)
     if namespace:
-        found.heads[namespace] = row[24:32] if row[31] is not None else None
+        stored.heads[namespace] = row[24:32] if row[31] is not None else None
     if id is not None:
-        found.has_checkpoint = bool(row[-3])
-        found.newest[namespace] = None if row[-1] is None else (row[-2], row[-1])
-    return found
+        stored.has_checkpoint = bool(row[-3])
+        stored.newest[namespace] = None if row[-1] is None else (row[-2], row[-1])
+    return stored
 
 
 def checked_head(digest: bytes, name: str, row: Sequence[Any]) -> Head | None:
@@ -113,9 +120,11 @@ def put_head(db: apsw.Connection, digest: bytes, name: str, head: Head) -> None:
 class ThreadRows:
     """The counters and heads of one thread as they are inside a transaction."""
 
-    def __init__(self, db: apsw.Connection, thread: ThreadKey, found: FoundThread, *, deletes: bool) -> None:
+    def __init__(
+        self, db: apsw.Connection, thread: ThreadKey, unchecked: UncheckedThread, *, deletes: bool
+    ) -> None:
         self._db = db
-        self._found = found
+        self._unchecked = unchecked
         self._heads: dict[str, Head | None] = {}  # those that were checked
         self.thread = thread
         self.row: Row | None = None
@@ -127,15 +136,15 @@ class ThreadRows:
             if not deletes:
                 raise self._corrupt(problem)
             self._salvage()
-        elif self._found.row is not None:
-            row = self._found.row
+        elif self._unchecked.row is not None:
+            row = self._unchecked.row
             self.has_row, self.key, self.is_listed = True, row[0], bool(row[4])
             self.checkpoints, self.entries, self.stored, self.updated_at = row[9], row[10], row[11], row[13]
             self.row = Row(row[5], row[6], row[7], row[8], row[12], row[14])
 
     def _disagreement(self) -> str | None:
         """Say what is wrong with the row of the thread, or with that of its root's head."""
-        row, root = self._found.row, self._found.heads[""]
+        row, root = self._unchecked.row, self._unchecked.heads[""]
         if row is None:
             listed = "select 1 from roster where tenant = ? and id = ?"
             is_gone = root is not None or fetch_one(self._db, listed, _roster_key(self.thread)) is not None
@@ -155,11 +164,11 @@ class ThreadRows:
         return None
 
     def _salvage(self) -> None:
-        """Tell from damaged rows and those around them what a thread needs that begins again: no seq is used again."""
-        row, root = self._found.row or [None] * 16, self._found.heads[""]
+        """Derive what a thread needs to start again after damage: no seq is used twice."""
+        row, root = self._unchecked.row or [None] * 16, self._unchecked.heads[""]
         if root is None or checked_head(self.thread.digest, "", root) is None:
             root = [None] * 8
-        self.has_row, self.is_listed = self._found.row is not None, True
+        self.has_row, self.is_listed = self._unchecked.row is not None, True
         self.key = row[0] or root[0] or 0
         if self.has_row:
             tenant = escape(self.thread.tenant)
@@ -183,8 +192,8 @@ class ThreadRows:
         """Return the head of a namespace, checked by itself; None when it has no checkpoints."""
         if namespace not in self._heads:
             name = escape(namespace)
-            if namespace in self._found.heads:
-                row = self._found.heads[namespace]
+            if namespace in self._unchecked.heads:
+                row = self._unchecked.heads[namespace]
             else:
                 sql = f"select {HEAD} from head where digest = ? and namespace = ?"
                 row = fetch_one(self._db, sql, (self.thread.digest, name))
@@ -198,10 +207,10 @@ class ThreadRows:
     def newest_head(self, namespace: str) -> Head | None:
         """Return the head of a namespace, compared with the newest place in the index."""
         head = self.head_row(namespace)
-        if namespace not in self._found.newest:
+        if namespace not in self._unchecked.newest:
             sql = "select epoch, seq from checkpoint where thread = ? and namespace = ? order by epoch desc, seq desc limit 1"
-            self._found.newest[namespace] = fetch_one(self._db, sql, (self.key, escape(namespace)))
-        newest = self._found.newest[namespace]
+            self._unchecked.newest[namespace] = fetch_one(self._db, sql, (self.key, escape(namespace)))
+        newest = self._unchecked.newest[namespace]
         if newest != (None if head is None else (head.epoch, head.seq)):
             what = "its newest checkpoint, or is an older copy of itself"
             raise self._corrupt(f"the head of namespace {namespace!r} has lost {what}")

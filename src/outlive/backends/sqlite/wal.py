@@ -1,15 +1,17 @@
 """The write-ahead log that a killed process leaves: which commits of it were acknowledged.
 
-When SQLite recovers a log, it stops at the first frame whose checksum is wrong, because a crash in the middle of a write
-looks like that. So does a damaged frame: every acknowledged commit after it would be lost without a word. Two things tell the
-difference, and both are looked at before anything is written:
+When SQLite recovers a log, it stops at the first frame with a wrong checksum, because a crash in
+the middle of a write looks like that. A damaged frame looks the same: every acknowledged commit
+after it would be lost silently. Two things tell the difference, both checked before any write:
 
-- The mark. After each commit its place in the log (the log's salts and the number of frames) is written into a small file beside the
-  database, without a sync of its own. A log of these salts that has fewer sound frames lost something. With `fsync=normal` this
-  holds only until the machine is restarted, because a power cut may take the last commits away.
-- The frames. Each checksum continues that of the frame before, and is stored with it. So frames after the damage can
-  still be compared with their predecessor. Where there is no mark, a sound commit after the last one that SQLite
-  can read was lost. After a power cut, of which no mark may tell, it takes two: the last commit may have been torn, and was not acknowledged.
+- The mark. After each commit its place in the log (the log's salts and the number of frames) is
+  written into a small file beside the database, without a sync of its own. A log with these salts
+  and fewer sound frames has lost something. With `fsync=normal` this holds only until the machine
+  restarts, because a power cut may remove the last commits.
+- The frames. Each checksum continues that of the frame before, and is stored with it. So frames
+  after the damage can still be compared with their predecessor. Without a mark, a sound commit
+  after the last one that SQLite can read was lost. A power cut may also lose the mark: then it
+  takes two such commits, because the last one may be torn and was not acknowledged.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from typing import BinaryIO
 _MAGIC = 0x377F0682  # the last bit: big-endian checksums
 _HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint, salts, checksum
 _FRAME = struct.Struct(">6I")  # page, pages of the database after a commit or 0, salts, checksum
-_MARK = struct.Struct(">8s8s8sII")  # name and version, boot, salts, frames, whether they were synced
+# Name and version, boot, salts, frames, whether they were synced.
+_MARK = struct.Struct(">8s8s8sII")
 _SIZE = _MARK.size + 4  # with a CRC-32
 _NAME = b"outlive1"
 
@@ -44,7 +47,10 @@ class Mark:
 
 
 class MarkFile:
-    """The file that holds the mark. It is there while a process has the database open, and after a crash."""
+    """The file with the mark.
+
+    It exists while a process has the database open, and after a crash.
+    """
 
     def __init__(self, database: str, boot: str, *, is_synced: bool) -> None:
         self._path = f"{database}-ack"
@@ -53,10 +59,8 @@ class MarkFile:
         self._boot = zlib.crc32(boot.encode()).to_bytes(8) if boot else bytes(8)
         self._is_synced = is_synced
         self._fd = self._log_fd = -1
-        self._log_place = self._index_place = (
-            0,
-            0,
-        )  # device and inode; reused by no other file while these are open
+        # Device and inode: no other file gets them while these are open.
+        self._log_place = self._index_place = (0, 0)
         self._map: mmap.mmap | None = None
         self.existed = os.path.exists(self._path)
         with contextlib.suppress(OSError):  # without a mark the frames alone have to tell
@@ -64,13 +68,16 @@ class MarkFile:
             self._map = self._mapped()
 
     def _open(self, like: os.stat_result) -> int:
-        """Open or create the file, with the mode of the database; the lock says that it is in use."""
+        """Open or create the file, with the mode of the database.
+
+        A shared lock says it is in use.
+        """
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 state = os.fstat(fd)
-                if state.st_nlink:  # else the last one to close it has just removed it
+                if state.st_nlink:  # else the last process to close it has just removed it
                     if state.st_mode & 0o777 != like.st_mode & 0o777 and state.st_size == 0:
                         os.fchmod(fd, like.st_mode & 0o777)
                     return fd
@@ -80,7 +87,10 @@ class MarkFile:
             os.close(fd)
 
     def _mapped(self) -> mmap.mmap:
-        """Map the mark, so that it is written without a call of the system; its bytes are there before that."""
+        """Map the mark, so that writing it takes no system call.
+
+        The bytes must exist before that.
+        """
         if os.fstat(self._fd).st_size != _SIZE:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, self._packed(bytes(8), 0), 0)
@@ -95,7 +105,7 @@ class MarkFile:
         return Mark(boot, salts, frames, bool(is_synced)) if name == _NAME else None
 
     def holds(self, mark: Mark) -> bool:
-        """Tell whether everything that was marked must be there: no power cut can have taken it away."""
+        """Tell whether everything marked must be in the log: no power cut can have removed it."""
         return mark.is_synced or self.is_this_boot(mark)
 
     def is_this_boot(self, mark: Mark) -> bool:
@@ -104,7 +114,8 @@ class MarkFile:
     def open_log(self) -> bool:
         """Open the log that SQLite has open; False when it is not there."""
         with contextlib.suppress(FileNotFoundError):
-            self._index_place = _place(os.stat(self._log_index))  # opening it here would drop SQLite's locks
+            # Opening it here would drop SQLite's locks.
+            self._index_place = _place(os.stat(self._log_index))
             self._log_fd = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
             self._log_place = _place(os.fstat(self._log_fd))
         return self._log_fd >= 0
@@ -112,11 +123,12 @@ class MarkFile:
     def acknowledge(self, frames: int, page_size: int) -> None:
         """Write down that the log is acknowledged up to this frame.
 
-        The salts are those of the last frame itself: should another process have begun the log again
-        meanwhile, its frames are not taken for acknowledged ones.
+        The salts are those of the last frame itself: should another process have begun the log
+        again meanwhile, its frames are not taken for acknowledged ones.
         """
         if self._map is None or not frames:
             return
+        # A crash before the last line leaves the mark of an earlier commit: it vouches for less.
         place = _HEADER.size + (frames - 1) * (_FRAME.size + page_size)
         header = os.pread(self._log_fd, _FRAME.size, place)
         if len(header) == _FRAME.size and header[4:8] != b"\0\0\0\0":
@@ -128,7 +140,9 @@ class MarkFile:
             self._map[:] = self._packed(bytes(8), 0)
 
     def discard(self) -> None:
-        """Remove a file that was not there before: the next one to open the database finds what this one found."""
+        """Remove a file that was not there before, so that the next process sees the same as this
+        one.
+        """
         if not self.existed:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -141,7 +155,8 @@ class MarkFile:
     def log_is_gone(self) -> bool:
         """Tell whether somebody deleted, moved or replaced the log or its index under this process.
 
-        The index holds the locks: a process that finds another one there writes over the commits of this one.
+        The index holds the locks: a process that finds another one there writes over the commits of
+        this one.
         """
         try:
             log, index = os.stat(self._log), os.stat(self._log_index)
@@ -150,12 +165,17 @@ class MarkFile:
         return _place(log) != self._log_place or _place(index) != self._index_place
 
     def close(self) -> None:
-        """Close the file; the last process that closes the database removes it, as SQLite removes the log."""
+        """Close the file.
+
+        The last process to close the database removes it, as SQLite removes the log.
+        """
         if self._log_fd >= 0:
             os.close(self._log_fd)
         if self._map is not None:
             self._map.close()
         if self._fd >= 0:
+            # The exclusive lock fails while another process has the database open. A crash before
+            # the unlink leaves a mark without a log, which says nothing about the next log.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.exists(self._log) and os.fstat(self._fd).st_nlink:
@@ -178,20 +198,24 @@ def find_loss(log: str, page_size: int, frames: int, marks: MarkFile, mark: Mark
 
 
 def _find_loss(log: _Log, frames: int, marks: MarkFile, mark: Mark | None) -> str | None:
+    # 1. A mark that must hold: the log has at least its frames, unless it was started again since.
     if mark is not None and mark.frames and marks.holds(mark):
         if log.is_cut:
             return f"it is shorter than its header, and {mark.frames} of its frames were acknowledged"
-        if log.has_bytes and not log.is_sound and marks.is_this_boot(mark):  # a kill does not tear a header
+        # A killed process does not tear a header.
+        if log.has_bytes and not log.is_sound and marks.is_this_boot(mark):
             return f"its header is damaged, and {mark.frames} of its frames were acknowledged"
         if mark.salts == log.salts and frames < mark.frames:
             return f"SQLite can read {frames} of its frames, and {mark.frames} were acknowledged"
     if not log.salts:
         return None
+    # 2. Where the mark already answers, or nothing was acknowledged, the frames add nothing.
     if mark is not None:
         if mark.boot == marks._boot or not mark.is_synced:
             return None
     elif marks.existed:
-        return None  # nothing was acknowledged, or a power cut came before it was written down
+        return None  # nothing was acknowledged, or a power cut came before the mark was on disk
+    # 3. Else look for sound commits after the last one that SQLite can read.
     if log.commits_after(frames if log.is_sound else 0) >= (1 if mark is None else 2):
         return f"SQLite can read {frames} of its frames, and there are sound commits after that"
     return None
@@ -205,7 +229,8 @@ class _Log:
         self._size = _FRAME.size + page_size
         raw = file.read(_HEADER.size)
         self.has_bytes = bool(raw)
-        self.is_cut = 0 < len(raw) < _HEADER.size  # SQLite itself leaves it empty, or with a whole header
+        # SQLite itself leaves it empty, or with a whole header.
+        self.is_cut = 0 < len(raw) < _HEADER.size
         self.salts, self.is_sound, self._order, self._start = b"", False, "<", (0, 0)
         if len(raw) < _HEADER.size:
             return
@@ -225,7 +250,9 @@ class _Log:
             yield raw[: _FRAME.size], raw[_FRAME.size :]
 
     def commits_after(self, start: int) -> int:
-        """Return how many commits there are in a row of frames of which each continues the one before."""
+        """Return the greatest number of commits in a row of frames that each continue the one
+        before.
+        """
         most = count = 0
         before: tuple[int, int] | None = None
         for header, page in self._frames(start):
@@ -252,7 +279,7 @@ class _Log:
 
 
 def sound_frames(log: str, page_size: int, most: int) -> int:
-    """Return how many frames of a log are sound on the disk, of those that SQLite holds to be committed."""
+    """Return how many of the frames that SQLite believes committed are sound on disk."""
     with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
         return _Log(file, page_size).sound_frames(most)
     return 0

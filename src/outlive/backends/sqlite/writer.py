@@ -42,7 +42,7 @@ class Writer:
         self._replaced = {(record.namespace, record.id): record for record in effect.replaced}
 
     def write(self) -> None:
-        """Write all of the effect. Everything is in one transaction: a crash leaves all of it or nothing."""
+        """Write the whole effect, in one transaction: a crash leaves all of it or nothing."""
         effect, view = self._effect, self._view
         # 1. The row of a new thread, so that the others have a key to refer to.
         if not view.has_row:
@@ -65,11 +65,13 @@ class Writer:
                 self._exchange_chunk(name, brought[name])
             else:
                 self._remove_chunk(name)
-        # 3. Chunks before the checkpoints and writes that refer to them by key.
+        # 3. Chunks, before the checkpoints and writes that refer to them by key.
         for name, data in effect.chunks:
             self._put_chunk(name, data)
         for record in records:
             self._put_checkpoint(record)
+        # The head of each namespace that changed, and always the root's: it repeats the thread's
+        # revision, which reveals a lost or older row of either.
         for namespace in {**self._touched, "": 0}:
             self._settle_head(namespace)
         if effect.writes:
@@ -83,7 +85,7 @@ class Writer:
                 "update thread set info = ?, info_checksum = ?, info_json = ? where key = ?",
                 (effect.info, check, projection, view.key),
             )
-        # 4. The row of the thread at last: its counts and revision vouch for the others.
+        # 4. The row of the thread last: its counts and revision vouch for the other rows.
         listed = bool(self._count or effect.writes or effect.info is not None) or self._has_content()
         view.save_row(effect.row, (self._count, self._entries, self._stored), effect.at, listed)
 
@@ -98,7 +100,7 @@ class Writer:
             self._count_writes(*pair, count, change)
 
     def _has_content(self) -> bool:
-        """Tell whether a thread without checkpoints is listed: it has pending writes, or metadata of its own."""
+        """Tell whether a thread without checkpoints is listed: it has pending writes or metadata."""
         sql = "select 1 from tally where thread = ? limit 1"
         return fetch_one(self._db, sql, (self._view.key,)) is not None or self._view.info() is not None
 
@@ -144,7 +146,7 @@ class Writer:
         if self._db.changes():
             self._stored += len(data)
             self._keys[name] = self._db.last_insert_rowid()
-        else:  # it is there, with its bytes: say that it is wanted again
+        else:  # it is stored already: a new revision protects it from a sweep that read it before
             (stored,) = fetch_one(
                 self._db, "select data from chunk where thread = ? and name = ?", (key, name)
             )
@@ -213,7 +215,7 @@ class Writer:
         self._db.execute("delete from tally where thread = ? and namespace = ? and checkpoint = ?", where)
 
     def _settle_head(self, namespace: str) -> None:
-        """Write down what is the newest of a namespace now, and how many there are; of the root whatever was changed."""
+        """Store the newest checkpoint of a namespace and their count; of the root, any change."""
         view, revision = self._view, self._effect.row.revision
         change = self._touched.get(namespace, 0)
         old = None
@@ -250,7 +252,7 @@ class Writer:
         return newest
 
     def _put_write(self, write: WriteRecord) -> tuple[bool, int]:
-        """Store a write; tell whether there was none in its place, and the exclusive or of the old and the new checksum."""
+        """Store a write. Return whether its place was free, and the xor of old and new checksum."""
         view = self._view
         if write.key not in view.write_checksums:
             view.write(write.key)

@@ -42,11 +42,13 @@ KEY_BYTES = 32
 _NONCE = 13
 _TAG = 16
 _MAX_ID = 64
-_LEAST_DISTINCT = 12  # bytes in a key; 32 random ones have fewer once in 10**14 keys, passwords nearly always
+# Bytes in a key; 32 random ones have fewer once in 10**14 keys, passwords nearly always.
+_LEAST_DISTINCT = 12
 
 
 class KeyRing:
-    """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, 32 random bytes each.
+    """The keys of a store, by id: `KeyRing({"2026-01": old, "2026-07": new})`, 32 random bytes
+    each.
 
     New records are sealed under the newest: the last one, or the one that `newest` names. A ring
     without keys opens a store that is encrypted, for `verify`, `delete` and the list of threads
@@ -128,7 +130,7 @@ class KeyRing:
 
 
 def is_sealed(naming_key: bytes) -> bool:
-    """Tell whether a naming key is sealed: a clear one is 32 bytes, which may begin with anything."""
+    """Tell whether a naming key is encrypted: a clear one is 32 bytes, with any beginning."""
     return len(naming_key) > KEY_BYTES and naming_key[:1] == _MARK
 
 

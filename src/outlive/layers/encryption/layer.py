@@ -102,7 +102,7 @@ async def current_naming_key(backend: Backend) -> EntryRecord | None:
 
 
 def _is_sealed(entry: EntryRecord) -> bool:
-    """Tell whether an entry has data of the user. What lower layers keep for themselves does not."""
+    """Tell whether an entry has user data. The entries of lower layers have none."""
     return entry.kind in SEALED
 
 
@@ -162,7 +162,10 @@ class Encrypted:
         )
 
     def _seal_one(self, aad: bytes, data: bytes) -> bytes:
-        """Seal a record. Refuse the placeholder of one that did not open: it would pass for a record."""
+        """Encrypt a record.
+
+        Refuse the placeholder of an unreadable one: it would pass for a record.
+        """
         refuse_unopened(data)
         return self.ring.seal(aad, data)
 

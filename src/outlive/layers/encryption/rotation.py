@@ -123,14 +123,13 @@ class Rotation:
         async for row in self._rows():
             try:
                 await self._thread(ThreadKey.of(self._tenant, row.id), row)
-            except (
-                Corrupt
-            ) as error:  # the store itself cannot read it; the other threads can be sealed all the same
+            except Corrupt as error:  # the store cannot read this thread; encrypt the others
                 self.done.problems.append(str(error))
             self.done.threads += 1
             if progress is not None:
                 progress(self.done.threads, None)
-        for tenant in (self._tenant, RESERVED):  # also of threads that have nothing else and are in no list
+        # Also of threads that have nothing else and are in no list.
+        for tenant in (self._tenant, RESERVED):
             for kind in SEALED:
                 async for page in entry_pages(self._inner, EntryQuery(tenant, kind, limit=_PAGE)):
                     for key, entry in page:
@@ -187,7 +186,7 @@ class Rotation:
     def _sealed(
         self, aad: bytes, sealed: bytes, thread: ThreadKey, what: str, *, is_named: bool = False
     ) -> bytes | None:
-        """Return a record under the newest key; None when it is already, or when no key opens it."""
+        """Return a record under the newest key; None when it has that key, or no key opens it."""
         if self._ring.is_current(sealed):
             return None
         try:

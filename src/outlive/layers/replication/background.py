@@ -44,7 +44,8 @@ class Upkeep:
                 return
             try:
                 await self._beat()
-            except Exception as error:  # noqa: BLE001  # no caller waits for this; it is in the status
+            # No caller waits for this; it is in the status.
+            except Exception as error:  # noqa: BLE001
                 self._stores.last_error = f"{type(error).__name__}: {error}"
 
     async def _beat(self) -> None:

@@ -95,7 +95,7 @@ class Outbox:
             return tuple(self.delivered.pop(thread, ()))
 
     def take_idle(self, least_s: float) -> dict[ThreadKey, list[str]]:
-        """Return the same of threads without a commit for so long, which would have removed them."""
+        """Return the same for idle threads: no commit came that would have removed the entries."""
         before = f"{self._runtime.now() - int(least_s * 1e6):016x}"
         with self._lock:
             idle = {key: names for key, names in self.delivered.items() if names[-1][:16] <= before}
@@ -147,7 +147,8 @@ class Backlog:
     ) -> None:
         self._source = source
         self._replicator = replicator
-        self._on_refused = on_refused  # called when the thread is in a later epoch in the other store
+        # Called when the thread is in a later epoch in the other store.
+        self._on_refused = on_refused
         self._tenant = tenant
         self._runtime = runtime
         self._timeout_s = timeout_s
@@ -297,7 +298,7 @@ class Backlog:
 
 
 def _union(entries: Sequence[EntryRecord]) -> ChangeSet:
-    """Return what several entries name. They have an epoch when each of them has one: the greatest."""
+    """Return what several entries name. If all have an epoch, the greatest is the result's."""
     union, parts = ChangeSet(), [changes_in(entry) for entry in entries]
     for changes in parts:
         union.add(changes)

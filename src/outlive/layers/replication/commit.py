@@ -174,14 +174,16 @@ class Committer:
         key = self._outbox.new_key()
         entry = outbox_entry(key, changes, epoch if self._options.is_strict else None)
         commit = leaving_tombstones(replace(original, timeout_s=share_s))
-        if _may_be_overtaken(original):  # with an epoch it could not, nor when it removes outbox entries
+        # Such a commit names no epoch and removes no outbox entries: either would make it fail
+        # when another commit comes first.
+        if _may_be_overtaken(original):
             commit.entries = (entry,)
             return _Sent(original, commit, changes, key)
         # Entries of earlier commits that the secondary has are removed by this one: that saves a
         # commit of its own.
         removed = self._outbox.take_delivered(original.thread) if active_role(epoch) == PRIMARY else ()
         commit.entries = (
-            *(_in_epoch(given, epoch) for given in original.entries),
+            *(_in_epoch(changed, epoch) for changed in original.entries),
             entry,
             *(EntryRecord(OUTBOX, name, gone=True) for name in removed),
         )
@@ -289,6 +291,7 @@ class Committer:
         self, sent: list[_Sent], stored: list[int], results: list[Result], epoch: int, deadline: Deadline
     ) -> None:
         """Merge what was decided into the secondary, directly."""
+        # 1. Build the replicas. Some commits have none: they are read from the primary in step 3.
         left_s = deadline.remaining_s()
         if not self._options.is_strict:
             left_s = _DIRECT_S if left_s is None else min(_DIRECT_S, left_s)
@@ -301,7 +304,10 @@ class Committer:
             if replica is not None:
                 replica.timeout_s = left_s
                 replicas[at] = replica
+        # 2. Send them. A crash leaves commits with their outbox entries in the primary, some of
+        #    them in both stores: another process merges them again, which changes nothing.
         answers = dict(zip(replicas, await self._send(list(replicas.values())), strict=True))
+        # 3. Transfer what could not be merged directly, and answer each commit.
         for at in stored:
             each, answer = sent[at], answers.get(at)
             # Out of turn means that the two stores differ. Either the primary gives out places that
@@ -330,14 +336,13 @@ class Committer:
             return [error for _ in replicas]
 
     async def _transfer(self, sent: _Sent, epoch: int, *, with_backlog: bool) -> OutliveError | None:
-        """Read from the primary what the secondary is to get, on request with the thread's backlog."""
+        """Read from the primary what the secondary needs; if asked, with the thread's backlog."""
         stores, thread = self._stores, sent.thread
         try:
             await stores.ensure_open(SECONDARY)
             if with_backlog:
-                if (
-                    epoch > 0 and self._options.is_strict
-                ):  # what the secondary has alone was never acknowledged
+                # What only the secondary has was never acknowledged.
+                if epoch > 0 and self._options.is_strict:
                     await stores.resolve_left(SECONDARY, thread, epoch)
                 sent.changes.add(await stores.backlog(PRIMARY).changes_of(thread))
             replicator = stores.replicator(PRIMARY, stores.patience_s)
@@ -372,7 +377,7 @@ class Committer:
             raise _not_replicated(thread.id, "", error) from error
 
     def _not_taken(self, sent: _Sent, result: Result, error: OutliveError) -> OutliveError | None:
-        """Return what to answer when the secondary did not take it; None when it is queued instead."""
+        """Return the answer when the secondary refused; None when the change is queued instead."""
         self._outbox.mark_queued(PRIMARY, {sent.key: saved_ids(sent.original)})
         if isinstance(error, EpochPassed):
             return StoredElsewhere(error, result if isinstance(result, Receipt) else None)
@@ -414,7 +419,7 @@ def _failure_after(commit: Commit, receipt: Receipt, error: OutliveError) -> Out
 
 
 def _may_be_overtaken(commit: Commit) -> bool:
-    """Tell whether a deletion may follow saves it has not seen: a busy thread must not starve it."""
+    """Tell whether a deletion may follow saves it has not seen: busy threads must not starve it."""
     removal = commit.removal or Removal(everything=True)
     return not (removal.everything or commit.checkpoints or commit.entries or commit.writes)
 

@@ -47,11 +47,11 @@ class Doubt:
             self.is_told |= isinstance(result, StoredElsewhere) and result.was_there
 
     def exclude(self, epoch: int) -> None:
-        """Take note that the store which is active in an epoch does not have it, so it never had."""
+        """Record that the active store of an epoch does not have it, and so never had it."""
         self.epochs = {other for other in self.epochs if active_role(other) != active_role(epoch)}
 
     def has_others(self, epoch: int) -> bool:
-        """Tell whether it may have been stored in another epoch, of which its caller was not told."""
+        """Tell whether it may have been stored in another epoch, without an answer to its caller."""
         return not self.is_told and bool(self.epochs - {epoch})
 
 

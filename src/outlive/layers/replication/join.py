@@ -73,9 +73,9 @@ class Join:
                 continue
             # Only a pair whose stores both answer gets a new key: otherwise one could adopt another
             # key than its partner has.
-            mine = stores.key or (b"" if any(errors) else offered)
+            proposed = stores.key or (b"" if any(errors) else offered)
             try:
-                key = await stores.both[role].identity(mine)
+                key = await stores.both[role].identity(proposed)
             except StoreError as error:
                 if not is_unreachable(error) or any(errors):
                     raise
@@ -175,7 +175,8 @@ class Join:
             raise error  # it is for the store that is active
         stores.is_caught_up = secondary.is_caught_up
         if options.auto_failover and secondary.is_caught_up:
-            await self._switch.refresh(_half(deadline))  # one question without an answer is not enough
+            # One question without an answer is not enough.
+            await self._switch.refresh(_half(deadline))
             if not (stores.is_failed_over or stores.health[PRIMARY].is_healthy):
                 await self._switch.promote(automatic=True)
 

@@ -349,7 +349,7 @@ class Replicate:
         return epoch
 
     async def confirm(self, thread: ThreadKey | None) -> None:
-        """Make sure that removals from a thread, or from any, are replicated; raise NotReplicated."""
+        """Make sure that removals, of one thread or of all, are replicated; raise NotReplicated."""
         try:
             for key in [thread] if thread is not None else await self._queued_threads():
                 await self._committer.confirm(key, self.stores.epoch)

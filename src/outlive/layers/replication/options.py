@@ -12,11 +12,13 @@ from outlive.errors import BadArgument
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A second store, and how it is kept in step: `outlive.open(url, replication=outlive.Replication(secondary))`.
+    """A second store, and how it is kept in step: `outlive.open(url,
+    replication=outlive.Replication(secondary))`.
 
-    `secondary` is what `outlive.open` takes: a URL, a path or a Redis client. `mode="sync"` saves to both stores before a save
-    returns, "async" queues for the second one. `on_secondary_down` is for "sync": "fail" refuses a save that only one store can
-    take, "queue" accepts it. `enabled=False` leaves the store that is not active alone; it gets everything later.
+    `secondary` is what `outlive.open` takes: a URL, a path or a Redis client. `mode="sync"` saves
+    to both stores before a save returns, "async" queues for the second one. `on_secondary_down` is
+    for "sync": "fail" refuses a save that only one store can take, "queue" accepts it.
+    `enabled=False` leaves the store that is not active alone; it gets everything later.
     `auto_failover=None` means True for mode="sync" with on_secondary_down="fail", else False.
     """
 
@@ -51,14 +53,15 @@ class Replication:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """The state of a pair. `is_exact` is false while one store cannot be asked what it has queued."""
+    """The state of a pair. `is_exact` is false while one store cannot report what it has queued."""
 
     mode: str  # "sync" or "async"
     on_secondary_down: str
     is_enabled: bool
     active: str  # "primary" or "secondary"
     is_failed_over: bool
-    failed_over_at: dt.datetime | None  # since when the secondary is active; None while the primary is
+    # Since when the secondary is active; None while the primary is.
+    failed_over_at: dt.datetime | None
     epoch: int
     failovers: int  # that this process made or saw
     primary_healthy: bool
@@ -68,7 +71,8 @@ class ReplicationStatus:
     queued_bytes: int
     lag_s: float  # age of the oldest of them
     is_exact: bool  # false: a store did not answer, and these three are the least that can be said
-    unreachable: int  # commits of this process that were queued in a store which does not answer now
+    # Commits of this process that were queued in a store which does not answer now.
+    unreachable: int
     last_error: str | None
 
 

@@ -27,7 +27,8 @@ from outlive.runtime.runtime import Deadline
 
 PRIMARY, SECONDARY = 0, 1
 ROLES = ("primary", "secondary")
-JOINED, ALONE, OLD_COPY = 0, 1, 2  # what a store is: one of two, or what it became when the pair ended
+# What a store is: one of two, or what it became when the pair ended.
+JOINED, ALONE, OLD_COPY = 0, 1, 2
 
 
 def active_role(epoch: int) -> int:
@@ -84,7 +85,8 @@ class PairRecord:
     epoch: int = 0
     is_caught_up: bool = True  # it has all that the other had when they were joined
     is_paused: bool = False  # of the active one: replication is switched off
-    is_manual: bool = False  # of the secondary: it was promoted by a person, who will also fail back
+    # Of the secondary: it was promoted by a person, who will also fail back.
+    is_manual: bool = False
     failed_over_at: int = 0  # of the secondary, while it is active: since when, in microseconds
     ended: int = JOINED
     revision: int = 0

@@ -54,7 +54,7 @@ def is_unreachable(error: object) -> bool:
 
 
 def has_no_answer(error: object) -> bool:
-    """Tell whether a store that may be new did not answer: that it has no tables yet is an answer."""
+    """Tell whether a store that may be new did not answer. "No tables yet" is an answer."""
     return is_unreachable(error) and not isinstance(error, MissingSchema)
 
 
@@ -131,7 +131,7 @@ class Stores:
         )
 
     def update_health(self, role: int, error: BaseException | None) -> None:
-        """Remember whether a store answered: that it is locked, full or damaged is an answer too."""
+        """Remember whether a store answered. "Locked", "full" and "damaged" are answers too."""
         health = self.health[role]
         is_healthy = not is_unreachable(error)
         if health.is_healthy != is_healthy or not health.since:
@@ -143,7 +143,8 @@ class Stores:
         """Make sure that a store is open and has the naming key of the pair."""
         if self.is_open[role]:
             return
-        try:  # `identity` has no deadline of its own, so it is not asked of a store that does not answer
+        # `identity` has no deadline of its own, so it is not asked of a store that does not answer.
+        try:
             await read_pair_record(self.both[role], self.tenant, min(timeout_s, self.patience_s))
         except StoreError as error:
             if has_no_answer(error):
@@ -226,10 +227,10 @@ class Stores:
         target = 1 - source
         old = await self.record(target)
         if old is None:
-            mine = await self.record(source)
-            assert mine is not None
+            record = await self.record(source)
+            assert record is not None
             old = await self.write(
-                target, None, PairRecord(mine.pair, target, mine.epoch, is_caught_up=False)
+                target, None, PairRecord(record.pair, target, record.epoch, is_caught_up=False)
             )
         await self.backlog(source).transfer_everything()
         # Refused when the record has changed: the store may have lost on the way what it had got.
@@ -265,7 +266,7 @@ class Stores:
         return (PRIMARY if primary.epoch == epoch else SECONDARY), epoch
 
     async def resolve(self, source: int, key: ThreadKey, changes: ChangeSet) -> None:
-        """Merge or withdraw what is queued of a thread that is in a later epoch in the other store."""
+        """Merge or withdraw queued changes of a thread whose epoch is later in the other store."""
         leading, epoch = await self.leading()
         replicator = self.replicator(source, self.transfer_s)
         if leading == source or changes.everything:

@@ -174,7 +174,10 @@ class RoleSwitch:
     # Changing roles
 
     async def _retry_races(self, switch: Callable[[], Awaitable[RoleChange]]) -> RoleChange:
-        """Change roles, one at a time in this process; when another process is faster, look again."""
+        """Change roles, once at a time in this process.
+
+        If another process is faster, look again.
+        """
         async with self._one_at_a_time:
             for _ in range(_RACES):
                 with contextlib.suppress(EntryHeld):

@@ -49,7 +49,9 @@ class ThreadEpochs:
         return is_definite and not (self._epoch == epoch and thread.digest in self._moved)
 
     async def move(self, thread: ThreadKey, epoch: int, deadline: Deadline) -> None:
-        """Move a thread to an epoch, unless it is there; by an outbox entry in the other store too."""
+        """Move a thread to an epoch, unless it is there; by an outbox entry also in the other
+        store.
+        """
         rows = await self._stores.active_in(epoch).threads(
             ThreadQuery(thread.tenant, only=thread.id, heads=False), timeout_s=deadline.remaining_s()
         )

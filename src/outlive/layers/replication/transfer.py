@@ -45,16 +45,16 @@ from outlive.layers.replication.outbox_entry import ChangeSet, changes_in
 from outlive.runtime.runtime import Deadline
 
 _TRIES = 8
-_LEASE_S = (
-    30.0  # of a run whose lease is not known: its owner renews it, or another process waits a little longer
-)
-_TOMBSTONE_S = 3600.0  # for which a tombstone stays when both have it: a save may still be on its way
+# Of a run whose lease is not known: its owner renews it, or another process waits a little longer.
+_LEASE_S = 30.0
+# How long a tombstone stays when both stores have it: a save may still be on its way.
+_TOMBSTONE_S = 3600.0
 
 IsNamed = Callable[[bytes, bytes], bool]  # (name, bytes): whether that is the name of these bytes
 
 
 def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
-    """Return a commit as the other store gets it; None when it must be read from the store itself."""
+    """Return a commit for the other store; None when it must be read from the store itself."""
     if done.removal is not None or done.rewrites or (done.info is not None and done.info_version is None):
         return None
     leases = {(entry.kind, entry.key): entry.lease_s for entry in done.entries}

@@ -173,13 +173,13 @@ class CommitContract(Contract):
         """The reply to a save may be lost: its repetition must not fail its own compare-and-set."""
         running = EntryRecord("run", "run", status="running", fence=2)
         for what, stale in STALE.items():
-            one = probe.of(what)
-            stored = await one.save("a", ONE)
-            await one.commit(draft("b"), entries=(running,), info=b"old")
-            before = await one.dump()
-            receipt = await one.commit(draft("a"), chunks=(TWO,), writes=(write("a", "task"),), **stale)
+            case = probe.of(what)
+            stored = await case.save("a", ONE)
+            await case.commit(draft("b"), entries=(running,), info=b"old")
+            before = await case.dump()
+            receipt = await case.commit(draft("a"), chunks=(TWO,), writes=(write("a", "task"),), **stale)
             assert receipt.existing == stored, what
-            assert await one.dump() == before, what
+            assert await case.dump() == before, what
 
     async def test_a_retry_is_answered_after_a_failover(self, probe: Probe) -> None:
         stored = await probe.save("a")
@@ -222,12 +222,12 @@ class CommitContract(Contract):
         assert await (await trial.probe()).dump() == before
 
     async def test_two_handles_see_what_the_other_stored(self, trial: Trial) -> None:
-        one, two = await trial.probe(), await trial.probe()
+        first, second = await trial.probe(), await trial.probe()
         for number in range(3):
-            await one.save(f"one {number}", ONE)
-            await two.save(f"two {number}", TWO)
-            assert await one.dump() == await two.dump()
-        assert await one.ids() == ["two 2", "one 2", "two 1", "one 1", "two 0", "one 0"]
+            await first.save(f"one {number}", ONE)
+            await second.save(f"two {number}", TWO)
+            assert await first.dump() == await second.dump()
+        assert await first.ids() == ["two 2", "one 2", "two 1", "one 1", "two 0", "one 0"]
 
     async def test_a_closed_backend_refuses_every_call(self, probe: Probe) -> None:
         await probe.save("a")

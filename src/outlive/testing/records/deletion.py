@@ -1,7 +1,7 @@
 """Removing: what goes, what must stay, and that no save in between loses a chunk.
 
-Deleting is two commits: records first, then the chunks that nobody reads, as of the moment when that was
-looked up. A save may come at any point between.
+Deleting is two commits: records first, then the chunks that nobody reads, as of the moment when
+that was looked up. A save may come at any point between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORDERS = [
 
 
 async def _sweeper(probe: Probe) -> AsyncIterator[None]:
-    """Remove checkpoint "old", then the chunks that nobody reads: step by step, as another process would."""
+    """Remove checkpoint "old", then unreferenced chunks, step by step, as another process would."""
     yield
     await probe.commit(removal=Removal(checkpoints=(("", "old"),)))
     yield
@@ -64,7 +64,7 @@ async def _saver(probe: Probe, how: str) -> AsyncIterator[None]:
     elif how == "sends it again in a write":
         await probe.commit(writes=(write("later", "task", chunks=(ONE[0],)),), chunks=(ONE,))
     elif reading.record is not None:
-        with contextlib.suppress(StaleBase):  # and it reads anew, which is not the matter here
+        with contextlib.suppress(StaleBase):  # a saver would read again; that is not tested here
             await probe.commit(draft("new", ONE[0]), **_NAMING[how](reading))
     yield
 
@@ -101,7 +101,7 @@ class DeletionContract(Contract):
             removal=Removal(checkpoints=(("", "a"),), chunks=(ONE[0],), chunks_until=1 << 40),
         )  # fmt: skip
         assert await probe.ids() == []
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"new"]
+        assert [stored.body for stored in await probe.backend.writes(probe.thread, None)] == [b"new"]
         assert await probe.data() == dict((ONE,))
 
     async def test_removing_a_checkpoint_leaves_all_chunks(self, probe: Probe) -> None:
@@ -135,7 +135,7 @@ class DeletionContract(Contract):
         await probe.commit(chunks=((ONE[0], b"other bytes"),))
         assert await probe.data() == dict((ONE,))
 
-    async def test_storing_a_chunk_again_stamps_it_anew_and_stores_it_once(self, probe: Probe) -> None:
+    async def test_storing_a_chunk_again_renews_its_stamp_and_stores_it_once(self, probe: Probe) -> None:
         await probe.save("a", ONE, body=b"")
         receipt = await probe.commit(chunks=(ONE,))
         inventory = await probe.backend.inventory(probe.thread)
@@ -172,7 +172,7 @@ class DeletionContract(Contract):
         assert (dump["data"], dump["row"].info, dump["row"].checkpoints) == (dict((TWO,)), None, 1)
         assert [entry.fence for entry in dump["entries"]["step"]] == [1]
 
-    async def test_one_commit_may_remove_everything_and_begin_anew(self, probe: Probe) -> None:
+    async def test_one_commit_may_remove_everything_and_start_again(self, probe: Probe) -> None:
         await probe.save("a", ONE)
         receipt = await probe.commit(draft("b", TWO[0]), chunks=(TWO,), removal=Removal(everything=True))
         assert (receipt.removed, receipt.checkpoints[0].seq) == (1, 2)
@@ -210,7 +210,7 @@ class DeletionContract(Contract):
         assert await changed(removal=Removal(checkpoints=(("", "a"),)))
         assert await changed(removal=Removal(chunks=(TWO[0],), chunks_until=1 << 40))
         assert await changed(rewrites=(draft("b", THREE[0]),))
-        # What could give a chunk back its life behind a sweep's back
+        # What could name a chunk again after the sweep looked
         assert await changed(draft("c", body=b"new"), replace=True)
         assert await changed(copied(draft("copy"), seq=90))
         assert await changed(draft("e", THREE[0]))
@@ -218,7 +218,7 @@ class DeletionContract(Contract):
         assert await changed(removal=Removal(everything=True))
 
     async def test_generations_are_random(self, probe: Probe) -> None:
-        """A counter would start anew with a store that was restored or a thread that was erased."""
+        """A counter would start again in a store that was restored or a thread that was erased."""
         tokens = []
         for number in range(8):
             other = probe.of(f"thread {number}")
@@ -257,19 +257,19 @@ class DeletionContract(Contract):
         for how, order in itertools.product(
             ("sends it again", "sends it again in a write", *_NAMING), ORDERS
         ):
-            one = probe.of(f"{how}: {order}")
-            await one.save("old", ONE)
-            await one.save("kept", TWO)
-            await one.save("new" if how == "names it in place of another" else "another")
-            processes = {"sweeper": _sweeper(one), "saver": _saver(one, how)}
+            case = probe.of(f"{how}: {order}")
+            await case.save("old", ONE)
+            await case.save("kept", TWO)
+            await case.save("new" if how == "names it in place of another" else "another")
+            processes = {"sweeper": _sweeper(case), "saver": _saver(case, how)}
             for process in processes.values():
                 await anext(process)
             for name in order:
                 await anext(processes[name], None)
             for process in processes.values():
                 await process.aclose()  # type: ignore[attr-defined]
-            assert await one.missing() == set(), one.thread.id
-            assert TWO[0] in await one.data(), one.thread.id
+            assert await case.missing() == set(), case.thread.id
+            assert TWO[0] in await case.data(), case.thread.id
 
     async def test_a_deletion_that_nobody_disturbs_frees_the_chunk(self, probe: Probe) -> None:
         await probe.save("old", ONE)
@@ -289,17 +289,17 @@ class DeletionContract(Contract):
     async def test_a_chunk_that_is_removed_and_put_at_once_has_the_new_bytes_for_all_who_name_it(
         self, probe: Probe
     ) -> None:
-        await probe.commit(draft("a", ONE[0], TWO[0]), chunks=(ONE, TWO), writes=(held := _write(ONE[0]),))
+        await probe.commit(draft("a", ONE[0], TWO[0]), chunks=(ONE, TWO), writes=(pending := _write(ONE[0]),))
         before = await probe.backend.inventory(probe.thread)
         await probe.commit(
-            chunks=((ONE[0], b"sealed anew"),),
+            chunks=((ONE[0], b"other bytes"),),
             removal=Removal(chunks=(ONE[0],), chunks_until=before.revision),
             generation=before.generation,
         )
         reading = await probe.backend.read(probe.thread, "", "a")
-        assert reading.chunks == {ONE[0]: b"sealed anew", TWO[0]: TWO[1]}
+        assert reading.chunks == {ONE[0]: b"other bytes", TWO[0]: TWO[1]}
         assert (await probe.records())[0].chunks == (ONE[0], TWO[0])
-        assert await probe.backend.writes(probe.thread, None) == [held]
+        assert await probe.backend.writes(probe.thread, None) == [pending]
         after = await probe.backend.inventory(probe.thread)
         assert after.chunks == {ONE[0]: (11, after.revision), TWO[0]: (200, before.chunks[TWO[0]][1])}
         assert after.generation != before.generation
@@ -310,10 +310,10 @@ class DeletionContract(Contract):
         before = await probe.backend.inventory(probe.thread)
         await probe.commit(draft("b", ONE[0]), chunks=(ONE,))
         removal = Removal(chunks=(ONE[0],), chunks_until=before.revision)
-        await probe.commit(chunks=((ONE[0], b"sealed anew"),), removal=removal, generation=before.generation)
+        await probe.commit(chunks=((ONE[0], b"other bytes"),), removal=removal, generation=before.generation)
         assert (await probe.data())[ONE[0]] == ONE[1]
 
-    async def test_what_is_sealed_anew_changes_its_bytes_and_nothing_else(self, probe: Probe) -> None:
+    async def test_what_is_encrypted_again_changes_its_bytes_and_nothing_else(self, probe: Probe) -> None:
         lease = EntryRecord("run", "r", b"old", "running", fence=NEXT, lease_s=100)
         await probe.commit(
             draft("a"),
@@ -326,17 +326,19 @@ class DeletionContract(Contract):
         assert row is not None
         await probe.commit(
             reencrypted=ReencryptedBodies(
-                tuple((one, b"new") for one in writes), ((note, b"new"),), (b"old", b"new")
+                tuple((pending, b"new") for pending in writes), ((note, b"new"),), (b"old", b"new")
             )
         )
-        assert await probe.backend.writes(probe.thread, None) == [replace(one, body=b"new") for one in writes]
+        assert await probe.backend.writes(probe.thread, None) == [
+            replace(pending, body=b"new") for pending in writes
+        ]
         assert await probe.entries("run") == [replace(note, body=b"new")]
         now = await probe.row()
         assert now is not None
         assert (now.info, now.info_version, now.generation) == (b"new", row.info_version, row.generation)
         assert await probe.backend.audit(probe.thread) == []
 
-    async def test_what_was_changed_since_it_was_read_is_not_sealed_anew(self, probe: Probe) -> None:
+    async def test_what_was_changed_since_it_was_read_is_not_encrypted_again(self, probe: Probe) -> None:
         await probe.commit(
             draft("a"),
             writes=(write("a", "task", -1, b"second"),),
@@ -350,8 +352,8 @@ class DeletionContract(Contract):
                 ((write("a", "task", -1, b"first"), b"x"), (gone, b"x")), ((first, b"x"),), (b"first", b"x")
             )
         )
-        assert [one.body for one in await probe.backend.writes(probe.thread, None)] == [b"second"]
-        assert [one.body for one in await probe.entries("run")] == [b"second"]
+        assert [record.body for record in await probe.backend.writes(probe.thread, None)] == [b"second"]
+        assert [record.body for record in await probe.entries("run")] == [b"second"]
         row = await probe.row()
         assert row is not None
         assert row.info == b"second"

@@ -148,9 +148,9 @@ class EntryContract(Contract):
         ).entries[0]
         assert (taken.lease_s, taken.until > 0, taken.clock != "") == (None, True, True)
         take = EntryRecord("lock", "l", b"b", fence=2, expect=(0, 1, 0), expect_lapsed=True, lease_s=3600)
-        with pytest.raises(EntryHeld) as held:
+        with pytest.raises(EntryHeld) as refusal:
             await probe.commit(entries=(take,))
-        assert held.value.stored == taken
+        assert refusal.value.stored == taken
         short = (await probe.commit(entries=(replace(taken, key="m", until=0, lease_s=0.05),))).entries[0]
         await trial.sleep(0.07)
         assert (await _keys(probe, "lock", lapsed=False), await _keys(probe, "lock", lapsed=True)) == (
@@ -196,8 +196,8 @@ class EntryContract(Contract):
         statuses = ("running", "completed", "failed")
         entries = [EntryRecord("run", f"{n}", status=statuses[n % 3]) for n in range(7)]
         await probe.commit(entries=(*reversed(entries), EntryRecord("step", "0"), EntryRecord("run", "x%")))
-        found = await probe.backend.entries(EntryQuery("", "run", thread=probe.thread))
-        assert [entry for _, entry in found[:-1]] == entries
+        answer = await probe.backend.entries(EntryQuery("", "run", thread=probe.thread))
+        assert [entry for _, entry in answer[:-1]] == entries
         assert await _keys(probe, "run", statuses=["running"]) == ["0", "3", "6"]
         assert await _keys(probe, "run", statuses=["failed", "completed"]) == ["1", "2", "4", "5"]
         assert await _keys(probe, "run", statuses=[]) == await _keys(probe, "none") == []
@@ -207,7 +207,7 @@ class EntryContract(Contract):
         assert [entry.key for _, entry in page] == ["0", "1"]
 
     async def test_entries_of_many_threads_are_paged_without_loss(self, probe: Probe) -> None:
-        """One key may stand in many threads: a page may end between two of them."""
+        """Many threads may use the same key: a page may end between two of them."""
         keys = ["", "a", "A", "a\0", "\\", "é", "\ud800", "\U0001f600"]
         for id in ("one", "two", "three"):
             await probe.of(id).commit(entries=tuple(EntryRecord("lock", key) for key in keys))
@@ -224,8 +224,8 @@ class EntryContract(Contract):
         for number, other in enumerate(threads):
             await other.commit(entries=(EntryRecord("run", f"{number}"),))
         await probe.of("a", "tenant").commit(entries=(EntryRecord("run", "elsewhere"),))
-        found = await probe.backend.entries(EntryQuery("", "run"))
-        assert [(key, entry.key) for key, entry in found] == [
+        answer = await probe.backend.entries(EntryQuery("", "run"))
+        assert [(key, entry.key) for key, entry in answer] == [
             (other.thread, f"{number}") for number, other in enumerate(threads)
         ]
         elsewhere = await probe.backend.entries(EntryQuery("tenant", "run"))

@@ -1,4 +1,4 @@
-"""What must still hold: each expectation alone refuses a commit, and a refused commit leaves no trace."""
+"""Each expectation alone refuses a commit, and a refused commit leaves no trace."""
 
 from __future__ import annotations
 
@@ -121,36 +121,36 @@ class ExpectationContract(Contract):
         await _furnish(neighbour)
         untouched = await neighbour.dump()
         for what, (expectation, error) in FAILING.items():
-            one = probe.of(what)
-            await _furnish(one)
-            before = await one.dump()
-            now = await one.backend.inventory(one.thread)
+            case = probe.of(what)
+            await _furnish(case)
+            before = await case.dump()
+            now = await case.backend.inventory(case.thread)
             with expected(error, what):
-                await one.commit(draft("c", NEW[0]), **_everything(**expectation(now)))
-            assert await one.dump() == before, what
+                await case.commit(draft("c", NEW[0]), **_everything(**expectation(now)))
+            assert await case.dump() == before, what
         assert await neighbour.dump() == untouched
 
     async def test_an_expectation_that_holds_lets_a_commit_through(self, probe: Probe) -> None:
         for what, expectation in HOLDING.items():
-            one = probe.of(what)
-            await _furnish(one)
-            now = await one.backend.inventory(one.thread)
-            await one.commit(draft("c", NEW[0]), **_everything(**expectation(now)))
-            dump = await one.dump()
+            case = probe.of(what)
+            await _furnish(case)
+            now = await case.backend.inventory(case.thread)
+            await case.commit(draft("c", NEW[0]), **_everything(**expectation(now)))
+            dump = await case.dump()
             assert [record.id for record in dump["records"]] == ["c", "b"], what
             assert dump["data"] == dict((ONE, NEW))
-            assert [held.body for held in dump["writes"]] == [b"value", b"overwritten", b"first"]
+            assert [pending.body for pending in dump["writes"]] == [b"value", b"overwritten", b"first"]
             assert dump["entries"]["step"] == [EntryRecord("step", "n", b"step")]
             assert (dump["row"].info, dump["row"].info_version) == (b"other", 2)
 
     async def test_a_refused_commit_does_not_make_a_thread(self, probe: Probe) -> None:
         for what, (fields, error) in ON_NOTHING.items():
-            one = probe.of(what)
-            before = await one.dump()
+            case = probe.of(what)
+            before = await case.dump()
             with expected(error, what):
-                await one.commit(draft("a", NEW[0]), chunks=(NEW,), **fields)
-            assert await one.dump() == before, what
-            assert (await one.save("a")).seq == 1
+                await case.commit(draft("a", NEW[0]), chunks=(NEW,), **fields)
+            assert await case.dump() == before, what
+            assert (await case.save("a")).seq == 1
 
     async def test_a_thread_without_a_checkpoint_is_empty(self, probe: Probe) -> None:
         await probe.commit(
@@ -181,10 +181,10 @@ class ExpectationContract(Contract):
         with pytest.raises(EpochPassed) as passed:
             await probe.commit(draft("c"), epoch=1)
         assert (passed.value.epoch, passed.value.current) == (1, EPOCH)
-        with pytest.raises(EntryHeld) as held:
+        with pytest.raises(EntryHeld) as refusal:
             await probe.commit(**_entry("held", expect_lapsed=True))
-        assert (held.value.kind, held.value.key) == ("lock", "held")
-        assert held.value.stored in await probe.entries("lock")
+        assert (refusal.value.kind, refusal.value.key) == ("lock", "held")
+        assert refusal.value.stored in await probe.entries("lock")
 
     async def test_a_zombie_learns_that_its_lease_is_lost_whatever_else_fails(self, probe: Probe) -> None:
         await _furnish(probe)

@@ -14,7 +14,8 @@ FirstCall = Callable[[Probe], Awaitable[Any]]
 ONE = chunk("one", 100)
 STATUSES = ("", "running", "completed")
 
-# The first call that a thread ever gets, and with it whatever a backend keeps for a few threads together.
+# The first call that a thread ever gets, and with it whatever a backend keeps for a few threads
+# together.
 FIRST_CALLS: dict[str, FirstCall] = {
     "delete": lambda probe: probe.commit(removal=Removal(everything=True)),
     "nothing": lambda probe: probe.commit(),
@@ -59,26 +60,27 @@ NEXT_CALLS: dict[str, FirstCall] = {
 }
 
 
-# After these the listings are compared after every next call; after the others, after the first and the last but one.
+# After these the listings are compared after every next call; after the others, after the first and
+# the last but one.
 _THOROUGH = ("delete", "checkpoint", "write", "entry", "metadata", "merge")
 
 
 class FirstCallContract(Contract):
     async def test_whatever_came_first_a_listing_shows_what_is_there(self, trial: Trial) -> None:
-        one = await trial.probe()
+        handle = await trial.probe()
         for first, call in FIRST_CALLS.items():
-            probe = one.of("begun", tenant=first)
+            probe = handle.of("begun", tenant=first)
             await call(probe)
             await agrees(probe, first)
             for name, next_call in NEXT_CALLS.items():
                 await next_call(probe)
                 if first in _THOROUGH or name == "remove":
                     await agrees(probe, f"{first}, then {name}")
-        assert await one.backend.audit(None) == []
+        assert await handle.backend.audit(None) == []
 
 
 async def agrees(probe: Probe, after: str) -> None:
-    """Compare every listing of the tenant with what its only thread holds, and let the backend check that."""
+    """Compare every listing of the tenant with its only thread, and let the backend audit it."""
     row = await probe.row()
     holds = bool(await probe.records() or await probe.backend.writes(probe.thread, None))
     assert (row is not None) == (holds or (row is not None and row.info is not None)), (
@@ -91,7 +93,7 @@ async def agrees(probe: Probe, after: str) -> None:
         everywhere = await probe.backend.entries(EntryQuery(probe.thread.tenant, kind))
         assert everywhere == [(probe.thread, entry) for entry in own], f"{kind} after {after}"
         for status in STATUSES:
-            found = await probe.backend.entries(EntryQuery(probe.thread.tenant, kind, statuses=[status]))
+            answer = await probe.backend.entries(EntryQuery(probe.thread.tenant, kind, statuses=[status]))
             expected = [(probe.thread, entry) for entry in own if entry.status == status]
-            assert found == expected, f"{kind} {status!r} after {after}"
+            assert answer == expected, f"{kind} {status!r} after {after}"
     assert await probe.backend.audit(probe.thread) == [], f"after {after}"

@@ -1,4 +1,4 @@
-"""Merging what another store has: in whichever order and however often, all stores end up the same."""
+"""Merging from another store: in any order and however often, all stores end up the same."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def _merged(probe: Probe, commits: Sequence[dict[str, Any]]) -> dict[str, 
 async def _agrees(probe: Probe, commits: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merge in every order, and each twice; return what all of them come to."""
     orders = list(itertools.permutations(commits))
-    found = [await _merged(probe.of(f"order {number}"), order) for number, order in enumerate(orders)]
-    found.append(await _merged(probe.of("twice"), [one for one in commits for _ in range(2)]))
-    assert all(one == found[0] for one in found)
-    return found[0]
+    results = [await _merged(probe.of(f"order {number}"), order) for number, order in enumerate(orders)]
+    results.append(await _merged(probe.of("twice"), [result for result in commits for _ in range(2)]))
+    assert all(result == results[0] for result in results)
+    return results[0]
 
 
 class MergeContract(Contract):
@@ -84,7 +84,7 @@ class MergeContract(Contract):
                 {"writes": (write("a", "one"), write("a", "task", -1, b"tie", rank=(1, 0, 1)))},
             ],
         )
-        assert [held.body for held in merged["writes"]] == [b"value", b"tie", b"value"]
+        assert [pending.body for pending in merged["writes"]] == [b"value", b"tie", b"value"]
 
     async def test_two_first_writes_of_an_index_are_decided_by_their_bytes(self, probe: Probe) -> None:
         await _agrees(probe, [{"writes": (write("a", "task", 0, body),)} for body in (b"x", b"z", b"y")])
@@ -113,8 +113,8 @@ class MergeContract(Contract):
                 },
             ],
         )
-        assert [(held.body, held.status) for held in merged["entries"]["run"]] == [(b"high", "running")]
-        assert [held.body for held in merged["entries"]["step"]] == [b"c"]
+        assert [(entry.body, entry.status) for entry in merged["entries"]["run"]] == [(b"high", "running")]
+        assert [entry.body for entry in merged["entries"]["step"]] == [b"c"]
 
     async def test_the_greater_version_of_the_metadata_wins(self, probe: Probe) -> None:
         commits = [{"info": b"a", "info_version": 2}, {"info": b"c", "info_version": 1}]
@@ -133,7 +133,7 @@ class MergeContract(Contract):
         )  # fmt: skip
         dump = await probe.dump()
         assert [record.id for record in dump["records"]] == ["a", "old"]
-        assert [held.body for held in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
+        assert [kept.body for kept in (*dump["entries"]["run"], *dump["writes"])] == [b"here", b"here"]
         assert (dump["row"].info, dump["row"].epoch) == (b"here", 4)
 
     async def test_a_save_that_was_repeated_after_a_failover_counts_in_the_later_epoch(
@@ -193,7 +193,9 @@ class MergeContract(Contract):
         await commit_one(probe.backend, line)
         dump = await probe.dump()
         assert [(record.id, record.body) for record in dump["records"]] == [("a", b"line")]
-        assert [(held.key, held.body, held.fence) for held in dump["entries"]["run"]] == [("r", b"line", 2)]
+        assert [(entry.key, entry.body, entry.fence) for entry in dump["entries"]["run"]] == [
+            ("r", b"line", 2)
+        ]
         assert (dump["row"].info, dump["row"].info_version, dump["row"].epoch) == (b"line", 1, 3)
         assert dump["writes"] == []
         assert await probe.backend.audit(probe.thread) == []
@@ -232,10 +234,12 @@ class MergeContract(Contract):
         dump = await probe.dump()
         assert [record.id for record in dump["records"]] == ["later"]
         assert not dump["entries"].get("run")
-        found = await probe.backend.entries(EntryQuery(probe.thread.tenant, TOMBSTONE, thread=probe.thread))
-        assert [(grave.key, grave.until) for _, grave in found] == [("", 1)]
+        tombstones = await probe.backend.entries(
+            EntryQuery(probe.thread.tenant, TOMBSTONE, thread=probe.thread)
+        )
+        assert [(grave.key, grave.until) for _, grave in tombstones] == [("", 1)]
         await probe.commit(draft("a"), entries=(EntryRecord("run", "r", b"y", "running", fence=NEXT),))
-        assert [held.body for held in (await probe.dump())["entries"]["run"]] == [b"y"]
+        assert [entry.body for entry in (await probe.dump())["entries"]["run"]] == [b"y"]
 
     async def test_records_with_places_of_their_own_go_behind_the_tombstone_that_would_hold_them(
         self, probe: Probe
@@ -249,9 +253,8 @@ class MergeContract(Contract):
         assert [(record.id, record.seq) for record in back] == [("b", 4), ("a", 3)]
         await probe.commit(removal=Removal(checkpoints=(("", "a"),), leaves_tombstones=True))
         await probe.commit(back[1])
-        await probe.commit(
-            *await probe.records(), merge=True
-        )  # nor would the other store of a pair leave them out
+        # The other store of a pair does not leave them out either.
+        await probe.commit(*await probe.records(), merge=True)
         assert [(record.id, record.seq) for record in await probe.records()] == [("a", 7), ("b", 4)]
 
     async def test_a_fence_that_is_given_after_a_merge_is_greater_than_all_that_came(
@@ -264,9 +267,9 @@ class MergeContract(Contract):
         await probe.commit(entries=(taken,), writes=(write("a", "t", index=-1, body=b"newer"),))
         await probe.commit(merge=True, entries=(run,), writes=(write("a", "t", index=-1, rank=(0, 0, 60)),))
         dump = await probe.dump()
-        (held,) = dump["entries"]["run"]
-        assert (held.body, held.fence > 60) == (b"y", True)
-        assert [one.body for one in dump["writes"]] == [b"newer"]
+        (entry,) = dump["entries"]["run"]
+        assert (entry.body, entry.fence > 60) == (b"y", True)
+        assert [pending.body for pending in dump["writes"]] == [b"newer"]
 
     async def test_a_merge_that_is_to_be_in_turn_is_refused_when_it_is_not(self, probe: Probe) -> None:
         run = EntryRecord("run", "r", b"x", fence=4)

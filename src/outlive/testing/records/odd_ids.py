@@ -1,4 +1,4 @@
-"""Ids are any text. None may reach, hide or be taken for another, whatever stands behind them."""
+"""Ids are any text. No id reaches, hides or is taken for another, on any backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class IdContract(Contract):
             assert (record.id, record.parent, record.run) == (id, id, id)
             assert (await probe.commit(draft(id))).existing == record
             assert [
-                held.id for held in (await probe.backend.history(HistoryQuery(probe.thread, "", run=id)))[1]
+                listed.id
+                for listed in (await probe.backend.history(HistoryQuery(probe.thread, "", run=id)))[1]
             ] == [id]
         await probe.commit(removal=Removal(checkpoints=(("", "a"), ("", "\0"), ("", "\\0"))))
         assert len(await probe.records()) == len(IDS) - 3
@@ -62,21 +63,21 @@ class IdContract(Contract):
         await probe.commit(writes=(*sent, *tasks))
         for number, id in _numbered():
             assert await probe.backend.writes(probe.thread, [(id, id)]) == [sent[number]], repr(id)
-        found = await probe.backend.writes(probe.thread, [("", "x")])
-        assert sorted(found, key=lambda held: int(held.body)) == tasks
+        writes = await probe.backend.writes(probe.thread, [("", "x")])
+        assert sorted(writes, key=lambda record: int(record.body)) == tasks
 
     async def test_any_text_names_an_entry(self, probe: Probe) -> None:
         await probe.commit(
             entries=tuple(EntryRecord("step", id, b"%d" % number) for number, id in _numbered())
         )
         for number, id in _numbered():
-            found = await probe.backend.entries(
+            entries = await probe.backend.entries(
                 EntryQuery("", "step", thread=probe.thread, prefix=id, limit=len(IDS))
             )
-            assert [entry.body for _, entry in found if entry.key == id] == [b"%d" % number], repr(id)
-            found = await probe.backend.entries(EntryQuery("", "step", prefix=id))
-            assert [entry.key for _, entry in found] == [key for key in ORDERED if key.startswith(id)], repr(
-                id
+            assert [entry.body for _, entry in entries if entry.key == id] == [b"%d" % number], repr(id)
+            entries = await probe.backend.entries(EntryQuery("", "step", prefix=id))
+            assert [entry.key for _, entry in entries] == [key for key in ORDERED if key.startswith(id)], (
+                repr(id)
             )
         assert [entry.key for entry in await probe.entries("step")] == ORDERED
 

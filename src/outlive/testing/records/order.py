@@ -73,7 +73,7 @@ class OrderContract(Contract):
         assert row is not None and row.head is not None and row.head.id == "d"
 
     async def test_equal_places_are_ordered_by_id(self, probe: Probe) -> None:
-        """Two stores that went apart may both have given a place: all stores must agree on the head."""
+        """Two stores that diverged may both have assigned a place: all must agree on the head."""
         ids = [
             "a",
             "B",

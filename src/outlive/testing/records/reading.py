@@ -77,9 +77,9 @@ class ReadingContract(Contract):
 
     async def test_a_checkpoint_is_found_by_id_in_its_namespace(self, probe: Probe) -> None:
         await probe.commit(draft("a", ONE[0]), draft("b", TWO[0], namespace="sub"), chunks=(ONE, TWO))
-        for namespace, id, found in (("", "a", ONE), ("sub", "b", TWO)):
-            assert (await probe.backend.read(probe.thread, namespace, id)).chunks == dict((found,))
-            assert (await probe.backend.read(probe.thread, namespace)).chunks == dict((found,))
+        for namespace, id, stored in (("", "a", ONE), ("sub", "b", TWO)):
+            assert (await probe.backend.read(probe.thread, namespace, id)).chunks == dict((stored,))
+            assert (await probe.backend.read(probe.thread, namespace)).chunks == dict((stored,))
         assert (await probe.backend.read(probe.thread, "sub", "a")).record is None
         assert (await probe.backend.read(probe.thread, "", "b")).record is None
         assert (await probe.backend.read(probe.thread, "none")).record is None
@@ -87,11 +87,11 @@ class ReadingContract(Contract):
     async def test_a_reading_holds_record_chunks_writes_and_generation_of_one_moment(
         self, probe: Probe
     ) -> None:
-        mine, other = write("a", "t", chunks=(TWO[0],)), write("b", "t", chunks=(THREE[0],))
-        receipt = await probe.commit(draft("a", ONE[0]), chunks=(ONE, TWO, THREE), writes=(mine, other))
+        own, other = write("a", "t", chunks=(TWO[0],)), write("b", "t", chunks=(THREE[0],))
+        receipt = await probe.commit(draft("a", ONE[0]), chunks=(ONE, TWO, THREE), writes=(own, other))
         reading = await probe.backend.read(probe.thread, "")
         assert reading.record == receipt.checkpoints[0]
-        assert (reading.chunks, reading.writes) == (dict((ONE, TWO)), (mine,))
+        assert (reading.chunks, reading.writes) == (dict((ONE, TWO)), (own,))
         assert reading.generation == receipt.generation
 
     async def test_what_the_reader_knows_is_not_sent_again(self, probe: Probe) -> None:
@@ -152,7 +152,7 @@ class ReadingContract(Contract):
         assert await _pages(probe, 3, "sub") == [["s"]]
         assert await _pages(probe, 3, "none") == []
 
-    async def test_a_page_goes_on_where_its_cursor_was_even_when_that_is_gone(self, probe: Probe) -> None:
+    async def test_a_page_continues_at_its_cursor_even_when_that_is_gone(self, probe: Probe) -> None:
         await probe.commit(*(draft(f"{number}") for number in range(6)))
         page = (await probe.backend.history(HistoryQuery(probe.thread, "", limit=2)))[1]
         cursor: Cursor = page[-1].order
@@ -190,8 +190,8 @@ class ReadingContract(Contract):
 
     async def test_chunks_that_are_missing_are_left_out(self, probe: Probe) -> None:
         await probe.commit(chunks=(ONE, TWO))
-        found = await probe.backend.fetch(probe.thread, [TWO[0], b"x" * 16, ONE[0], TWO[0]])
-        assert found == dict((ONE, TWO))
+        chunks = await probe.backend.fetch(probe.thread, [TWO[0], b"x" * 16, ONE[0], TWO[0]])
+        assert chunks == dict((ONE, TWO))
         assert await probe.backend.fetch(probe.thread, []) == {}
 
     async def test_a_chunk_belongs_to_its_thread_alone(self, probe: Probe) -> None:
@@ -246,17 +246,17 @@ class ReadingContract(Contract):
         assert await target.generation() != generation
 
     async def test_a_second_handle_reads_while_the_first_saves(self, trial: Trial) -> None:
-        one, two = await trial.probe(), await trial.probe()
-        await one.save("0", ONE)
+        first, second = await trial.probe(), await trial.probe()
+        await first.save("0", ONE)
 
         async def saver() -> None:
             for number in range(1, 15):
-                await one.commit(draft(f"{number}", ONE[0]), chunks=(chunk(f"{number}"),))
+                await first.commit(draft(f"{number}", ONE[0]), chunks=(chunk(f"{number}"),))
 
         async def reader() -> list[int]:
             seen = []
             for _ in range(15):
-                reading = await two.backend.read(two.thread, "")
+                reading = await second.backend.read(second.thread, "")
                 assert reading.record is not None and reading.chunks == dict((ONE,))
                 seen.append(reading.record.seq)
             return seen

@@ -38,10 +38,10 @@ class ThreadContract(Contract):
         for id in ids:
             await probe.of(id).save("x")
         for prefix in ("", "a", "A", "a%", "a_", "a\\", "a\0", "a\ud800", "a*", "[", "c", "a\\b"):
-            found = [row.id for row in await probe.backend.threads(ThreadQuery("", prefix=prefix))]
-            assert found == sorted((id for id in ids if id.startswith(prefix)), key=escape), repr(prefix)
+            listed = [row.id for row in await probe.backend.threads(ThreadQuery("", prefix=prefix))]
+            assert listed == sorted((id for id in ids if id.startswith(prefix)), key=escape), repr(prefix)
 
-    async def test_a_page_goes_on_behind_an_id_that_may_be_gone(self, probe: Probe) -> None:
+    async def test_a_page_starts_after_an_id_that_may_be_gone(self, probe: Probe) -> None:
         for id in ("a", "b", "c", "d", "e"):
             await probe.of(id).save("x")
         assert [row.id for row in await probe.backend.threads(ThreadQuery("", limit=2))] == ["a", "b"]
@@ -140,9 +140,9 @@ class ThreadContract(Contract):
                 info=b"%d" % number,
             )
         for number, (tenant, id) in enumerate(pairs):
-            one = probe.of(id, tenant)
-            assert await one.ids() == [f"{number}"]
-            assert list(await one.data()) == [chunk(f"{number}")[0]]
+            handle = probe.of(id, tenant)
+            assert await handle.ids() == [f"{number}"]
+            assert list(await handle.data()) == [chunk(f"{number}")[0]]
             listed = [row.id for row in await probe.backend.threads(ThreadQuery(tenant))]
             assert listed == sorted((other for own, other in pairs if own == tenant), key=escape)
         await probe.of("t", "a").commit(removal=Removal(everything=True))

@@ -34,36 +34,36 @@ class WriteContract(Contract):
         await probe.commit(writes=(write("a", "task", 0, b"first"),))
         late = (write("a", "task", 0, b"second", rank=(9, 9, 9)), write("a", "task", 1, b"one"))
         assert (await probe.commit(writes=late)).writes == late[1:]
-        bodies = [held.body for held in await probe.backend.writes(probe.thread, None)]
+        bodies = [pending.body for pending in await probe.backend.writes(probe.thread, None)]
         assert bodies == [b"first", b"one"]
 
     async def test_the_first_of_an_index_wins_within_a_commit_too(self, probe: Probe) -> None:
         await probe.commit(writes=(write("a", "task", 0, b"first"), write("a", "task", 0, b"second")))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"first"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"first"]
 
     async def test_the_last_control_write_wins(self, probe: Probe) -> None:
         for body in (b"first", b"second", b"third"):
             await probe.commit(writes=(write("a", "task", -1, body), write("a", "task", -2, b"-" + body)))
-        bodies = [held.body for held in await probe.backend.writes(probe.thread, None)]
+        bodies = [pending.body for pending in await probe.backend.writes(probe.thread, None)]
         assert bodies == [b"-third", b"third"]
 
     async def test_the_last_of_an_index_wins_within_a_commit_when_it_is_a_control_write(
         self, probe: Probe
     ) -> None:
         await probe.commit(writes=(write("a", "task", -1, b"z first"), write("a", "task", -1, b"a last")))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"a last"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"a last"]
 
     async def test_a_control_write_is_ranked_by_the_commit(self, probe: Probe) -> None:
         await probe.commit(draft("a"), epoch=3)
         receipt = await probe.commit(writes=(write("a", "task", -1), write("a", "task", 0)))
-        assert [held.rank for held in receipt.writes] == [(3, 0, 2), (0, 0, 0)]
+        assert [pending.rank for pending in receipt.writes] == [(3, 0, 2), (0, 0, 0)]
 
     async def test_a_control_write_of_a_lower_rank_loses(self, probe: Probe) -> None:
         for body, rank in ((b"a", (1, 2, 3)), (b"b", (1, 2, 2)), (b"c", (0, 9, 9)), (b"d", (1, 1, 9))):
             await probe.commit(writes=(write("a", "task", -1, body, rank=rank),))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"a"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"a"]
         await probe.commit(writes=(write("a", "task", -1, b"e", rank=(1, 3, 0)),))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"e"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"e"]
 
     async def test_writes_are_handed_out_by_path_task_and_index(self, probe: Probe) -> None:
         sent = [
@@ -86,15 +86,15 @@ class WriteContract(Contract):
             writes=(write("a", "task", body=b"root"), write("a", "task", body=b"sub", namespace="s"))
         )
         await probe.commit(draft("a"), draft("a", namespace="s"))
-        assert [held.body for held in (await probe.backend.read(probe.thread, "")).writes] == [b"root"]
+        assert [pending.body for pending in (await probe.backend.read(probe.thread, "")).writes] == [b"root"]
         await probe.commit(removal=Removal(checkpoints=(("s", "a"),)))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"root"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"root"]
 
-    async def test_a_write_that_lost_its_checkpoint_may_be_written_anew(self, probe: Probe) -> None:
+    async def test_a_write_that_lost_its_checkpoint_may_be_written_again(self, probe: Probe) -> None:
         await probe.commit(draft("a"), writes=(write("a", "task", 0, b"old"),))
         await probe.commit(removal=Removal(checkpoints=(("", "a"),)))
         await probe.commit(writes=(write("a", "task", 0, b"new"),))
-        assert [held.body for held in await probe.backend.writes(probe.thread, None)] == [b"new"]
+        assert [pending.body for pending in await probe.backend.writes(probe.thread, None)] == [b"new"]
         assert await probe.backend.audit(probe.thread) == []
 
     async def test_two_hundred_writes_of_one_checkpoint_are_kept(self, probe: Probe) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be meant is refused before anything is stored, by an error that says what would be right."""
+"""Invalid arguments are refused before anything is stored, with an error that says what is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks, copies and copies into another store: everything is there, and nothing is shared that should not be."""
+"""Forks, copies, and copies into another store: complete, and sharing only what they should."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _state(n: int) -> dict[str, Any]:
 
 async def _contents(store: AsyncStore, id: str, namespace: str = "") -> list[tuple[Any, ...]]:
     """Return all that a user can see of a thread's checkpoints."""
-    thread, found = store.thread(id, namespace=namespace), []
+    thread, contents = store.thread(id, namespace=namespace), []
     for listed in [item async for item in thread.history()]:
         item = await thread.checkpoint(listed.id)
         assert item is not None
@@ -33,8 +33,8 @@ async def _contents(store: AsyncStore, id: str, namespace: str = "") -> list[tup
             item.run,
             item.created_at,
         )
-        found.append((*place, item.metadata, item.interrupts, item.pending_writes, item.state))
-    return found
+        contents.append((*place, item.metadata, item.interrupts, item.pending_writes, item.state))
+    return contents
 
 
 class CopyContract(Contract):
@@ -49,7 +49,7 @@ class CopyContract(Contract):
         (only,) = [item async for item in branch.history()]
         assert (only.id, only.parent, only.source) == (saved[1].id, saved[0].id, "fork")
         assert (only.metadata, await branch.load()) == ({"n": 1}, _state(1))
-        assert [held.value for held in await branch.writes()] == [1]
+        assert [write.value for write in await branch.writes()] == [1]
         info = await branch.info()
         assert info is not None and info.forked_from == ("t", saved[1].id)
         assert len(await thread.lineage()) == 4
@@ -70,8 +70,8 @@ class CopyContract(Contract):
         await thread.save({**_state(3), "of": "source"})
         assert (await branch.load() or {})["of"] == "branch"
         await thread.delete()
-        for one in (store, other):
-            assert [item.state["n"] for item in [await one.thread("branch").checkpoint()] if item] == [3]
+        for handle in (store, other):
+            assert [item.state["n"] for item in [await handle.thread("branch").checkpoint()] if item] == [3]
         assert len(await _contents(other, "branch")) == 2
         assert (await store.verify()).ok
 
@@ -107,7 +107,7 @@ class CopyContract(Contract):
         copy = await thread.copy("copy")
         for namespace in ("", "sub"):
             assert await _contents(store, "copy", namespace) == await _contents(store, "t", namespace)
-        assert [held.value for held in await copy.writes("not saved yet")] == ["early"]
+        assert [write.value for write in await copy.writes("not saved yet")] == ["early"]
         assert await copy.metadata() == {"title": "x"}
         await thread.delete()
         assert await copy.load() == _state(9)
@@ -185,7 +185,7 @@ class CopyContract(Contract):
                 await store.import_thread(exported, id=kind)
             else:
                 await (thread.fork(kind) if kind == "fork" else thread.copy(kind))
-            assert [(held.task, held.value) for held in await target.writes("one")] == [("task", "own")]
+            assert [(write.task, write.value) for write in await target.writes("one")] == [("task", "own")]
         assert (await store.verify()).ok
 
     async def test_what_is_not_there_cannot_be_copied(self, store: AsyncStore) -> None:
@@ -275,9 +275,9 @@ class CopyContract(Contract):
             await store.thread(id).save({"n": 1}, id="x")
             await store.thread(id).set_metadata({"title": "old"})
         await store.copy_to(other)
-        for one, id in ((store, "here"), (other, "there")):
-            await one.thread(id).save({"n": 2}, id="x", replace=True)
-            await one.thread(id).set_metadata({"title": "new"})
+        for owner, id in ((store, "here"), (other, "there")):
+            await owner.thread(id).save({"n": 2}, id="x", replace=True)
+            await owner.thread(id).set_metadata({"title": "new"})
         await store.copy_to(other)
         for id in ("here", "there"):
             assert await other.thread(id).load("x") == {"n": 2}
@@ -302,7 +302,7 @@ class CopyContract(Contract):
         there = await other.thread("t").save({"n": "there"})
         await store.copy_to(other)
         await other.copy_to(store)
-        heads = [[head.id for head in await one.thread("t").tips()] for one in (store, other)]
+        heads = [[head.id for head in await owner.thread("t").tips()] for owner in (store, other)]
         assert heads[0] == heads[1] == sorted([here.id, there.id], reverse=True)
         assert await store.thread("t").load() == await other.thread("t").load()
         assert here.parent == there.parent == base.id

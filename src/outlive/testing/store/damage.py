@@ -28,10 +28,10 @@ class DamageContract(Contract):
             await store.thread(id).write("task", [("c", noise(1, 3000))])
             await store.thread(id).set_metadata({"title": id})
             await store.thread(id).prune(keep_last=3)
-        one, all_ = await store.thread("a").verify(), await store.verify()
-        assert (one.ok, one.threads, one.checkpoints, one.problems) == (True, 1, 3, ())
-        assert (all_.ok, all_.threads, all_.checkpoints, all_.chunks) == (True, 2, 6, 2 * one.chunks)
-        assert one.chunks > 0
+        single, whole = await store.thread("a").verify(), await store.verify()
+        assert (single.ok, single.threads, single.checkpoints, single.problems) == (True, 1, 3, ())
+        assert (whole.ok, whole.threads, whole.checkpoints, whole.chunks) == (True, 2, 6, 2 * single.chunks)
+        assert single.chunks > 0
 
     async def test_a_missing_chunk_is_found_and_named(self, trial: Trial) -> None:
         store, probe = await trial.store(), await trial.probe("t")
@@ -42,9 +42,9 @@ class DamageContract(Contract):
         with pytest.raises(Corrupt) as corrupt:
             await reader.thread("t").load()
         assert (corrupt.value.thread, corrupt.value.checkpoint) == ("t", saved.id)
-        found = await reader.thread("t").verify()
-        assert not found.ok
-        assert any(saved.id in str(problem) for problem in found.problems)
+        report = await reader.thread("t").verify()
+        assert not report.ok
+        assert any(saved.id in str(problem) for problem in report.problems)
         assert not (await reader.verify()).ok
 
     async def test_a_flipped_bit_is_never_a_wrong_state(self, trial: Trial) -> None:
@@ -82,13 +82,13 @@ class DamageContract(Contract):
         backend, store = await trial.interposed()
         await store.thread("t").save(_state(1))
 
-        async def cut(found: dict[bytes, bytes]) -> dict[bytes, bytes]:
-            return {name: data[:-1] for name, data in found.items()}
+        async def cut(report: dict[bytes, bytes]) -> dict[bytes, bytes]:
+            return {name: data[:-1] for name, data in report.items()}
 
         backend.after("fetch", cut)
-        found = await store.thread("t").verify()
-        assert found.problems
-        assert all("'t'" in str(problem) for problem in found.problems)
+        report = await store.thread("t").verify()
+        assert report.problems
+        assert all("'t'" in str(problem) for problem in report.problems)
 
     async def test_a_body_of_another_checkpoint_is_found(self, trial: Trial) -> None:
         store, probe = await trial.store(), await trial.probe("t")
@@ -105,10 +105,10 @@ class DamageContract(Contract):
         for id in "abc":
             await store.thread(id).save(_state(1))
         await probe.commit(removal=Removal(chunks=tuple(await probe.data()), chunks_until=1 << 40))
-        found = await (await trial.store()).verify()
-        assert (found.threads, found.checkpoints) == (3, 3)
-        assert found.problems
-        assert all("'b'" in str(problem) for problem in found.problems)
+        report = await (await trial.store()).verify()
+        assert (report.threads, report.checkpoints) == (3, 3)
+        assert report.problems
+        assert all("'b'" in str(problem) for problem in report.problems)
         assert await store.thread("c").load() == _state(1)
 
     async def test_a_damaged_head_does_not_stop_the_thread(self, trial: Trial) -> None:

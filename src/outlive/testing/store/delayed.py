@@ -24,7 +24,7 @@ from outlive.testing.trial import Trial
 
 
 class Pause:
-    """Holds one save up in the middle of its planning, when it has seen what it shares, and tells when it is there."""
+    """Stops one save in the middle of its planning, when it has read its base, and reports that."""
 
     def __init__(self, store: AsyncStore) -> None:
         self._namer = store._engine.namer
@@ -39,7 +39,7 @@ class Pause:
         if threading.get_ident() == self._thread:
             self._thread = None
             self._is_there.set()
-            time.sleep(0.05)  # time enough for whoever waits for this to finish his work
+            time.sleep(0.05)  # time enough for a waiting thread to finish
         return self._namer.name(data)
 
     def next_save(self) -> None:
@@ -72,8 +72,8 @@ class DelayedContract(Contract):
         assert (saved.seq, saved.created_at, saved.step) == (None, None, 3)
         assert saved.state_bytes > 0
         await thread.flush()
-        found = await thread.checkpoint(saved.id)
-        assert found is not None and (found.seq, found.state) == (1, {"n": 1})
+        checkpoint = await thread.checkpoint(saved.id)
+        assert checkpoint is not None and (checkpoint.seq, checkpoint.state) == (1, {"n": 1})
 
     async def test_delayed_saves_are_stored_in_order(self, trial: Trial) -> None:
         store, other = await trial.store(durability="async"), await trial.store()
@@ -96,7 +96,7 @@ class DelayedContract(Contract):
         state["list"].append(2)
         assert await thread.load() == {"list": [1]}
 
-    async def test_whoever_reads_next_sees_what_was_delayed(self, store: AsyncStore) -> None:
+    async def test_the_next_read_sees_what_was_delayed(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         for n in range(3):
             await thread.save({"n": n}, durability="async")
@@ -110,7 +110,7 @@ class DelayedContract(Contract):
         thread = store.thread("t")
         saved = await thread.save({"n": 1}, durability="async")
         await thread.write("task", [("c", 1)])
-        assert [held.value for held in await thread.writes(saved.id)] == [1]
+        assert [write.value for write in await thread.writes(saved.id)] == [1]
         await thread.save({"n": 2}, durability="async")
         assert await (await thread.fork("fork")).load() == {"n": 2}
         await thread.save({"n": 3}, durability="async")
@@ -195,10 +195,10 @@ class DelayedContract(Contract):
     async def test_closing_stores_what_is_delayed_beside_a_run_that_cannot_end(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.store()
         await store.run("busy").start()
-        held = store._heart.close
+        close = store._heart.close
 
         async def refuse() -> None:
-            await held()
+            await close()
             raise StoreUnavailable("unreachable")
 
         store._heart.close = refuse  # type: ignore[method-assign]
@@ -217,7 +217,8 @@ class DelayedContract(Contract):
         await store.thread("t").save({"n": 0}, id="one")
         run = await store.run("t", run_id="r", durability="async").start()
         await run.save({"n": 1}, durability="exit")
-        await store.thread("t").save({"n": 2}, id="one", durability="async")  # refused: the id is taken
+        # Refused: the id is taken.
+        await store.thread("t").save({"n": 2}, id="one", durability="async")
         if end == "close" and not trial.opener.survives:
             return
         ends = {
@@ -228,9 +229,9 @@ class DelayedContract(Contract):
         }
         with pytest.raises(DelayedSaveFailed):
             await ends[end]()
-        found = await other.find_run("r")
+        stored = await other.find_run("r")
         status = {"fail": "failed", "cancel": "cancelled"}.get(end, "released")
-        assert found is not None and found.status == status
+        assert stored is not None and stored.status == status
         assert await other.thread("t").load() == {"n": 1}  # what the run held back
 
     async def test_a_run_whose_delayed_saves_were_lost_is_not_completed(self, store: AsyncStore) -> None:
@@ -261,7 +262,7 @@ class DelayedContract(Contract):
         assert isinstance(failed.value.__cause__, CheckpointExists)
         assert await thread.load() == {"n": 1}
 
-    async def test_delayed_saves_go_on_after_somebody_elses_prune(self, trial: Trial) -> None:
+    async def test_delayed_saves_continue_after_the_prune_of_another_process(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.store()
         thread, messages = store.thread("t"), [noise(n, 700) for n in range(20)]
         for n in range(4):
@@ -342,8 +343,8 @@ class DelayedContract(Contract):
         await sub.save({"n": 2}, durability="async")
         await root.save({"n": 3}, durability="async")
         await store.flush()
-        found = [(item.namespace, item.seq) async for item in root.history(all_namespaces=True)]
-        assert found == [("", 3), ("sub", 2), ("", 1)]
+        places = [(item.namespace, item.seq) async for item in root.history(all_namespaces=True)]
+        assert places == [("", 3), ("sub", 2), ("", 1)]
 
     async def test_delayed_savers_at_once_lose_nothing(self, trial: Trial) -> None:
         store = await trial.store(durability="async")

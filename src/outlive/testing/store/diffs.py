@@ -44,9 +44,9 @@ class DiffContract(Contract):
     async def test_a_difference_goes_both_ways_and_across_branches(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         base = await thread.save({"n": 0})
-        one = await thread.save({"n": 1}, parent=base.id)
-        two = await thread.save({"n": 2}, parent=base.id)
-        (forth,), (back,) = await thread.diff(one.id, two.id), await thread.diff(two.id, one.id)
+        left = await thread.save({"n": 1}, parent=base.id)
+        right = await thread.save({"n": 2}, parent=base.id)
+        (forth,), (back,) = await thread.diff(left.id, right.id), await thread.diff(right.id, left.id)
         assert (forth.old, forth.new, back.old, back.new) == (1, 2, 2, 1)
         assert str(forth) == "~ n: 1 → 2"
 

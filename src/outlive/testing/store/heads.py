@@ -1,4 +1,4 @@
-"""Going on from a head, branching, compare-and-set, and saving the same thing twice."""
+"""Continuing from a head, branching, compare-and-set, and saving the same thing twice."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ OTHERS: list[dict[str, Any]] = [
 class HeadContract(Contract):
     # Parents, branches and compare-and-set
 
-    async def test_a_save_goes_on_from_the_head(self, trial: Trial) -> None:
-        one, two = (await trial.store()).thread("t"), (await trial.store()).thread("t")
-        first = await one.save(1)
-        second = await two.save(2)
-        third = await one.save(3)
+    async def test_a_save_continues_from_the_head(self, trial: Trial) -> None:
+        here, there = (await trial.store()).thread("t"), (await trial.store()).thread("t")
+        first = await here.save(1)
+        second = await there.save(2)
+        third = await here.save(3)
         assert (second.parent, third.parent) == (first.id, second.id)
 
     async def test_a_branch_from_an_old_checkpoint_is_legal(self, store: AsyncStore) -> None:
@@ -115,8 +115,8 @@ class HeadContract(Contract):
         first = await store.thread("t").save(state, id="one", step=1, metadata={"m": (1,)})
         await store.thread("t").save("another")
         before = await store.size()
-        for one in (store, other):
-            again = await one.thread("t").save(state, id="one", step=1, metadata={"m": (1,)})
+        for handle in (store, other):
+            again = await handle.thread("t").save(state, id="one", step=1, metadata={"m": (1,)})
             assert (again.seq, again.created_at, again.parent) == (first.seq, first.created_at, first.parent)
         assert await store.size() == before
         assert await store.thread("t").load() == "another"
@@ -131,16 +131,16 @@ class HeadContract(Contract):
 
     async def test_an_id_is_not_taken_twice_for_other_content(self, store: AsyncStore) -> None:
         thread = store.thread("t")
-        said: dict[str, Any] = {"state": {"a": 1}, "id": "one", "step": 1, "metadata": {"m": 1}}
-        await thread.save(**said)
+        fields: dict[str, Any] = {"state": {"a": 1}, "id": "one", "step": 1, "metadata": {"m": 1}}
+        await thread.save(**fields)
         for other in OTHERS:
             with pytest.raises(CheckpointExists) as exists:
-                await thread.save(**{**said, **other})
+                await thread.save(**{**fields, **other})
             assert exists.value.checkpoint == "one"
         assert await thread.load() == {"a": 1}
         assert (await thread.size()).checkpoints == 1
 
-    async def test_a_lost_answer_is_mended_by_the_same_save_again(self, trial: Trial) -> None:
+    async def test_a_lost_answer_is_repaired_by_the_same_save_again(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         thread = store.thread("t")
         await thread.save({"n": 0})
@@ -155,7 +155,7 @@ class HeadContract(Contract):
         assert (again.seq, (await thread.size()).checkpoints) == (2, 2)
         assert (await thread.save({"n": 2})).parent == again.id
 
-    async def test_a_save_that_was_never_sent_is_mended_by_the_same_save_again(self, trial: Trial) -> None:
+    async def test_a_save_that_was_never_sent_is_repaired_by_the_same_save_again(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         thread = store.thread("t")
         await thread.save({"n": 0})
@@ -173,7 +173,7 @@ class HeadContract(Contract):
     async def test_a_store_that_cannot_be_read_is_an_error_and_not_an_empty_thread(
         self, trial: Trial
     ) -> None:
-        """Else a short outage would begin the thread anew, over what is there."""
+        """Else a short outage would restart the thread over what is stored."""
         backend, store = await trial.interposed()
         await (await trial.store()).thread("t").save({"precious": True})
 
@@ -194,19 +194,19 @@ class HeadContract(Contract):
         assert await other.thread("t").load("one") == {"n": 1, "text": "x" * 3000}
         replaced = await thread.save({"n": 9}, id="one", replace=True, metadata={"new": 1})
         assert (replaced.seq, replaced.parent, replaced.metadata) == (first.seq, first.parent, {"new": 1})
-        for one in (store, other):
-            assert await one.thread("t").load("one") == {"n": 9}
-            ids = [item.id async for item in one.thread("t").history()]
+        for handle in (store, other):
+            assert await handle.thread("t").load("one") == {"n": 9}
+            ids = [item.id async for item in handle.thread("t").history()]
             assert ids == [second.id, "one"]
 
     async def test_a_replaced_head_is_seen_by_everybody(self, trial: Trial) -> None:
-        one, two = await trial.store(), await trial.store()
-        await one.thread("t").save({"n": 1}, id="head")
-        assert await two.thread("t").load() == {"n": 1}
-        await one.thread("t").save({"n": 2}, id="head", replace=True)
-        assert await two.thread("t").load() == await two.thread("t").load("head") == {"n": 2}
-        await two.thread("t").save({"n": 3})
-        assert await one.thread("t").load("head") == {"n": 2}
+        first, second = await trial.store(), await trial.store()
+        await first.thread("t").save({"n": 1}, id="head")
+        assert await second.thread("t").load() == {"n": 1}
+        await first.thread("t").save({"n": 2}, id="head", replace=True)
+        assert await second.thread("t").load() == await second.thread("t").load("head") == {"n": 2}
+        await second.thread("t").save({"n": 3})
+        assert await first.thread("t").load("head") == {"n": 2}
 
     async def test_a_replacement_expects_the_head_as_any_save_does(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.store()
@@ -229,15 +229,16 @@ class HeadContract(Contract):
         self, trial: Trial, id: str
     ) -> None:
         store, other = await trial.store(), await trial.store()
-        text = [f"{n}" * 300 for n in range(20)]  # laid out in another way by a process that has no base
+        # Laid out in another way by a process that has no base.
+        text = [f"{n}" * 300 for n in range(20)]
         for name in ("one", "two"):
             await store.thread("t").save({"name": name, "text": text}, id=name)
-        said: dict[str, Any] = {"state": {"n": 9, "text": text}, "id": id, "replace": True, "expect": "two"}
-        stored = await store.thread("t").save(**said)
+        fields: dict[str, Any] = {"state": {"n": 9, "text": text}, "id": id, "replace": True, "expect": "two"}
+        stored = await store.thread("t").save(**fields)
         await other.thread("t").save({"n": 10})
-        for one in (store, other, await trial.store()):
-            again = await one.thread("t").save(**said)
+        for handle in (store, other, await trial.store()):
+            again = await handle.thread("t").save(**fields)
             assert (again.id, again.seq, again.parent) == (stored.id, stored.seq, stored.parent)
         with pytest.raises(HeadMoved):
-            await store.thread("t").save(**{**said, "state": {"n": 8}})
+            await store.thread("t").save(**{**fields, "state": {"n": 8}})
         assert await other.thread("t").load() == {"n": 10}

@@ -64,7 +64,7 @@ class HistoryContract(Contract):
         assert len([item async for item in thread.history()]) == 1020
         assert await thread.load("0031") == {"n": 0}
 
-    async def test_history_goes_on_while_it_is_pruned(self, store: AsyncStore) -> None:
+    async def test_history_continues_while_it_is_pruned(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await _line(thread, 5)
         seen = []
@@ -80,8 +80,10 @@ class HistoryContract(Contract):
         await _line(thread, 8)
         page = [item async for item in thread.history(limit=3)]
         await other.thread("t").delete_checkpoints(["5", "4"])
-        assert await _ids(thread, before=page[-1].id) == ["3", "2", "1", "0"]  # this process listed it
-        assert await _ids(other.thread("t"), before="5") == ["3", "2", "1", "0"]  # this one deleted it
+        # This process listed it.
+        assert await _ids(thread, before=page[-1].id) == ["3", "2", "1", "0"]
+        # This one deleted it.
+        assert await _ids(other.thread("t"), before="5") == ["3", "2", "1", "0"]
         third = (await trial.store()).thread("t")
         for before in (page[-1], page[-1].cursor):
             assert await _ids(third, before=before, limit=2) == ["3", "2"]
@@ -111,12 +113,12 @@ class HistoryContract(Contract):
     async def test_history_reads_no_state(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
         await _line((await trial.store()).thread("t"), 3)
-        found = [item async for item in store.thread("t").history(before="2")]
-        assert len(found) == 2
+        items = [item async for item in store.thread("t").history(before="2")]
+        assert len(items) == 2
         assert backend.counted("fetch") == 0
         assert all(options.get("chunks") is False for name, _, options in backend.calls if name == "read")
-        assert not hasattr(found[0], "state")
-        assert found[0] == await store.thread("t").checkpoint("1")
+        assert not hasattr(items[0], "state")
+        assert items[0] == await store.thread("t").checkpoint("1")
 
     async def test_history_with_states_reads_a_page_by_one_call(self, trial: Trial) -> None:
         other = (await trial.store()).thread("t")
@@ -125,8 +127,8 @@ class HistoryContract(Contract):
         for n, state in enumerate(states):
             await other.save(state, id=f"{n}", metadata={"even": n % 2 == 0})
         backend, store = await trial.interposed()
-        found = [(item.id, item.state) async for item in store.thread("t").history(states=True)]
-        assert found == [(f"{n}", states[n]) for n in reversed(range(40))]
+        loaded = [(item.id, item.state) async for item in store.thread("t").history(states=True)]
+        assert loaded == [(f"{n}", states[n]) for n in reversed(range(40))]
         assert [name for name, _, _ in backend.calls if name != "identity"] == ["states"]
         chosen = store.thread("t").history(states=True, filter={"even": True}, limit=3, before="9")
         assert [item.state async for item in chosen] == [states[8], states[6], states[4]]
@@ -185,9 +187,9 @@ class HistoryContract(Contract):
         }
         store = await trial.store()
         await store.thread("t").save({}, metadata=metadata)
-        (found,) = [item async for item in (await trial.store()).thread("t").history()]
-        assert found.metadata == metadata
-        assert [type(value) for value in found.metadata.values()] == [
+        (info,) = [item async for item in (await trial.store()).thread("t").history()]
+        assert info.metadata == metadata
+        assert [type(value) for value in info.metadata.values()] == [
             type(value) for value in metadata.values()
         ]
 

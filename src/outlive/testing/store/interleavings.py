@@ -1,8 +1,10 @@
-"""Any operation, and any other in the middle of it: before each single call of the backend that the first makes.
+"""Any operation, and any other in the middle of it: before each single call of the backend that the
+first makes.
 
-There are some 2,000 such meetings. The short mode takes a fixed sample of them, another one for each mode
-and half, the long mode all. What must hold after each: nobody cries damage, every checkpoint that is listed
-has the content of its id, what was acknowledged is there unless somebody deleted, and verify finds nothing.
+There are some 2,000 such meetings. The short mode takes a fixed sample of them, another one for
+each mode and half, the long mode all. What must hold after each: nobody cries damage, every
+checkpoint that is listed has the content of its id, what was acknowledged is there unless somebody
+deleted, and verify finds nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def _state(start: int, stop: int) -> dict[str, Any]:
     return {"messages": [noise(n, 900) for n in range(start, stop)]}
 
 
-# What stands under each id; more than one where an operation replaces it.
+# The states that each id may have; more than one where an operation replaces it.
 CONTENTS: dict[str, list[Any]] = {
     "first": [_state(0, 20)],
     "second": [_state(0, 12)],
@@ -57,11 +59,11 @@ async def _look(store: AsyncStore, id: str) -> None:
     """Read in every way; whatever comes back must be whole."""
     thread = store.thread(id)
     for item in [item async for item in thread.history()]:
-        found = await thread.checkpoint(item.id)
-        assert found is None or found.state in CONTENTS[item.id]
-        assert found is None or all(held.value == _state(50, 52) for held in found.pending_writes)
-    for held in await thread.writes("third"):
-        assert held.value == _state(50, 52)
+        checkpoint = await thread.checkpoint(item.id)
+        assert checkpoint is None or checkpoint.state in CONTENTS[item.id]
+        assert checkpoint is None or all(write.value == _state(50, 52) for write in checkpoint.pending_writes)
+    for write in await thread.writes("third"):
+        assert write.value == _state(50, 52)
     await thread.lineage()
     await thread.diff("second")
 
@@ -105,34 +107,34 @@ def _meetings() -> Iterator[tuple[str, str, int]]:
 
 class InterleavingContract(Contract):
     async def test_any_operation_in_the_middle_of_any_other_loses_nothing(self, trial: Trial) -> None:
-        backend, one = await trial.interposed()
-        two, looker = await trial.store(), await trial.store(cache_bytes=0)
+        backend, first_store = await trial.interposed()
+        second_store, looker = await trial.store(), await trial.store(cache_bytes=0)
         offset = 3 if isinstance(trial.driver, SyncDriver) else 41
         for number, (first, second, point) in enumerate(_meetings()):
             if ROUNDS > 1 or number % SAMPLE == offset:
                 id = f"{first}, {second} before call {point}"
-                await _meet(trial, backend, one, two, id, (first, second, point))
+                await _meet(trial, backend, first_store, second_store, id, (first, second, point))
                 await _check(looker, id, {first, second})
 
 
 async def _meet(
     trial: Trial,
     backend: Interposed,
-    one: AsyncStore,
-    two: AsyncStore,
+    first_store: AsyncStore,
+    second_store: AsyncStore,
     id: str,
     meeting: tuple[str, str, int],
 ) -> None:
-    """Let the first store do something, and the second do something else before a call of the first."""
+    """Let the first store do something, and the second something else before a call of the first."""
     first, second, point = meeting
-    await _furnish(one, id)
-    await two.thread(id).load()
+    await _furnish(first_store, id)
+    await second_store.thread(id).load()
 
     async def act() -> None:
-        await _attempt(OPERATIONS[second], two, id)
+        await _attempt(OPERATIONS[second], second_store, id)
 
     backend.before_call(point, act)
-    await _attempt(OPERATIONS[first], one, id)
+    await _attempt(OPERATIONS[first], first_store, id)
     await backend.act_now()  # it made fewer calls than that
 
 

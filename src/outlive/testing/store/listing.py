@@ -36,7 +36,7 @@ class ListingContract(Contract):
             assert [info.id async for info in store.threads(filter={"n": 37})] == ["37"]
             assert [info.id async for info in store.threads(limit=0)] == []
 
-    async def test_a_listing_goes_on_while_its_threads_are_deleted(self, store: AsyncStore) -> None:
+    async def test_a_listing_continues_while_its_threads_are_deleted(self, store: AsyncStore) -> None:
         for n in range(5):
             await store.thread(f"{n}").save(n)
         seen = []
@@ -46,7 +46,7 @@ class ListingContract(Contract):
         assert seen == ["0", "1", "2", "3", "4"]
         assert [info.id async for info in store.threads()] == []
 
-    async def test_a_listing_goes_on_behind_a_thread_that_is_gone(self, store: AsyncStore) -> None:
+    async def test_a_listing_continues_after_a_thread_that_is_gone(self, store: AsyncStore) -> None:
         for id in "abcd":
             await store.thread(id).save(1)
         await store.delete("b")
@@ -74,8 +74,8 @@ class ListingContract(Contract):
         for n in range(6):
             await store.thread(f"{n}").set_metadata({"user": "even" if n % 2 == 0 else "odd", "n": n})
         await store.thread("plain").save(1)
-        found = [info.id async for info in store.threads(filter={"user": "even"}, limit=2)]
-        assert found == ["0", "2"]
+        listed = [info.id async for info in store.threads(filter={"user": "even"}, limit=2)]
+        assert listed == ["0", "2"]
         assert [info.id async for info in store.threads(filter={"user": "odd", "n": 3})] == ["3"]
         assert [info.id async for info in store.threads(filter={"user": "nobody"})] == []
 
@@ -100,18 +100,18 @@ class ListingContract(Contract):
     # Tenants
 
     async def test_stores_of_two_tenants_never_see_each_other(self, trial: Trial) -> None:
-        plain, one, two = [await trial.store(tenant=tenant) for tenant in ("", "one", "two")]
-        for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
+        plain, first, second = [await trial.store(tenant=tenant) for tenant in ("", "one", "two")]
+        for store, name in ((plain, "plain"), (first, "one"), (second, "two")):
             await store.thread("same").save(name, id="id")
             await store.thread("same").set_metadata({"of": name})
             await store.thread(f"only {name}").save(1)
-        for store, name in ((plain, "plain"), (one, "one"), (two, "two")):
+        for store, name in ((plain, "plain"), (first, "one"), (second, "two")):
             assert await store.thread("same").load("id") == name
             assert [info.id async for info in store.threads()] == [f"only {name}", "same"]
             assert (await store.size()).threads == (await store.verify()).threads == 2
-        await one.delete("same")
-        assert await two.thread("same").load() == "two"
-        assert await two.thread("same").metadata() == {"of": "two"}
+        await first.delete("same")
+        assert await second.thread("same").load() == "two"
+        assert await second.thread("same").metadata() == {"of": "two"}
 
     # Sizes
 

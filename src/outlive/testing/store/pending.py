@@ -30,8 +30,8 @@ class PendingContract(Contract):
             PendingWrite("task", 0, "messages", {"n": (1,)}, "pull, node"),
             PendingWrite("task", 1, "done", True, "pull, node"),
         )
-        found = await other.thread("t").checkpoint()
-        assert found is not None and found.pending_writes == expected
+        checkpoint = await other.thread("t").checkpoint()
+        assert checkpoint is not None and checkpoint.pending_writes == expected
         assert await other.thread("t").writes() == await thread.writes("a") == expected
 
     async def test_writes_that_are_saved_with_their_checkpoint_are_those_of_write(self, trial: Trial) -> None:
@@ -40,16 +40,16 @@ class PendingContract(Contract):
         saved = await store.thread("t").save({"n": 1}, id="one", writes=writes)
         await store.thread("u").save({"n": 1}, id="one")
         for task in ("a", "b"):
-            pairs = [(channel, value) for who, channel, value in writes if who == task]
+            pairs = [(channel, value) for writer, channel, value in writes if writer == task]
             await store.thread("u").write(task, pairs)
-        found = await other.thread("t").checkpoint()
-        assert found is not None and (found.id, found.seq) == (saved.id, saved.seq)
-        assert found.pending_writes == await other.thread("u").writes()
-        copied = await store.thread("v").save({"n": 1}, id="two", writes=found.pending_writes)
-        assert await other.thread("v").writes(copied.id) == found.pending_writes
+        checkpoint = await other.thread("t").checkpoint()
+        assert checkpoint is not None and (checkpoint.id, checkpoint.seq) == (saved.id, saved.seq)
+        assert checkpoint.pending_writes == await other.thread("u").writes()
+        copied = await store.thread("v").save({"n": 1}, id="two", writes=checkpoint.pending_writes)
+        assert await other.thread("v").writes(copied.id) == checkpoint.pending_writes
         text = await other.thread("t").export()
         imported = await other.import_thread(text, id="imported")
-        assert await imported.writes() == found.pending_writes
+        assert await imported.writes() == checkpoint.pending_writes
         assert (await imported.save({"n": 1}, id="one", writes=writes)).seq == saved.seq
         assert (await other.verify()).problems == ()
 
@@ -59,23 +59,22 @@ class PendingContract(Contract):
     ) -> None:
         store, other = await trial.store(), await trial.store()
         thread = store.thread("t")
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "state": {"n": 1, "text": "y" * 3000},
             "id": "one",
             "writes": [("a", "c", "x" * 5000), ("b", "d", {1})],
             "durability": durability,
         }
-        await thread.write(
-            "a", [("c", "earlier")], checkpoint="one"
-        )  # the first one wins, also over the save's
-        for one in (thread, thread, other.thread("t")):
-            await one.save(**said)
-            await one.flush()
-        assert [held.value for held in await thread.writes()] == ["earlier", {1}]
+        # The first write wins, also over that of the save.
+        await thread.write("a", [("c", "earlier")], checkpoint="one")
+        for handle in (thread, thread, other.thread("t")):
+            await handle.save(**fields)
+            await handle.flush()
+        assert [write.value for write in await thread.writes()] == ["earlier", {1}]
         assert (await thread.size()).checkpoints == 1
-        for writes in ([("a", "c", "x" * 5000)], [*said["writes"], ("c", "c", 1)], []):
+        for writes in ([("a", "c", "x" * 5000)], [*fields["writes"], ("c", "c", 1)], []):
             with pytest.raises(CheckpointExists):
-                await thread.save(**{**said, "writes": writes, "durability": "sync"})
+                await thread.save(**{**fields, "writes": writes, "durability": "sync"})
         assert (await store.verify()).problems == ()
 
     async def test_a_save_with_writes_is_stored_whole_or_not_at_all(self, store: AsyncStore) -> None:
@@ -93,17 +92,17 @@ class PendingContract(Contract):
         await thread.save({"n": 1}, id="one", writes=[("a", "c", "x" * 5000), ("b", "c", 1)])
         for _ in range(2):
             await thread.save({"n": 1}, id="one", replace=True, writes=[("a", "c", "y" * 5000)])
-        assert [held.value for held in await other.thread("t").writes("one")] == ["y" * 5000, 1]
+        assert [write.value for write in await other.thread("t").writes("one")] == ["y" * 5000, 1]
         assert (await store.verify()).problems == ()
 
     async def test_a_task_may_write_before_its_checkpoint_is_saved(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         await thread.write("task", [("c", 1)], checkpoint="later")
-        assert [held.value for held in await thread.writes("later")] == [1]
+        assert [write.value for write in await thread.writes("later")] == [1]
         assert not await thread.exists("later")
         await thread.save({}, id="later")
-        found = await thread.checkpoint("later")
-        assert found is not None and [held.value for held in found.pending_writes] == [1]
+        checkpoint = await thread.checkpoint("later")
+        assert checkpoint is not None and [write.value for write in checkpoint.pending_writes] == [1]
 
     async def test_writes_without_any_checkpoint_need_its_name(self, store: AsyncStore) -> None:
         with pytest.raises(CheckpointMissing):
@@ -114,7 +113,7 @@ class PendingContract(Contract):
         await thread.save({})
         for value in ("first", "second"):
             await thread.write("task", [("c", value), ("__error__", value)])
-        values = {held.channel: held.value for held in await thread.writes()}
+        values = {write.channel: write.value for write in await thread.writes()}
         assert values == {"c": "first", "__error__": "second"}
 
     async def test_writes_of_tasks_are_ordered_by_path_task_and_index(self, store: AsyncStore) -> None:
@@ -123,7 +122,7 @@ class PendingContract(Contract):
         await thread.write("b", [("c", n) for n in range(12)], path="1")
         await thread.write("a", [("c", 0)], path="2")
         await thread.write("a2", [("c", 0)], path="1")
-        order = [(held.path, held.task, held.index) for held in await thread.writes()]
+        order = [(write.path, write.task, write.index) for write in await thread.writes()]
         assert order == sorted(order)
         assert len(order) == 14
 
@@ -132,21 +131,21 @@ class PendingContract(Contract):
         thread = store.thread("t")
         await thread.save({})
         await thread.write("task", [("c", value) for value in values])
-        assert [held.value for held in await thread.writes()] == values
+        assert [write.value for write in await thread.writes()] == values
 
     async def test_writes_keep_to_their_namespace(self, store: AsyncStore) -> None:
         root, sub = store.thread("t"), store.thread("t", namespace="sub")
         await root.save(1, id="same")
         await sub.save(1, id="same")
         await sub.write("task", [("c", "sub")])
-        assert (await root.writes(), [held.value for held in await sub.writes()]) == ((), ["sub"])
+        assert (await root.writes(), [write.value for write in await sub.writes()]) == ((), ["sub"])
 
     async def test_writes_of_tasks_at_once_are_all_kept(self, trial: Trial) -> None:
         store = await trial.store()
         await store.thread("t").save({})
         works = [lambda n=n: store.thread("t").write(f"task {n:02}", [("c", n)]) for n in range(12)]
         assert await trial.together(*works) == [None] * 12
-        assert [held.value for held in await store.thread("t").writes()] == list(range(12))
+        assert [write.value for write in await store.thread("t").writes()] == list(range(12))
 
     async def test_a_refused_write_leaves_nothing_and_is_told(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
@@ -163,7 +162,7 @@ class PendingContract(Contract):
             await thread.write("task", [("c", 1), ("d", object())])
         assert await thread.writes() == ()
         await thread.write("task", [("c", 2)])
-        assert [held.value for held in await thread.writes()] == [2]
+        assert [write.value for write in await thread.writes()] == [2]
 
     async def test_writes_go_with_their_checkpoint(self, store: AsyncStore) -> None:
         thread = store.thread("t")
@@ -173,7 +172,7 @@ class PendingContract(Contract):
         await thread.write("task", [("c", "y" * 5000)])
         await thread.delete_checkpoints(["a"])
         assert await thread.writes("a") == ()
-        assert [held.value for held in await thread.writes("b")] == ["y" * 5000]
+        assert [write.value for write in await thread.writes("b")] == ["y" * 5000]
         assert (await thread.verify()).ok
 
     # Interrupts
@@ -186,9 +185,9 @@ class PendingContract(Contract):
         assert await other.thread("t").interrupts() == asked
         await thread.resume("i1", {"answer": True})
         assert await other.thread("t").interrupts() == asked[1:]
-        found = await other.thread("t").checkpoint()
-        assert found is not None and found.resume_values == {"i1": {"answer": True}}
-        assert found.interrupts == asked
+        checkpoint = await other.thread("t").checkpoint()
+        assert checkpoint is not None and checkpoint.resume_values == {"i1": {"answer": True}}
+        assert checkpoint.interrupts == asked
 
     async def test_the_last_answer_counts(self, store: AsyncStore) -> None:
         thread = store.thread("t")
@@ -196,8 +195,8 @@ class PendingContract(Contract):
         await thread.save({}, id="b")
         for answer in ("no", "yes"):
             await thread.resume("i", answer, checkpoint="a")
-        found = await thread.checkpoint("a")
-        assert found is not None and found.resume_values == {"i": "yes"}
+        checkpoint = await thread.checkpoint("a")
+        assert checkpoint is not None and checkpoint.resume_values == {"i": "yes"}
 
     async def test_only_an_interrupt_can_be_answered(self, store: AsyncStore) -> None:
         thread = store.thread("t")

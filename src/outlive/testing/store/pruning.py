@@ -1,4 +1,4 @@
-"""Deleting checkpoints: what goes, what stays readable, that space comes back, and that erased means erased."""
+"""Deleting checkpoints: what stays readable, that space is freed, and that erased means erased."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class PruningContract(Contract):
 
     async def test_checkpoints_of_several_namespaces_are_removed_by_one_call(self, store: AsyncStore) -> None:
         root, sub = store.thread("t"), store.thread("t", namespace="sub")
-        saved = [await one.save({"n": n}, id=f"{n}") for n in range(5) for one in (root, sub)]
+        saved = [await thread.save({"n": n}, id=f"{n}") for n in range(5) for thread in (root, sub)]
         assert (
             await root.delete_checkpoints([saved[0], ("sub", "1"), "2", ("sub", "never")])
         ).checkpoints == 3
@@ -142,10 +142,10 @@ class PruningContract(Contract):
         thread, probe = store.thread("t"), await trial.probe("t")
         await _line(thread, 5)
         before = await probe.content()
-        told = await thread.prune(keep_last=2, dry_run=True)
+        report = await thread.prune(keep_last=2, dry_run=True)
         assert await probe.content() == before
         done = await thread.prune(keep_last=2)
-        assert (told.checkpoints, told.chunks, told.freed_bytes) == (
+        assert (report.checkpoints, report.chunks, report.freed_bytes) == (
             done.checkpoints,
             done.chunks,
             done.freed_bytes,
@@ -212,27 +212,29 @@ class PruningContract(Contract):
     # Saves that built on what went
 
     @pytest.mark.parametrize("erase", [False, True])
-    async def test_a_save_goes_on_after_somebody_elses_prune(self, trial: Trial, erase: bool) -> None:
-        one, two = await trial.store(), await trial.store()
+    async def test_a_save_continues_after_the_prune_of_another_process(
+        self, trial: Trial, erase: bool
+    ) -> None:
+        first, second = await trial.store(), await trial.store()
         messages = [noise(n, 900) for n in range(30)]
         for n in range(6):
             messages = [*messages[2:], noise(50 + n, 900)]
-            await one.thread("t").save({"messages": messages})
-        await two.thread("t").prune(keep_last=1, erase=erase)
+            await first.thread("t").save({"messages": messages})
+        await second.thread("t").prune(keep_last=1, erase=erase)
         messages = [*messages[1:], noise(99, 900)]
-        await one.thread("t").save({"messages": messages})
-        for store in (one, two):
+        await first.thread("t").save({"messages": messages})
+        for store in (first, second):
             assert await store.thread("t").load() == {"messages": messages}
             assert (await store.verify()).ok
 
-    async def test_a_save_goes_on_after_somebody_deleted_the_thread(self, trial: Trial) -> None:
-        one, two = await trial.store(), await trial.store()
+    async def test_a_save_continues_after_another_process_deleted_the_thread(self, trial: Trial) -> None:
+        first, second = await trial.store(), await trial.store()
         state = {"messages": [noise(n, 900) for n in range(30)]}
-        await one.thread("t").save(state)
-        await two.delete("t")
-        saved = await one.thread("t").save({**state, "more": 1})
+        await first.thread("t").save(state)
+        await second.delete("t")
+        saved = await first.thread("t").save({**state, "more": 1})
         assert (saved.parent, saved.seq) == (None, 2)
-        assert await two.thread("t").load() == {**state, "more": 1}
+        assert await second.thread("t").load() == {**state, "more": 1}
 
     # Erasing
 
@@ -263,7 +265,7 @@ class PruningContract(Contract):
         await thread.write("task", [("c", {"held": SECRET, "more": noise(5, 3000)})])
         await thread.delete_checkpoints([first.id], erase=True)
         assert SECRET.encode() in await _bytes(probe)
-        assert [held.value["held"] for held in await thread.writes()] == [SECRET]
+        assert [write.value["held"] for write in await thread.writes()] == [SECRET]
         assert (await thread.verify()).ok
 
     async def test_a_removed_checkpoint_is_erased_on_request(self, trial: Trial) -> None:
@@ -287,7 +289,7 @@ class PruningContract(Contract):
         assert await _bytes(probe) == b""
         assert await probe.backend.fetch(probe.thread, names) == {}
 
-    async def test_a_chunk_of_which_less_than_half_is_read_is_written_anew(self, store: AsyncStore) -> None:
+    async def test_a_chunk_of_which_less_than_half_is_read_is_written_again(self, store: AsyncStore) -> None:
         thread = store.thread("t")
         messages = [noise(n, 2000) for n in range(60)]
         await thread.save({"messages": messages})

@@ -1,4 +1,5 @@
-"""What somebody else does between two calls of an operation: nothing is lost, and nobody cries damage.
+"""What somebody else does between two calls of an operation: nothing is lost, and nobody cries
+damage.
 
 The second process acts at an exact point, by a hook between two calls of the backend.
 """
@@ -70,9 +71,9 @@ class RaceContract(Contract):
 
             backend.after(point, write)
             await store.thread(point).prune(keep_last=1, erase=True)
-            assert [held.value for held in await store.thread(point).writes("third")] == [_messages(0, 40)], (
-                point
-            )
+            assert [pending.value for pending in await store.thread(point).writes("third")] == [
+                _messages(0, 40)
+            ], point
             assert (await store.thread(point).verify()).problems == (), point
 
     async def test_two_prunes_at_once_leave_what_both_keep(self, trial: Trial) -> None:
@@ -159,9 +160,9 @@ class RaceContract(Contract):
             await other.thread("t").prune(keep_last=1)
 
         backend.after("read", prune)
-        found = await store.thread("t").checkpoint("first")
-        assert found is not None and found.state == _messages(0, 40)
-        assert [held.value for held in found.pending_writes] == [_messages(50, 60)]
+        checkpoint = await store.thread("t").checkpoint("first")
+        assert checkpoint is not None and checkpoint.state == _messages(0, 40)
+        assert [write.value for write in checkpoint.pending_writes] == [_messages(50, 60)]
 
     async def test_a_prune_while_writes_are_read_is_no_damage(self, trial: Trial) -> None:
         backend, store = await trial.interposed()
@@ -173,8 +174,8 @@ class RaceContract(Contract):
             await other.thread("t").prune(keep_last=1)
 
         backend.after("writes", prune)
-        found = [held.value for held in await store.thread("t").writes("first")]
-        assert found in ([], [_messages(50, 60)])
+        values = [write.value for write in await store.thread("t").writes("first")]
+        assert values in ([], [_messages(50, 60)])
 
     # All at once, wherever it falls
 

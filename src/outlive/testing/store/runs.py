@@ -1,4 +1,4 @@
-"""Runs on a backend: one owner, what is not done again, and who goes on."""
+"""Runs on a backend: one owner, steps that are not repeated, and recovery."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class RunContract(Contract):
         await run.complete({"answer": (42,)})
         with pytest.raises(RunEnded):
             await run.save({"n": 2})
-        held = next(one for one in await _all(store.runs()) if one.id == "r")
-        assert (held.status, held.result, held.iteration, held.phase) == (
+        info = next(listed for listed in await _all(store.runs()) if listed.id == "r")
+        assert (info.status, info.result, info.iteration, info.phase) == (
             "completed",
             {"answer": (42,)},
             3,
             "plan",
         )
-        assert (held.prompt, held.attributes, held.usage) == (
+        assert (info.prompt, info.attributes, info.usage) == (
             {"ask": (1, 2)},
             {"caller_id": 7},
             {"tokens": 5},
@@ -92,12 +92,7 @@ class RunContract(Contract):
         await run.release()
         run = await store.run("t", run_id="r").start()
         assert run.info.attempt == 2
-        assert [await run.step("s", call, n) for n in range(4)] == [
-            {0},
-            {1},
-            {2},
-            {3},
-        ]
+        assert [await run.step("s", call, n) for n in range(4)] == [{0}, {1}, {2}, {3}]
         assert called == [0, 1, 2, 3]
         assert await run.step("s", key="x")(lambda n: n)(9) == 9
         with pytest.raises(StepMismatch):
@@ -116,14 +111,14 @@ class RunContract(Contract):
         assert [report for report in reports if isinstance(report, Exception)] == []
         assert sorted(seen) == [f"r{n}" for n in range(5)]
         assert await _all(stores[0].recoverable()) == []
-        assert {one.attempt for one in await _all(stores[0].runs(status="completed"))} == {2}
+        assert {info.attempt for info in await _all(stores[0].runs(status="completed"))} == {2}
 
     async def test_a_lease_that_has_run_out_may_be_taken(self, trial: Trial) -> None:
         store = await trial.store()
         run = await store.run("t", run_id="r", lease_s=0.2).start()
         store._heart._stop()  # as a process that hangs
         await trial.sleep(0.5)
-        assert [one.id for one in await _all(store.recoverable())] == ["r"]
+        assert [info.id for info in await _all(store.recoverable())] == ["r"]
         other = await (await trial.store()).run("t", run_id="r").start()
         assert other.info.attempt == 2
         for late in (lambda: run.save({"late": 1}), lambda: run.step("s", int), run.complete):
@@ -174,7 +169,7 @@ class RunContract(Contract):
                 await late()
             assert (lost.value.fence, lost.value.current) == (lock.fence, theirs.fence)
         assert (await thread.load(), await thread.metadata()) == ({"n": 1}, {"title": "mine"})
-        assert [held.task for held in await thread.writes("one")] == ["task"]
+        assert [write.task for write in await thread.writes("one")] == ["task"]
         await other.thread("t").save({"n": 3}, fence=theirs)
         await theirs.release()
         with pytest.raises(LeaseLost, match="given back"):
@@ -182,30 +177,30 @@ class RunContract(Contract):
         assert await thread.load() == {"n": 3}
 
     async def test_a_run_that_is_alive_is_waited_for(self, trial: Trial) -> None:
-        one, other = await trial.store(), await trial.store()
-        run = await one.run("t", run_id="r", agent="a").start()
-        for store in (one, other):
+        first, other = await trial.store(), await trial.store()
+        run = await first.run("t", run_id="r", agent="a").start()
+        for store in (first, other):
             report = await store.recover({"*": lambda run: None})
-            assert ([held.id for held in report.waiting], report.resumed) == (["r"], [])
+            assert ([info.id for info in report.waiting], report.resumed) == (["r"], [])
         await run.complete()
         assert (await other.recover({"*": lambda run: None})).waiting == []
 
     async def test_a_run_id_is_used_once(self, trial: Trial) -> None:
-        one, other = await trial.store(), await trial.store()
-        await (await one.run("a", run_id="r").start()).complete(1)
-        await (await one.run("a", run_id="r2").start()).complete(2)
+        first, other = await trial.store(), await trial.store()
+        await (await first.run("a", run_id="r").start()).complete(1)
+        await (await first.run("a", run_id="r2").start()).complete(2)
         with pytest.raises(RunElsewhere) as elsewhere:
             await other.run("b", run_id="r").start()
         assert elsewhere.value.threads == ("a",)
         assert await other.thread("b").load() is None
         assert await _all(other.thread("b").history()) == []
-        found = await other.find_run("r")
-        assert found is not None
-        assert (found.thread, found.result) == ("a", 1)
+        stored = await other.find_run("r")
+        assert stored is not None
+        assert (stored.thread, stored.result) == ("a", 1)
         assert await other.find_run("r", thread="b") is None
         assert await other.find_run("no such run") is None
 
-    async def test_runs_of_one_id_that_begin_together_do_not_both_go_on(self, trial: Trial) -> None:
+    async def test_of_runs_of_one_id_that_start_together_one_at_most_continues(self, trial: Trial) -> None:
         stores = [await trial.store() for _ in range(4)]
         for turn in range(3):
             starts = [
@@ -213,11 +208,11 @@ class RunContract(Contract):
                 for n, store in enumerate(stores)
             ]
             results = await trial.together(*starts)
-            begun = [one for one in results if not isinstance(one, Exception)]
-            assert {type(one) for one in results if isinstance(one, Exception)} <= {RunElsewhere}
+            begun = [result for result in results if not isinstance(result, Exception)]
+            assert {type(result) for result in results if isinstance(result, Exception)} <= {RunElsewhere}
             assert len(begun) <= 1
-            left = [one for one in await _all(stores[0].runs()) if one.id == f"r{turn}"]
-            assert len(left) == len(begun)  # whoever did not begin leaves nothing
+            left = [info for info in await _all(stores[0].runs()) if info.id == f"r{turn}"]
+            assert len(left) == len(begun)  # a start that was refused leaves nothing
             for run in begun:
                 await run.complete()
             for n in range(4):  # and its place is free
@@ -231,7 +226,7 @@ class RunContract(Contract):
                 await call("r")
             assert sorted(several.value.threads) == ["a", "b"]
         assert (await store.cancel("r", thread="b")).thread == "b"
-        assert sorted([(one.thread, one.status) for one in await _all(store.runs())]) == [
+        assert sorted([(info.thread, info.status) for info in await _all(store.runs())]) == [
             ("a", "released"),
             ("b", "cancelled"),
         ]
@@ -247,4 +242,4 @@ class RunContract(Contract):
         }
         for name, ids in expected.items():
             wanted = {name: 1 if name == "caller_id" else None}
-            assert [one.id for one in await _all(store.runs(attributes=wanted))] == ids
+            assert [info.id for info in await _all(store.runs(attributes=wanted))] == ids

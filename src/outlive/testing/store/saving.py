@@ -76,7 +76,7 @@ class SavingContract(Contract):
             assert await thread.exists(checkpoint.id)
 
     async def test_the_newest_is_the_last_saved_whatever_its_step(self, store: AsyncStore) -> None:
-        """A second run that is shorter than the first must not be hidden behind it."""
+        """A second run that is shorter than the first one is not hidden by it."""
         thread = store.thread("t")
         for step in (0, 1, 2, 3):
             await thread.save({"run": 1, "step": step}, step=step)
@@ -89,8 +89,8 @@ class SavingContract(Contract):
         for step in (most, -most, 1 << 53, (1 << 53) + 1):
             saved = await store.thread("t").save({"step": step}, step=step)
             await store.thread("t").save({"step": step}, id=saved.id, step=step, replace=True)
-            found = await (await trial.store()).thread("t").checkpoint(saved.id)
-            assert saved.step == step and found is not None and found.step == step
+            checkpoint = await (await trial.store()).thread("t").checkpoint(saved.id)
+            assert saved.step == step and checkpoint is not None and checkpoint.step == step
 
     async def test_a_state_is_stored_as_it_was_when_it_was_saved(self, store: AsyncStore) -> None:
         thread = store.thread("t")
@@ -126,14 +126,14 @@ class SavingContract(Contract):
             assert before == ({"turn": turn - 1} if turn else None)
             elsewhere = moment.astimezone(dt.timezone(dt.timedelta(hours=-9)))
             assert await thread.load(at=elsewhere) == {"turn": turn}
-        found = await thread.checkpoint(at=moments[1])
-        assert found is not None and found.id == saved[1].id
+        loaded = await thread.checkpoint(at=moments[1])
+        assert loaded is not None and loaded.id == saved[1].id
 
     async def test_a_checkpoint_tells_all_that_was_said_about_it(self, trial: Trial) -> None:
         store, other = await trial.store(), await trial.store()
         thread = store.thread("t")
         parent = await thread.save({})
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "step": 7,
             "source": "interrupt",
             "metadata": {"last_node": "plan", "path": ("a", "b"), "at": dt.datetime(2026, 1, 1, tzinfo=UTC)},
@@ -142,15 +142,21 @@ class SavingContract(Contract):
             "interrupts": (Interrupt("i1", "ask", {"question": "sure?"}),),
             "run": "run-1",
         }
-        saved = await thread.save({"a": 1}, id="own", **said)
-        found = await other.thread("t").checkpoint("own")
-        assert found is not None
+        saved = await thread.save({"a": 1}, id="own", **fields)
+        checkpoint = await other.thread("t").checkpoint("own")
+        assert checkpoint is not None
         (listed, _) = [item async for item in other.thread("t").history()]
-        for one in (saved, found, listed):
-            assert {name: getattr(one, name) for name in said} == said
-            assert (one.thread, one.id, one.namespace, one.parent, one.seq) == ("t", "own", "", parent.id, 2)
-            assert (one.epoch, one.state_bytes, one.created_at) == (0, saved.state_bytes, saved.created_at)
-        assert (found.state, found.pending_writes) == ({"a": 1}, ())
+        for info in (saved, checkpoint, listed):
+            assert {name: getattr(info, name) for name in fields} == fields
+            assert (info.thread, info.id, info.namespace, info.parent, info.seq) == (
+                "t",
+                "own",
+                "",
+                parent.id,
+                2,
+            )
+            assert (info.epoch, info.state_bytes, info.created_at) == (0, saved.state_bytes, saved.created_at)
+        assert (checkpoint.state, checkpoint.pending_writes) == ({"a": 1}, ())
         assert saved.state_bytes > 0
 
     async def test_a_checkpoint_cannot_be_changed(self, store: AsyncStore) -> None:
@@ -161,8 +167,8 @@ class SavingContract(Contract):
     async def test_every_source_is_kept(self, store: AsyncStore) -> None:
         for source in sorted(SOURCES):
             await store.thread("t").save({}, source=source)
-            found = await store.thread("t").checkpoint()
-            assert found is not None and found.source == source
+            checkpoint = await store.thread("t").checkpoint()
+            assert checkpoint is not None and checkpoint.source == source
 
     async def test_ids_that_outlive_gives_sort_as_they_were_made(self, store: AsyncStore) -> None:
         ids = [(await store.thread("t").save(turn)).id for turn in range(5)]
@@ -198,8 +204,8 @@ class SavingContract(Contract):
             assert await other.thread(id).load() == {"number": number}, repr(id)
         assert sorted([info.id async for info in other.threads()]) == sorted(IDS)
         await store.thread("ids", namespace="\0").save(1, id="\ud800", run="\\", parent="漢" * 1000)
-        found = await other.thread("ids", namespace="\0").checkpoint("\ud800")
-        assert found is not None and (found.run, found.parent) == ("\\", "漢" * 1000)
+        checkpoint = await other.thread("ids", namespace="\0").checkpoint("\ud800")
+        assert checkpoint is not None and (checkpoint.run, checkpoint.parent) == ("\\", "漢" * 1000)
 
     async def test_a_state_that_cannot_be_stored_is_refused_by_its_path(self, store: AsyncStore) -> None:
         thread = store.thread("t")
@@ -222,10 +228,10 @@ class SavingContract(Contract):
         await thread.set_metadata({"title": "x"})
         await other.thread("t").load()
         assert await thread.delete()
-        for one in (store, other):
-            assert await one.thread("t").load() is await one.thread("t", namespace="sub").load() is None
-            assert await one.thread("t").metadata() == {}
-            assert [info.id async for info in one.threads()] == []
+        for handle in (store, other):
+            assert await handle.thread("t").load() is await handle.thread("t", namespace="sub").load() is None
+            assert await handle.thread("t").metadata() == {}
+            assert [info.id async for info in handle.threads()] == []
         assert not await thread.delete()
 
     async def test_a_thread_made_again_continues_the_count(self, trial: Trial) -> None:

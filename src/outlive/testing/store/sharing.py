@@ -27,8 +27,8 @@ class SharingContract(Contract):
         state = {"messages": _messages(0, 100)}
         first = await store.thread("t").save(state)
         assert first.new_bytes > 0
-        for one in (store, cold):
-            assert (await one.thread("t").save(copy.deepcopy(state))).new_bytes == 0
+        for handle in (store, cold):
+            assert (await handle.thread("t").save(copy.deepcopy(state))).new_bytes == 0
 
     async def test_an_appended_message_brings_about_itself(self, store: AsyncStore) -> None:
         thread, messages = store.thread("t"), _messages(0, 300)
@@ -116,7 +116,7 @@ class SharingContract(Contract):
         assert await thread.load() == {"n": 2, "list": [1, text]}
 
     async def test_threads_share_nothing(self, trial: Trial) -> None:
-        """The unit of deletion is the thread: what another one holds cannot keep its bytes alive."""
+        """The unit of deletion is the thread: no other thread can keep its bytes alive."""
         store, state = await trial.store(), {"messages": _messages(0, 50)}
         added = [(await store.thread(id).save(state)).new_bytes for id in ("a", "b")]
         assert added[0] == added[1] > 0

@@ -1,4 +1,6 @@
-"""Typed states: dataclasses, pydantic models and msgspec structs come back as what they were, also after an upgrade."""
+"""Typed states: dataclasses, pydantic models and msgspec structs keep their type, also after an
+upgrade.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ NESTED: dict[str, Callable[[], Nested]] = {
 
 
 def registered(types: tuple[type, ...]) -> Registry:
-    """Return a registry of its own, so that a test leaves nothing behind in this process."""
+    """Return a new registry, so that a test leaves nothing in this process."""
     registry = Registry()
     for cls in types:
         registry.add(cls, f"testing.{cls.__name__}")
@@ -110,8 +112,8 @@ class TypedContract(Contract):
         grow(state, "c")
         await thread.save(state)
         other = (await trial.store(registry=registered(types))).thread("t")
-        for one in (thread, other):
-            loaded = await one.load()
+        for handle in (thread, other):
+            loaded = await handle.load()
             assert loaded == state == make(["a", "b", "c"])
             assert type(loaded) is type(state)
             assert type(loaded.plan) is type(state.plan)
@@ -139,9 +141,9 @@ class TypedContract(Contract):
         thread = (await trial.store(registry=registered(DATACLASSES))).thread("t")
         await thread.save({}, metadata={"mood": Mood.EAGER})
         await thread.write("task", [("c", Place("Lisbon"))])
-        found = await thread.checkpoint()
-        assert found is not None and found.metadata == {"mood": Mood.EAGER}
-        assert type(found.pending_writes[0].value) is Place
+        checkpoint = await thread.checkpoint()
+        assert checkpoint is not None and checkpoint.metadata == {"mood": Mood.EAGER}
+        assert type(checkpoint.pending_writes[0].value) is Place
 
     async def test_a_type_that_nobody_registered_is_refused_at_save(self, trial: Trial) -> None:
         thread = (await trial.store(registry=Registry())).thread("t")
@@ -211,5 +213,5 @@ class TypedContract(Contract):
             await store.thread("t").load()
         assert (refused.value.found, refused.value.known) == (FORMAT + 1, FORMAT)
         assert await store.thread("t").load(first.id) == {"n": 1}
-        assert (await store.thread("t").save({"n": 3})).seq == 3  # a rolling deploy goes on
+        assert (await store.thread("t").save({"n": 3})).seq == 3  # a rolling deploy continues
         assert await store.thread("t").load() == {"n": 3}
