@@ -8,12 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 
 class OutliveError(Exception):
-    """The base class of all errors of outlive."""
+    """The base class of all errors of outlive.
+
+    `advice` says in one sentence what to do at a command line, or is None; `summary` what went wrong, without advice.
+    """
+
+    advice: str | None = None
+    _summary: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """What went wrong, without what a program can do about it."""
+        return str(self) if self._summary is None else self._summary
+
+    def with_advice(self, advice: str | None, summary: str | None = None) -> Self:
+        """Set what the command line says about this error."""
+        self.advice, self._summary = advice, summary
+        return self
+
+
+def _take_over(run: str) -> str:
+    return f"wait for it, or stop it: outlive park {_argument(run)}"
+
+
+def _argument(id: str) -> str:
+    """Return an id as an argument for a shell."""
+    return f"-- {shlex.quote(id)}" if id.startswith("-") else shlex.quote(id)
+
+
+_GIVE_KEY = "pass the key file with --key-file PATH, or the keys in OUTLIVE_KEYS"
 
 
 class CallerError(OutliveError):
@@ -224,10 +253,10 @@ class ThreadBusy(CallerError):
     ) -> None:
         who = ("a lock" if holder is None else f"run {holder!r}") + ("" if owner is None else f" in {owner}")
         where = f" namespace {namespace!r}" if namespace else ""
-        when = _lease_text(lease_expires_at)
-        super().__init__(
-            f"thread {thread!r}{where} is held by {who}{when}; wait for it, or use exclusive=False"
-        )
+        problem = f"thread {thread!r}{where} is held by {who}{_lease_text(lease_expires_at)}"
+        super().__init__(f"{problem}; wait for it, or use exclusive=False")
+        if holder is not None:
+            self.with_advice(_take_over(holder), problem)
         self.thread = thread
         self.namespace = namespace
         self.holder = holder
@@ -266,7 +295,9 @@ class RunBusy(CallerError):
     ) -> None:
         where = "this process" if is_mine else owner or "another process"
         advice = "use the Run object that started it, or end that first" if is_mine else "wait for it"
-        super().__init__(f"run {run!r} is alive in {where}{_lease_text(lease_expires_at)}; {advice}")
+        problem = f"run {run!r} is alive in {where}{_lease_text(lease_expires_at)}"
+        super().__init__(f"{problem}; {advice}")
+        self.with_advice(_take_over(run), problem)
         self.run = run
         self.owner = owner
         self.lease_expires_at = lease_expires_at
@@ -280,6 +311,7 @@ class RunForked(RunBusy):
         self.args = (
             f"run {run!r} belongs to {owner}, from which this process was forked; start another run here",
         )
+        self.with_advice(None)
 
 
 class RunNotStarted(BadArgument):
@@ -318,7 +350,9 @@ class AmbiguousRun(CallerError):
     def __init__(self, run: str, threads: Iterable[str]) -> None:
         self.run = run
         self.threads = tuple(sorted(threads))
-        super().__init__(f"{_threads(self.threads)} have a run {run!r} each: say which with thread=")
+        problem = f"{_threads(self.threads)} have a run {run!r} each"
+        super().__init__(f"{problem}: say which with thread=")
+        self.with_advice("choose one: --thread THREAD", problem)
 
 
 def _threads(ids: tuple[str, ...]) -> str:
@@ -330,8 +364,11 @@ class RunEnded(CallerError):
     """The run has ended: it can neither save nor take a step."""
 
     def __init__(self, run: str, status: str) -> None:
-        advice = "" if status in ("completed", "deleted") else f", or resume it with store.retry({run!r})"
-        super().__init__(f"run {run!r} is {status}: start a new run{advice}")
+        can_retry = status not in ("completed", "deleted")
+        retry = f", or resume it with store.retry({run!r})" if can_retry else ""
+        super().__init__(f"run {run!r} is {status}: start a new run{retry}")
+        advice = f"outlive retry {_argument(run)} resumes it" if can_retry else "nothing is left to do"
+        self.with_advice(advice, f"run '{run}' is {status}")
         self.run = run
         self.status = status
 
@@ -381,6 +418,8 @@ class KeyMissing(CallerError):
             else f"this is encrypted under key {id!r}, which is not in the ring"
         )
         super().__init__(f"{reason}; open the store with key=outlive.KeyRing({{id: key}})")
+        missing = "and no key was given" if id is None else f"under key {id!r}, which was not given"
+        self.with_advice(_GIVE_KEY, f"this store is encrypted {missing}")
         self.id = id
 
 
@@ -392,6 +431,7 @@ class WrongKey(CallerError):
             f"the store was encrypted with another key {id!r} than the one in the ring; nothing was read or "
             "written. Give the ring the key that the store was made with, or last rotated to"
         )
+        self.advice = _GIVE_KEY
         self.id = id
 
 
@@ -402,6 +442,11 @@ class NotEncrypted(CallerError):
         super().__init__(
             "this store is not encrypted, but a key was given; open it without key=, or copy it into a new "
             "encrypted store: store.copy_to(target)"
+        )
+        self.with_advice(
+            "remove --key-file and OUTLIVE_KEYS, or make an encrypted copy: "
+            "outlive copy TARGET_URL --target-key-file PATH",
+            "this store is not encrypted",
         )
 
 
@@ -475,6 +520,7 @@ class StoreMissing(StoreUnavailable, LookupError):
             f"there is no store at {url}; check the URL, or open it without create=False to create one"
         )
         self.url = url
+        self.with_advice("check the URL, or save something first", f"no store at {url}")
 
 
 class FolderMissing(BadURL, StoreUnavailable):
@@ -509,6 +555,8 @@ class StoreBusy(StoreUnavailable):
 
     Nothing was stored.
     """
+
+    advice = "try again, or wait longer: --timeout 5min"
 
 
 class OutcomeUnknown(StoreError):
@@ -587,6 +635,9 @@ class Corrupt(StoreError):
             if value is not None
         )
         super().__init__(f"corrupt store:{where and where + ':'} {what}")
+        if thread is not None:
+            delete = "" if checkpoint is None else ", or delete it with outlive rm"
+            self.advice = f"outlive verify lists all damage; restore the thread from a backup{delete}"
         self.what = what
         self.thread = thread
         self.checkpoint = checkpoint

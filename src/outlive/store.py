@@ -61,7 +61,9 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.retention.policy import Retain, Swept
     from outlive.retention.sweeper import Sweeper
     from outlive.runs.recovery import Handler, Policy, Recovered
+    from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
+    from outlive.runs.steps import StepInfo
     from outlive.runs.worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
@@ -638,6 +640,28 @@ class AsyncStore(AsyncContext):
         finally:
             self._is_closed = True
             await self._engine.backend.close()
+
+    # What a run did
+
+    async def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
+        """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        from outlive.runs.steps import read_steps
+
+        key, _ = await self._the_run(run_id, thread)
+        return [step for _, step in await read_steps(self._engine, key, run_id)]
+
+    async def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
+        """Return the stored responses of a run's models, in the order in which the models were named.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        from outlive.runs.responses import read_responses
+
+        key, _ = await self._the_run(run_id, thread)
+        return await read_responses(self._engine, key, run_id)
 
     # What a thread asks of its store
 

@@ -188,7 +188,8 @@ def test_dead_runs_are_recovered_by_handlers_of_a_module(cli, store):
     begin(store, "r-1").release()
     begin(store, "r-2").release()
     assert cli("recover").code == 2
-    (first, second) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
+    items = cli("recover", "--handlers", "handlers:SYNC", "--json").items
+    first, second = sorted(items, key=lambda item: item["run"])
     assert (first["outcome"], first["run"], first["attempt"]) == ("resumed", "r-1", 2)
     assert second["outcome"] == "resumed"
     assert cli("runs", "show", "r-1", "--json").items[0]["result"] == "Belem!"

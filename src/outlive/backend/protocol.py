@@ -159,6 +159,20 @@ class Backend(Protocol):
         """Check the checksums and counts of a thread, or of all that is in no thread."""
         ...
 
+    async def facts(self) -> dict[str, object]:
+        """Return what operators ask about the store, for `outlive doctor`; what is not known is left out.
+
+        backend         the name of the backend
+        engine          the server with its version, or the library: "PostgreSQL 17.2"
+        location        where the records are: a path, "schema agents", "prefix 'outlive:'"
+        format          the version of the stored format; `format_written` is the one of this outlive
+        settings        those that decide how durable a save is, by the names of the engine
+        file_bytes      the size of the file; `unused_bytes` of it are free pages
+        lease_clock_us  the moment by the clock that times leases
+        lease_clock     the id of that clock, if it is one of this machine and not of a server
+        """
+        ...
+
     async def close(self) -> None:
         """Release everything; the store can be opened again."""
         ...

@@ -50,6 +50,11 @@ def backend_of(store: Store) -> Any:
     return backend
 
 
+def facts_of(store: Store) -> dict[str, Any]:
+    """Return the facts of the backend: of a pair, those of the active store."""
+    return run_now(engine_of(store).backend.facts())
+
+
 def pair_record_of(store: Store) -> PairRecord | None:
     """Return the pair record of a store that was opened alone; None if it is in no pair, or left it."""
     from outlive.layers.replication.pair import ALONE, read_pair_record

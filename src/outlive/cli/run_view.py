@@ -7,22 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlive.backend import EntryQuery, escape
-from outlive.backend.paging import all_entries
+from outlive.backend import escape
 from outlive.cli.lease_clock import LeaseClock
-from outlive.cli.lookup import engine_of, key_of
 from outlive.cli.output.ids import shorten_ids
 from outlive.cli.output.items import USAGE_FIELDS, run_item
 from outlive.cli.output.opaque import unwrap
 from outlive.cli.output.table import Column, print_fields, print_table, standing_style
 from outlive.cli.output.units import format_age, format_duration, format_time
 from outlive.cli.output.values import lines, one_line, to_json
-from outlive.runs.steps import StepInfo
-from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
-    from outlive.backend import EntryRecord
     from outlive.runs.lease import RunInfo
+    from outlive.runs.steps import StepInfo
     from outlive.sync.store import Store
 
 _UNLIMITED = 1_000_000  # characters
@@ -68,32 +64,14 @@ class RunView:
         return {name: sum(response.get(name) or 0 for response in responses) for name in USAGE_FIELDS}
 
     def steps(self) -> list[StepInfo]:
-        """Return the steps in the order in which they began."""
-        steps = []
-        for entry in sorted(self._entries("step"), key=lambda entry: entry.revision):
-            name, key = entry.key[len(self.info.id) + 1 :].split("\n", 1)
-            arguments, value, error = engine_of(self.store).codec.unpack(entry.body or b"")
-            steps.append(StepInfo(name, key, entry.status, arguments, value, error))
-        return steps
+        return self.store.steps(self.info.id, thread=self.info.thread)
 
     def responses(self) -> list[dict[str, Any]]:
-        """Return the responses of the models, in the order in which the models were named."""
-        records: dict[tuple[str, int], dict[str, Any]] = {}
-        order: list[tuple[str, int]] = []
-        for entry in self._entries("response"):
-            body = engine_of(self.store).codec.unpack(entry.body or b"")
-            ordinal, _, model = entry.key[len(self.info.id) + 1 :].partition("\n")
-            if not ordinal:
-                order = [(model_id, number) for model_id, number in body["places"]]
-            elif ordinal.isdecimal():
-                fields = unwrap(body[0])
-                records[model, int(ordinal)] = fields if isinstance(fields, dict) else {}
-        return [records[key] for key in order if key in records] or list(records.values())
-
-    def _entries(self, kind: str) -> list[EntryRecord]:
-        key = key_of(self.store, self.info.thread)
-        query = EntryQuery(key.tenant, kind, thread=key, prefix=f"{self.info.id}\n")
-        return [entry for _, entry in run_now(all_entries(engine_of(self.store).backend, query))]
+        """Return the fields of the responses of the models."""
+        responses = self.store.responses(self.info.id, thread=self.info.thread)
+        # Most commands open the store with a codec that builds no values: then these are fields already.
+        fields = [unwrap(response) for response in responses]
+        return [item if isinstance(item, dict) else item.to_snapshot() for item in fields]
 
 
 def _is_number(value: object) -> bool:

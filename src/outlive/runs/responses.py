@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import RESPONSE
+from outlive.backend.paging import all_entries
 from outlive.errors import BadArgument, Corrupt, well_formed
 from outlive.runs.response_values import (
     FAILED,
@@ -162,46 +163,15 @@ class AsyncResponses:
 
     async def _read(self, *, is_new: bool) -> None:
         """Read the responses of earlier attempts; those that were running count as interrupted."""
-        run, after, is_more = self._run, None, not is_new
-        while is_more:
-            page = await run._engine.backend.entries(
-                EntryQuery(
-                    run._key.tenant, RESPONSE, thread=run._key, prefix=f"{run.id}\n", after=after, limit=_PAGE
-                )
-            )
-            for _, entry in page:
-                self._adopt(entry)
-            is_more = len(page) == _PAGE
-            after = (page[-1][1].key, page[-1][0].digest) if page else None
-        self._check_complete()
+        run = self._run
+        if not is_new:
+            self._shared, stored = await _read_entries(run._engine, run._key, run.id)
+            for place, (response, earlier, revision) in stored.items():
+                with well_formed(f"the response of {name_of(*place)}", run._key.id):
+                    if response.status == RUNNING:
+                        response = replace(response, status=INTERRUPTED)
+                self._slots[place] = _Slot(Record(response, earlier), revision)
         self._is_read = True
-
-    def _check_complete(self) -> None:
-        """Raise Corrupt if the records are not those that the shared entry lists."""
-        named = set(self._shared.order())
-        if other := sorted(named ^ set(self._slots), key=repr):
-            what = "is missing" if other[0] in named else "is not in the list of models"
-            raise Corrupt(
-                f"the response of {name_of(*other[0])} of run {self._run.id!r} {what}",
-                thread=self._run._key.id,
-            )
-
-    def _adopt(self, entry: EntryRecord) -> None:
-        codec = self._run._engine.codec
-        rest = entry.key[len(self._run.id) + 1 :]
-        if not rest:
-            with well_formed(f"what the responses of run {self._run.id!r} share", self._run._key.id):
-                self._shared = _Shared(**codec.unpack(entry.body or b""))
-                set(self._shared.order())
-            return
-        ordinal, _, model_id = rest.partition("\n")
-        if not ordinal.isdecimal() or not model_id or "\n" in model_id:
-            return  # an entry of another run, whose id begins like a key of this one
-        with well_formed(f"the response of {model_id!r}", self._run._key.id):
-            response, earlier = codec.unpack(entry.body or b"")
-            if response.status == RUNNING:
-                response = replace(response, status=INTERRUPTED)
-        self._slots[model_id, int(ordinal)] = _Slot(Record(response, earlier), entry.revision)
 
     # Reading
 
@@ -343,6 +313,36 @@ class AsyncResponses:
         key = f"{self._run.id}\n" if place is None else f"{self._run.id}\n{place[1]:04}\n{place[0]}"
         epoch, fence = self._run._rank
         return EntryRecord(RESPONSE, key, body, status, epoch=epoch, fence=fence, revision=revision)
+
+
+async def read_responses(engine: Engine, key: ThreadKey, run_id: str) -> list[ModelResponse]:
+    """Return the responses of a run as they are stored, in the order in which the models were named."""
+    shared, stored = await _read_entries(engine, key, run_id)
+    return [stored[place][0] for place in shared.order()]
+
+
+async def _read_entries(
+    engine: Engine, key: ThreadKey, run_id: str
+) -> tuple[_Shared, dict[Place, tuple[Any, Any, int]]]:
+    """Return what the responses of a run share, and (response, earlier attempts, revision) of each model."""
+    shared, stored = _Shared(), dict[Place, tuple[Any, Any, int]]()
+    query = EntryQuery(key.tenant, RESPONSE, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
+    for _, entry in await all_entries(engine.backend, query):
+        ordinal, _, model_id = entry.key[len(run_id) + 1 :].partition("\n")
+        if not ordinal and not model_id:
+            with well_formed(f"what the responses of run {run_id!r} share", key.id):
+                shared = _Shared(**engine.codec.unpack(entry.body or b""))
+                set(shared.order())
+        # An id may contain a line break: then the prefix also matches responses of other runs.
+        elif ordinal.isdecimal() and model_id and "\n" not in model_id:
+            with well_formed(f"the response of {model_id!r}", key.id):
+                response, earlier = engine.codec.unpack(entry.body or b"")
+            stored[model_id, int(ordinal)] = (response, earlier, entry.revision)
+    named = set(shared.order())
+    if other := sorted(named ^ set(stored), key=repr):
+        what = "is missing" if other[0] in named else "is not in the list of models"
+        raise Corrupt(f"the response of {name_of(*other[0])} of run {run_id!r} {what}", thread=key.id)
+    return shared, stored
 
 
 @dataclass(frozen=True, slots=True)

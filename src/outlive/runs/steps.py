@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
+from outlive.backend.paging import all_entries
 from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
 from outlive.runs.lease import STEP
 from outlive.threads.engine import Engine
@@ -95,21 +96,10 @@ class Ledger:
         """Read what earlier attempts did."""
         if is_new:
             return
-        run, after = self._run, None
-        while True:
-            page = await run._engine.backend.entries(
-                EntryQuery(
-                    run._key.tenant, STEP, thread=run._key, prefix=f"{run.id}\n", after=after, limit=_PAGE
-                )
-            )
-            for _, entry in page:
-                step = self._unpack(entry)
-                self._steps[step.name, step.key] = step
-                self._order[step.name, step.key] = entry.revision
-                self._begun = max(self._begun, entry.revision)
-            if len(page) < _PAGE:
-                return
-            after = (page[-1][1].key, page[-1][0].digest)
+        for number, step in await read_steps(self._run._engine, self._run._key, self._run.id):
+            self._steps[step.name, step.key] = step
+            self._order[step.name, step.key] = number
+            self._begun = max(self._begun, number)
 
     async def step(
         self,
@@ -258,8 +248,18 @@ class Ledger:
         await run._write_entries(entry)
         self._steps[step.name, step.key] = step
 
-    def _unpack(self, entry: EntryRecord) -> StepInfo:
-        with well_formed(f"step {entry.key!r}", self._run._key.id):
-            name, key = entry.key[len(self._run.id) + 1 :].split("\n", 1)
-            arguments, value, error = self._run._engine.codec.unpack(entry.body or b"")
-        return StepInfo(name, key, entry.status, arguments, value, error)
+
+async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[int, StepInfo]]:
+    """Return the stored steps of a run with their numbers, in the order in which they began."""
+    query = EntryQuery(key.tenant, STEP, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
+    steps: list[tuple[int, StepInfo]] = []
+    for _, entry in await all_entries(engine.backend, query):
+        with well_formed(f"step {entry.key!r}", key.id):
+            name, step_key = entry.key[len(run_id) + 1 :].split("\n", 1)
+            # An id may contain a line break: then the prefix also matches steps of other runs.
+            if "\n" not in step_key:
+                arguments, value, error = engine.codec.unpack(entry.body or b"")
+                steps.append(
+                    (entry.revision, StepInfo(name, step_key, entry.status, arguments, value, error))
+                )
+    return sorted(steps, key=lambda numbered: numbered[0])

@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.runs.recovery import Policy, Recovered
+    from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
+    from outlive.runs.steps import StepInfo
 
 
 class Store(SyncContext):
@@ -115,6 +117,20 @@ class Store(SyncContext):
     def find_run(self, run_id: str, *, thread: str | None = None) -> RunInfo | None:
         """Return the run with this id, or None. Several threads may have it: `thread` says which, or AmbiguousRun is raised."""
         return run_now(self._store.find_run(run_id, thread=thread))
+
+    def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
+        """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.steps(run_id, thread=thread))
+
+    def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
+        """Return the stored responses of a run's models, in the order in which the models were named.
+
+        `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.responses(run_id, thread=thread))
 
     def retry(self, run_id: str, *, thread: str | None = None) -> Run:
         """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`."""

@@ -38,6 +38,7 @@ For local file systems, with flock and rename as on Linux, and up to some thousa
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -60,8 +61,9 @@ from outlive.backends.file.batch import Batch
 from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
 from outlive.backends.file.group_writer import GroupWriter
 from outlive.backends.file.index import Index
+from outlive.backends.file.log import FORMAT
 from outlive.backends.file.revision_marks import Marks
-from outlive.backends.file.store_file import make_folders, read_key, write_key
+from outlive.backends.file.store_file import make_folders, read_format, read_key, write_key
 from outlive.backends.file.table import LoggedTable, log_of, problems
 from outlive.backends.local.memory import MemoryBackend, Table
 from outlive.backends.local.run_index import RunIndex
@@ -372,6 +374,13 @@ class FileBackend(MemoryBackend):
         return [name for name in self._disk.names(THREADS) if name.endswith(".log")]
 
     # Care
+
+    def facts(self) -> dict[str, object]:
+        settings = {"fsync": "full" if self._is_full else "normal"}
+        facts = {**super().facts(), "location": self._disk.root, "settings": settings}
+        with translated(), contextlib.suppress(FileNotFoundError):  # which has no naming key yet
+            facts |= {"format": read_format(self._disk), "format_written": FORMAT}
+        return facts
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with translated():

@@ -32,7 +32,7 @@ from outlive.backend import (
 )
 from outlive.backend.entries import RUN, check_kinds
 from outlive.backends.local.run_index import RunIndex
-from outlive.backends.rules.clock import Clock, clock, has_lapsed, new_token
+from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.view import Effect, Row, fitting, write_order
@@ -357,6 +357,9 @@ class MemoryBackend:
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         return []
+
+    def facts(self) -> dict[str, object]:
+        return {"backend": self.name, **lease_facts()}
 
     def before_fork(self) -> None:
         """A child gets its own copy of everything."""

@@ -466,6 +466,24 @@ class PostgresBackend:
         answer = await self._ask(self._sql.fetch, thread.digest, blobs(list(names)), timeout_s=timeout_s)
         return {name or b"": data or b"" for name, data in answer}
 
+    async def facts(self) -> dict[str, object]:
+        names = ("fsync", "synchronous_commit", "full_page_writes", "server_version")
+        shown = ", ".join(f"current_setting('{name}')" for name in names)
+        ((version, _),) = await self._ask(self._sql.identity)
+        ((now, *cells),) = await self._ask(
+            f"select (extract(epoch from clock_timestamp()) * 1000000)::bigint, {shown}"
+        )
+        settings = dict(zip(names, map(to_text, cells), strict=True))
+        return {
+            "backend": self.name,
+            "engine": f"PostgreSQL {settings.pop('server_version')}",
+            "location": f"schema {self._schema}",
+            "format": to_number(version),
+            "format_written": VERSION,
+            "settings": settings,
+            "lease_clock_us": to_number(now),
+        }
+
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:
             return await audit_store(self._sql, self._ask)

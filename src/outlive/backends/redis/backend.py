@@ -33,7 +33,7 @@ from outlive.backends.redis.audit import ThreadAudit
 from outlive.backends.redis.bucket_audit import BucketAudit
 from outlive.backends.redis.client import Call
 from outlive.backends.redis.commits import Commits, renews_only
-from outlive.backends.redis.identity import Identity
+from outlive.backends.redis.identity import FORMAT, Identity
 from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread, checkpoint_field, to_bytes
@@ -250,6 +250,33 @@ class RedisBackend:
             rest = rest[_BATCH:]
             if not rest:
                 return receipt.generation
+
+    async def facts(self) -> dict[str, object]:
+        info = (await self._ask_node("INFO", "server") or b"").decode()
+        server = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        kind = "Valkey" if "valkey_version" in server else "Redis"
+        version = server.get("valkey_version") or server.get("redis_version") or "of an unknown version"
+        settings = {}
+        for name in ("appendonly", "appendfsync", "maxmemory-policy"):
+            reply = await self._ask_node("CONFIG", "GET", name)
+            if isinstance(reply, list) and len(reply) == 2:
+                settings[name] = reply[1].decode()
+        format = await self.store_identity.format()
+        seconds, micros = await self._ask_node("TIME")
+        return {
+            "backend": self.name,
+            "engine": f"{kind} {version}",
+            "location": f"prefix {self.session.prefix!r}",
+            "format": format,
+            "format_written": FORMAT,
+            "settings": settings,
+            "lease_clock_us": int(seconds) * 1_000_000 + int(micros),
+        }
+
+    async def _ask_node(self, *command: str) -> Any:
+        """Return the reply of one server; None if the command is not permitted."""
+        reply = (await self.session.ask_each_node(command))[0]
+        return None if isinstance(reply, Exception) else reply
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:

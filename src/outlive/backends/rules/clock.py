@@ -62,6 +62,12 @@ def boot_id() -> str:
         return "unknown"
 
 
+def lease_facts() -> dict[str, object]:
+    """Return what `Backend.facts` says about the clock for leases."""
+    now = clock()
+    return {"lease_clock": now.id, "lease_clock_us": now.lease}
+
+
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
     """Tell whether the lease of an entry has run out; one by another clock has."""
     return entry.clock != now.id or entry.until <= now.lease

@@ -37,12 +37,12 @@ from outlive.backend import (
     checksum,
     escape,
 )
-from outlive.backends.rules.clock import clock, new_token
+from outlive.backends.rules.clock import clock, lease_facts, new_token
 from outlive.backends.rules.decide import decide
 from outlive.backends.rules.snapshot import is_deletion
 from outlive.backends.rules.view import fitting, write_order
 from outlive.backends.sqlite.audit import Audit, orphans
-from outlive.backends.sqlite.connection import Connection, fetch_one
+from outlive.backends.sqlite.connection import SCHEMA_VERSION, Connection, fetch_one
 from outlive.backends.sqlite.entries import EntrySearch, prefix_range, thread_key
 from outlive.backends.sqlite.rows import KnownKeys, Rows
 from outlive.backends.sqlite.thread_row import THREADS, UncheckedThread
@@ -287,6 +287,27 @@ class SQLiteBackend:
         with self._connection.translated(), self._connection.transaction("immediate", self._busy_s) as db:
             data = Rows(db, source).data(names)
             return self._commit(db, Commit(target, chunks=tuple(data.items()))).generation
+
+    def facts(self) -> dict[str, object]:
+        def pragma(name: str) -> Any:
+            return fetch_one(self._link.db(), f"pragma {name}")[0]
+
+        with self._link.translated():
+            page_bytes = pragma("page_size")
+            return {
+                "backend": self.name,
+                "engine": f"SQLite {apsw.sqlite_lib_version()}",
+                "location": self._link.path,
+                "format": pragma("user_version"),
+                "format_written": SCHEMA_VERSION,
+                "settings": {
+                    "journal_mode": pragma("journal_mode"),
+                    "synchronous": ("off", "normal", "full", "extra")[pragma("synchronous")],
+                },
+                "file_bytes": pragma("page_count") * page_bytes,
+                "unused_bytes": pragma("freelist_count") * page_bytes,
+                **lease_facts(),
+            }
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with self._connection.translated(), self._connection.transaction("deferred") as db:

@@ -290,15 +290,30 @@ class Connection:
                 "no space is left for the SQLite file; nothing of this call was stored"
             ) from error
         except (apsw.CorruptError, apsw.NotADBError) as error:
-            raise Corrupt(f"SQLite: {error} ({self.path!r})") from error
+            raise Corrupt(f"SQLite: {error} ({self.path!r})").with_advice(_advice(error)) from error
         except apsw.Error as error:
-            raise StoreUnavailable(f"SQLite: {error} ({self.path!r})") from error
+            raise StoreUnavailable(f"SQLite: {error} ({self.path!r})").with_advice(_advice(error)) from error
         except OSError as error:
             raise StoreUnavailable(
                 f"SQLite: {error.strerror} ({self.path!r}); check that this user may read and write the file and its folder"
             ) from error
         except (TypeError, ValueError) as error:  # a column that holds what it never should
             raise Corrupt(f"a row cannot be read ({error})") from error
+
+
+# What SQLite reports → what to do.
+_ADVICE = {
+    "file is not a database": "this file is not a store; check the path",
+    "malformed": "restore the file from a backup, or save what is left with the .recover command of sqlite3",
+    "readonly database": "SQLite needs lock files even to read: give this user write access to the file and its folder, "
+    "or copy the file to a folder that is writable",
+    "unable to open database file": "check that this user may read and write the file and its folder",
+    "disk I/O error": "check the disk, its free space and its mount",
+}
+
+
+def _advice(error: apsw.Error) -> str | None:
+    return next((advice for words, advice in _ADVICE.items() if words in str(error)), None)
 
 
 def fetch_one(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:

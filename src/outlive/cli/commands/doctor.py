@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlive.cli.command import command
 from outlive.cli.context import Call
 from outlive.cli.lease_clock import LeaseClock
-from outlive.cli.lookup import backend_of, pair_record_of
+from outlive.cli.lookup import backend_of, facts_of, pair_record_of
 from outlive.cli.output.advice import message_with_advice, split_advice
 from outlive.cli.output.escape import escape_terminal
 from outlive.cli.output.table import Column, print_table
@@ -212,10 +212,12 @@ def _check_role(store: Store, url: str) -> Iterator[Finding]:
 
 def _check_clock(store: Store, url: str) -> Iterator[Finding]:
     clock = LeaseClock.of(store)
-    if clock.skew_s is None or clock.trip_s is None:
+    if clock.skew_s is None:
         yield Finding("clock", "ok", "leases use the monotonic clock of this machine")
         return
-    yield Finding("round trip", "ok", f"{clock.trip_s * 1000:.1f} ms")
+    start = time.monotonic()
+    run_now(backend_of(store).identity(b""))
+    yield Finding("round trip", "ok", f"{(time.monotonic() - start) * 1000:.1f} ms")
     yield skew_finding(clock.skew_s)
 
 
@@ -274,12 +276,10 @@ def _check_sizes(store: Store, url: str) -> Iterator[Finding]:
     message = (
         f"{format_count(threads, 'thread')}, {format_count(checkpoints, 'checkpoint')}, {format_size(stored)}"
     )
-    backend = _base_backend(store)
-    if backend.name == "sqlite":
-        pages, unused, page = (
-            _pragma(backend, name) for name in ("page_count", "freelist_count", "page_size")
-        )
-        message += f"; the file has {format_size(pages * page)}, {format_size(unused * page)} of it unused"
+    facts = facts_of(store)
+    if "file_bytes" in facts:
+        size, unused = format_size(facts["file_bytes"]), format_size(facts["unused_bytes"])
+        message += f"; the file has {size}, {unused} of it unused"
     yield Finding("sizes", "ok", message)
 
 
@@ -299,110 +299,46 @@ def _check_runs(store: Store, url: str) -> Iterator[Finding]:
         yield Finding("runs", "ok", message)
 
 
-# Questions to a backend
-
-
-def _base_backend(store: Store) -> Any:
-    """Return the backend that holds the records."""
-    backend = backend_of(store)
-    return getattr(backend, "local", backend)
-
-
-def _pragma(backend: Any, name: str) -> Any:
-    return backend._link.db().execute(f"pragma {name}").fetchall()[0][0]
-
-
-def _ask_postgres(backend: Any, statement: str) -> str:
-    from outlive.backends.postgres.rows import to_text
-
-    ((cell,),) = run_now(backend._ask(statement))
-    return to_text(cell)
-
-
-def _ask_redis(backend: Any, *command: str) -> Any:
-    """Return the reply of one server; None if the command is not permitted."""
-    reply = run_now(backend.session.ask_each_node(command))[0]
-    return None if isinstance(reply, Exception) else reply
-
-
-# Schema
+# What the backend says of itself
 
 
 def _check_schema(store: Store, url: str) -> Iterator[Finding]:
-    """Report the version of the schema; a store with a newer one was not opened."""
-    backend = _base_backend(store)
-    schemas = {
-        "sqlite": _sqlite_schema,
-        "postgresql": _postgres_schema,
-        "redis": _redis_schema,
-        "file": _file_schema,
-    }
-    if backend.name in schemas:
-        yield Finding("schema", "ok", schemas[backend.name](backend))
+    """Report the version of the stored format; a store with a newer one was not opened."""
+    facts = facts_of(store)
+    if "format" in facts:
+        message = f"version {facts['format']}, this outlive writes {facts['format_written']}"
+        if "lease_clock" not in facts:  # a server
+            message += f"; {facts['location']}, {facts['engine']}"
+        yield Finding("schema", "ok", message)
 
-
-def _sqlite_schema(backend: Any) -> str:
-    from outlive.backends.sqlite.connection import SCHEMA_VERSION
-
-    return f"version {_pragma(backend, 'user_version')}, this outlive writes {SCHEMA_VERSION}"
-
-
-def _postgres_schema(backend: Any) -> str:
-    from outlive.backends.postgres.statements import VERSION
-
-    server = _ask_postgres(backend, "show server_version")
-    return f"version {VERSION} in schema {backend._schema}, PostgreSQL {server}"
-
-
-def _redis_schema(backend: Any) -> str:
-    from outlive.backends.redis.identity import FORMAT
-
-    format, prefix = run_now(backend.store_identity.format()), backend.session.prefix
-    reply = (_ask_redis(backend, "INFO", "server") or b"").decode()
-    facts = dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
-    kind = "Valkey" if "valkey_version" in facts else "Redis"
-    version = facts.get("valkey_version") or facts.get("redis_version") or "of an unknown version"
-    return f"version {format} under prefix {prefix!r}, this outlive writes {FORMAT}; {kind} {version}"
-
-
-def _file_schema(backend: Any) -> str:
-    from outlive.backends.file.log import FORMAT
-    from outlive.backends.file.store_file import read_format
-
-    return f"version {read_format(backend._disk)}, this outlive writes {FORMAT}"
-
-
-# Durability
 
 _FSYNC_FIX = "open without fsync=normal, here and in the programs that save"
 
 
 def _check_durability(store: Store, url: str) -> Iterator[Finding]:
-    backend = _base_backend(store)
+    facts = facts_of(store)
     checks = {
         "sqlite": _sqlite_durability,
         "file": _file_durability,
         "postgresql": _postgres_durability,
         "redis": _redis_durability,
     }
-    if backend.name in checks:
-        yield checks[backend.name](backend)
+    if facts["backend"] in checks:
+        settings = facts["settings"]
+        message = ", ".join(f"{name}={value}" for name, value in settings.items())
+        yield checks[facts["backend"]](settings, message)
     else:
-        message = f"{backend.name}: everything is lost when the process ends"
-        yield Finding(
-            "durability", "warning", message, "use sqlite:, file:, postgresql: or redis: to keep data"
-        )
+        message = f"{facts['backend']}: everything is lost when the process ends"
+        fix = "use sqlite:, file:, postgresql: or redis: to keep data"
+        yield Finding("durability", "warning", message, fix)
 
 
-def _sqlite_durability(backend: Any) -> Finding:
-    journal, level = _pragma(backend, "journal_mode"), _pragma(backend, "synchronous")
-    message = f"journal_mode={journal}, synchronous={('off', 'normal', 'full', 'extra')[level]}"
-    return _power_cut_finding(message, is_safe=level >= 2)
+def _sqlite_durability(settings: dict[str, str], message: str) -> Finding:
+    return _power_cut_finding(message, is_safe=settings["synchronous"] in ("full", "extra"))
 
 
-def _file_durability(backend: Any) -> Finding:
-    message = "fsync for every save" if backend._is_full else "fsync=normal"
-    return _power_cut_finding(message, is_safe=backend._is_full)
+def _file_durability(settings: dict[str, str], message: str) -> Finding:
+    return _power_cut_finding(message, is_safe=settings["fsync"] == "full")
 
 
 def _power_cut_finding(message: str, *, is_safe: bool) -> Finding:
@@ -411,12 +347,7 @@ def _power_cut_finding(message: str, *, is_safe: bool) -> Finding:
     return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", _FSYNC_FIX)
 
 
-def _postgres_durability(backend: Any) -> Finding:
-    settings = {
-        name: _ask_postgres(backend, f"show {name}")
-        for name in ("fsync", "synchronous_commit", "full_page_writes")
-    }
-    message = ", ".join(f"{name}={value}" for name, value in settings.items())
+def _postgres_durability(settings: dict[str, str], message: str) -> Finding:
     off = [name for name, value in settings.items() if value == "off"]
     if not off:
         return Finding("durability", "ok", message)
@@ -425,22 +356,13 @@ def _postgres_durability(backend: Any) -> Finding:
     return Finding("durability", "warning", f"{message}: a crash of the server may lose saves", fix)
 
 
-def _redis_durability(backend: Any) -> Finding:
-    settings = {
-        name: _redis_config(backend, name) for name in ("appendonly", "appendfsync", "maxmemory-policy")
-    }
-    message = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
-    if settings["appendonly"] is None:
+def _redis_durability(settings: dict[str, str], message: str) -> Finding:
+    if "appendonly" not in settings:
         return Finding("durability", "note", "unknown, because the server does not permit CONFIG")
     if settings["appendonly"] != "yes":
         fix = "CONFIG SET appendonly yes, and CONFIG REWRITE; docs/guarantees.md says what each setting loses"
         message += ": a crash of the server loses everything since its last snapshot"
         return Finding("durability", "warning", message, fix)
-    if settings["appendfsync"] != "always":
+    if settings.get("appendfsync") != "always":
         return Finding("durability", "note", f"{message}: a crash of the server loses about a second")
     return Finding("durability", "ok", message)
-
-
-def _redis_config(backend: Any, name: str) -> str | None:
-    reply = _ask_redis(backend, "CONFIG", "GET", name)
-    return reply[1].decode() if isinstance(reply, list) and len(reply) == 2 else None

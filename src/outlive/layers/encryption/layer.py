@@ -323,6 +323,9 @@ class Encrypted:
     async def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int:
         return await self.inner.share(source, target, names)
 
+    async def facts(self) -> dict[str, object]:
+        return await self.inner.facts()
+
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         return await self.inner.audit(thread)
 

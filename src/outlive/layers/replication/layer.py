@@ -223,6 +223,10 @@ class Replicate:
 
     # Reading
 
+    async def facts(self) -> dict[str, object]:
+        """Return the facts of the active store."""
+        return await self.stores.active.facts()
+
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:
             raise AttributeError(name)

@@ -50,11 +50,15 @@ class ActiveStoreLost(StoreUnavailable):
     """The active store lost its data: to continue without it would silently lose saves."""
 
     def __init__(self, role: int) -> None:
+        problem = (
+            f"the {ROLES[role]} was active and has lost its data, or another store is in its place: what was saved "
+            "there since is nowhere else"
+        )
         super().__init__(
-            f"the {ROLES[role]} was active and has lost its data, or another store is in its place: what was saved there since is "
-            f"nowhere else. Bring it back; or, to continue with what the {ROLES[1 - role]} has, open the pair once with "
+            f"{problem}. Bring it back; or, to continue with what the {ROLES[1 - role]} has, open the pair once with "
             "Replication(..., enabled=False)"
         )
+        self.with_advice("bring it back, or continue without it: outlive replication --pause", problem)
 
 
 class PairEnded(ActiveStoreLost):

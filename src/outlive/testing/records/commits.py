@@ -39,6 +39,15 @@ class CommitContract(Contract):
         assert await first.identity(b"b" * 32) == b"a" * 32
         assert await second.identity(b"c" * 32) == b"a" * 32
 
+    async def test_the_facts_name_the_backend_and_the_clock_that_times_leases(self, trial: Trial) -> None:
+        backend = await trial.backend()
+        await backend.identity(b"a" * 32)
+        first, second = await backend.facts(), await backend.facts()
+        assert first["backend"] == backend.name
+        assert first.get("format") == first.get("format_written")
+        assert first.get("lease_clock") == second.get("lease_clock")
+        assert int(str(first["lease_clock_us"])) <= int(str(second["lease_clock_us"]))
+
     async def test_an_absent_thread_reads_as_nothing(self, probe: Probe) -> None:
         backend, thread = probe.backend, probe.thread
         reading = await backend.read(thread, "")
