@@ -290,14 +290,14 @@ class SQLiteBackend:
 
     def facts(self) -> dict[str, object]:
         def pragma(name: str) -> Any:
-            return fetch_one(self._link.db(), f"pragma {name}")[0]
+            return fetch_one(self._connection.db(), f"pragma {name}")[0]
 
-        with self._link.translated():
+        with self._connection.translated():
             page_bytes = pragma("page_size")
             return {
                 "backend": self.name,
                 "engine": f"SQLite {apsw.sqlite_lib_version()}",
-                "location": self._link.path,
+                "location": self._connection.path,
                 "format": pragma("user_version"),
                 "format_written": SCHEMA_VERSION,
                 "settings": {
