@@ -1,4 +1,4 @@
-"""Kill an agent in the middle of its work, and watch another process go on from there.
+"""Kill an agent in the middle of its work, and watch another process continue from there.
 
     python examples/kill_and_resume.py [FOLDER]
 
@@ -73,14 +73,14 @@ def tool(name: str, argument: str, state: State) -> str:
 def work(
     thread: outlive.Thread, tell: Callable[[str], None], before_call: Callable[[int, str], None]
 ) -> None:
-    """The loop of the agent: go on from the newest checkpoint, save after every step."""
+    """The loop of the agent: continue from the newest checkpoint, save after every step."""
     saved = thread.checkpoint()
     if saved is None:
         tell("  nothing is saved yet")
         state: State = {"task": "plan a trip", "notes": {}, "answer": None, "messages": []}
         saved = thread.save(state, step=0, source="input")
     else:
-        tell(f"  {saved.step} steps are saved: go on with step {(saved.step or 0) + 1}")
+        tell(f"  {saved.step} steps are saved: continue with step {(saved.step or 0) + 1}")
         state = saved.state
     while (call := model(state)) is not None:
         step = (saved.step or 0) + 1

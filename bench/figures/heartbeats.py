@@ -119,15 +119,15 @@ def _exchanges(name: str, nodes: int, scale: Scale, store: outlive.Store) -> Row
 @contextmanager
 def _counted(store: outlive.Store) -> Iterator[Counter[int]]:
     """Count the exchanges of a store with each node."""
-    link: Any = store._store._engine.backend._link
-    exchange, found = link._exchange, Counter[int]()
+    client: Any = store._store._engine.backend.session.client
+    exchange, exchanges = client._exchange, Counter[int]()
 
     async def count(pool: Any, *args: Any) -> Any:
-        found[id(pool)] += 1
+        exchanges[id(pool)] += 1
         return await exchange(pool, *args)
 
-    link._exchange = count
+    client._exchange = count
     try:
-        yield found
+        yield exchanges
     finally:
-        del link._exchange
+        del client._exchange

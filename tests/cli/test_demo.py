@@ -67,7 +67,7 @@ def test_the_second_process_goes_on_where_the_first_was_killed(output):
     first, second = output.split("process 2\n")
     assert re.findall(r"^  step (\d) ", first, re.MULTILINE) == list("12345")
     assert re.search(r"  step 5 .* does not return\n  killed with SIGKILL\n$", first)
-    assert "4 steps are saved: go on with step 5" in second
+    assert "4 steps are saved: continue with step 5" in second
     assert re.findall(r"^  step (\d) .* saved as #(\d)$", second, re.MULTILINE) == [
         ("5", "6"), ("6", "7"), ("7", "8"), ("8", "9"),
     ]  # fmt: skip
