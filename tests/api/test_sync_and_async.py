@@ -254,6 +254,8 @@ def test_every_public_coroutine_is_tried_for_that(cls):
         "runs",
         "recoverable",
         "recover",
+        "responses",
+        "steps",
         "find_run",
         "retry",
         "park",

@@ -1072,9 +1072,14 @@ def test_ctrl_c_in_a_recovery_releases_the_runs_of_its_threads():
             begun.wait(PATIENCE_S)
             os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Thread(target=interrupt).start()
-        with pytest.raises(KeyboardInterrupt):
-            store.recover({"a": handler}, concurrency=2)
+        # A background job of a shell ignores SIGINT, and so would this process.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt):
+                store.recover({"a": handler}, concurrency=2)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert {run.status for run in store.runs()} == {"released"}
         end.set()
         eventually(lambda: len(lost) == 2)
