@@ -65,7 +65,7 @@ def _as_a_pair_does_it(request):
     if name in DIFFERS and (
         name != "test_a_checkpoint_tells_all_that_was_said_about_it" or request.cls is TestFailedOver
     ):
-        pytest.skip("a pair has an epoch, and commits, of its own: tests/test_replicate.py")
+        pytest.skip("a pair has an epoch, and commits, of its own: tests/replication/test_replication.py")
 
 
 def opener(**options):
