@@ -47,10 +47,8 @@ def import_langgraph(
     from outlive.adapters.langgraph.importer import importer
     from outlive.adapters.langgraph.importer.dotted_names import named_serde, named_types
     from outlive.backends.server.urls import hide_secrets
-    from outlive.cli.config import open_arguments
     from outlive.cli.output.table import progress
-    from outlive.cli.stores import pair_options, to_url
-    from outlive.factory import open as open_store
+    from outlive.cli.stores import open_store, pair_options, to_url
 
     if target_url is not None and call.store_url:
         raise BadArgument("name the target once: outlive import-langgraph SOURCE_URL TARGET_URL")
@@ -65,7 +63,7 @@ def import_langgraph(
     if dry_run and importer.is_absent(url):
         url, options = "memory:", {}
     with (
-        open_store(url, **open_arguments(options)) as store,
+        open_store(url, options, create=True, knows_types=True) as store,
         progress("importing", is_quiet=is_quiet) as bar,
     ):
         call.use(store)
