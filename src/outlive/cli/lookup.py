@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlive.backend import EntryQuery, ThreadQuery
 from outlive.cli.output.escape import escape_terminal, quote_argument, unescape
-from outlive.errors import AmbiguousRun, BadArgument, Corrupt
+from outlive.errors import BadArgument, Corrupt
 from outlive.runtime.runtime import run_now
 
 if TYPE_CHECKING:
@@ -102,25 +102,22 @@ def _at_position(records: list[CheckpointRecord], text: str) -> CheckpointRecord
 
 def find_run(store: OpenedStore, text: str, *, thread: str | None = None, is_exact: bool = False) -> RunInfo:
     """Return the only run that matches, in one thread if that is given."""
-    from outlive.runs.lease import RUN, find_all, unpack_run
+    from outlive.runs.lease import RUN
 
-    engine, tenant = store.engine, store.tenant
     key = None if thread is None else store.key(find_thread(store, thread))
 
     def find_ids(id: str) -> list[str]:
         entries = run_now(
-            engine.backend.entries(EntryQuery(tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
+            store.engine.backend.entries(EntryQuery(store.tenant, RUN, thread=key, prefix=id, limit=_MATCHES))
         )
         ids = list(dict.fromkeys(entry.key for _, entry in entries))
         return [id] if id in ids else [] if is_exact else ids
 
     id = _only_match("run", text, find_ids, "outlive runs --all lists all runs", is_exact)
-    matches = [match for match in run_now(find_all(engine, tenant, id)) if key in (None, match[0])]
-    if len(matches) > 1:
-        raise AmbiguousRun(id, [key.id for key, _ in matches])
-    if not matches:
+    run = store.find_run(id, thread=None if key is None else key.id)
+    if run is None:
         raise BadArgument(f"run '{escape_terminal(id)}' was deleted")
-    return unpack_run(engine.codec, *matches[0])
+    return run
 
 
 def _only_match(
@@ -142,14 +139,3 @@ def _only_match(
 def _list(ids: Iterable[str]) -> str:
     names = [escape_terminal(id) for id in ids]
     return ", ".join(names[: _MATCHES - 1]) + (", …" if len(names) >= _MATCHES else "")
-
-
-def run_of_head(store: OpenedStore, info: Any) -> RunInfo | None:
-    """Return the run that saved the newest checkpoint of a thread."""
-    from outlive.runs.lease import RUN, find, unpack_run
-
-    if info.head is None or info.head.run is None:
-        return None
-    engine, key = store.engine, store.key(info.id)
-    entry = run_now(find(engine, key, RUN, info.head.run))
-    return None if entry is None else unpack_run(engine.codec, key, entry)

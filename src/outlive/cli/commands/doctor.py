@@ -144,14 +144,7 @@ def _check_store(call: Call, url: str) -> list[Finding]:
             findings.append(Finding("store", "ok", f"{call.store_name} opened in {elapsed_ms:.0f} ms"))
             if call.secondary is None:
                 findings += _guard(_check_role, store, url)
-            for check in (
-                _check_schema,
-                _check_clock,
-                _check_durability,
-                _check_disk,
-                _check_sizes,
-                _check_runs,
-            ):
+            for check in _STORE_CHECKS:
                 findings += _guard(check, store, url)
             return findings
     except NewerFormat as error:
@@ -313,14 +306,11 @@ def _check_schema(store: OpenedStore, url: str) -> Iterator[Finding]:
         yield Finding("schema", "ok", message)
 
 
-_FSYNC_FIX = "open without fsync=normal, here and in the programs that save"
-
-
 def _check_durability(store: OpenedStore, url: str) -> Iterator[Finding]:
     facts = store.facts()
     checks = {
-        "sqlite": _sqlite_durability,
-        "file": _file_durability,
+        "sqlite": _local_durability,
+        "file": _local_durability,
         "postgresql": _postgres_durability,
         "redis": _redis_durability,
     }
@@ -334,18 +324,11 @@ def _check_durability(store: OpenedStore, url: str) -> Iterator[Finding]:
         yield Finding("durability", "warning", message, fix)
 
 
-def _sqlite_durability(settings: dict[str, str], message: str) -> Finding:
-    return _power_cut_finding(message, is_safe=settings["synchronous"] in ("full", "extra"))
-
-
-def _file_durability(settings: dict[str, str], message: str) -> Finding:
-    return _power_cut_finding(message, is_safe=settings["fsync"] == "full")
-
-
-def _power_cut_finding(message: str, *, is_safe: bool) -> Finding:
-    if is_safe:
+def _local_durability(settings: dict[str, str], message: str) -> Finding:
+    if settings.get("synchronous", settings.get("fsync")) in ("full", "extra"):
         return Finding("durability", "ok", f"{message}: a saved checkpoint survives a power cut")
-    return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", _FSYNC_FIX)
+    fix = "open without fsync=normal, here and in the programs that save"
+    return Finding("durability", "warning", f"{message}: a power cut may lose the last saves", fix)
 
 
 def _postgres_durability(settings: dict[str, str], message: str) -> Finding:
@@ -367,3 +350,6 @@ def _redis_durability(settings: dict[str, str], message: str) -> Finding:
     if settings.get("appendfsync") != "always":
         return Finding("durability", "note", f"{message}: a crash of the server loses about a second")
     return Finding("durability", "ok", message)
+
+
+_STORE_CHECKS = (_check_schema, _check_clock, _check_durability, _check_disk, _check_sizes, _check_runs)

@@ -30,7 +30,6 @@ from outlive.cli.lookup import (
     find_run,
     find_thread,
     list_threads,
-    run_of_head,
 )
 from outlive.cli.output.escape import escape_lines, escape_terminal, quote_argument
 from outlive.cli.output.items import thread_item
@@ -90,7 +89,7 @@ def ls(
         page = list(itertools.islice(infos, limit + 1))
         has_more, page = len(page) > limit, page[:limit]
         clock = LeaseClock.of(store)
-        items = [thread_item(info, _run_item(run_of_head(store, info), clock)) for info in page]
+        items = [thread_item(info, _run_of_head(store, info, clock)) for info in page]
         next = page[-1].id if has_more and is_by_id else None
         call.answer(
             items,
@@ -106,7 +105,11 @@ def ls(
         call.note_damaged(damaged)
 
 
-def _run_item(run: RunInfo | None, clock: LeaseClock) -> dict[str, Any] | None:
+def _run_of_head(store: OpenedStore, info: ThreadInfo, clock: LeaseClock) -> dict[str, Any] | None:
+    """Return the run that saved the newest checkpoint of a thread."""
+    if info.head is None or info.head.run is None:
+        return None
+    run = store.find_run(info.head.run, thread=info.id)
     return None if run is None else {"id": run.id, "status": run.status, "standing": clock.standing(run)}
 
 
