@@ -135,8 +135,8 @@ def _check_encrypted(store: Store, ring: KeyRing | None) -> None:
     """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
-    from outlive.layers.encryption.keyring import is_sealed
+    from outlive.layers.encryption.keyring import is_encrypted
     from outlive.runtime.runtime import run_now
 
-    if not is_sealed(run_now(backend_of(store).identity(b""))):
+    if not is_encrypted(run_now(backend_of(store).identity(b""))):
         raise NotEncrypted

@@ -267,9 +267,9 @@ class _Compaction:
         self._kept = [record for record in contents.records if (record.namespace, record.id) not in removed]
         # A chunk stays as it is when a write reads it, or a record that does not say which bytes it
         # reads.
-        sealed = [record for record in self._kept if not _is_readable(record)]
+        unreadable = [record for record in self._kept if not _is_readable(record)]
         writes = [write for write in contents.writes if write.key[:2] not in removed]
-        self._fixed = _named(sealed, writes)
+        self._fixed = _named(unreadable, writes)
         self._before = self._ranges(contents.records)
         self._after = self._ranges(self._kept)
 
