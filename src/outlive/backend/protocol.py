@@ -61,10 +61,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outlive.backend.keys import CheckpointKey, ThreadKey
 from outlive.backend.queries import EntryQuery, HistoryQuery, ThreadQuery
 from outlive.backend.records import (
     CachedHead,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
@@ -72,6 +72,7 @@ from outlive.backend.records import (
     Page,
     ReadResult,
     Receipt,
+    ThreadKey,
     ThreadRow,
     WriteRecord,
 )

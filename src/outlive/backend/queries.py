@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outlive.backend.keys import ThreadKey
-from outlive.backend.records import Cursor
+from outlive.backend.records import Cursor, ThreadKey
 
 EntryCursor = tuple[str, bytes]  # (key, digest of the thread)
 

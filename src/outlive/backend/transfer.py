@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from outlive.backend.keys import CheckpointKey, ThreadKey
 from outlive.backend.paging import all_entries
 from outlive.backend.protocol import Backend
 from outlive.backend.queries import EntryQuery, HistoryQuery
 from outlive.backend.records import (
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
     Receipt,
+    ThreadKey,
     WriteRecord,
     tombstone_key,
 )

@@ -29,10 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outlive.errors import Unencodable
-from outlive.format.alignment import Alignment, LayoutChanged
 from outlive.format.codec import MAX_NESTED, Codec, is_utf8, may_hold_bytes
 from outlive.format.extensions import MAP, Raw
-from outlive.format.part import Part
+from outlive.format.part import Alignment, LayoutChanged, Part
 
 LARGE = 64 * 1024  # a str or bytes from here on has a part of its own
 SPLIT = 2 * 1024  # a container below this stays whole

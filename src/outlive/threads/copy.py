@@ -19,11 +19,11 @@ from outlive.backend import (
     EntryRecord,
     Receipt,
     ThreadKey,
-    ThreadQuery,
     ThreadRow,
     WriteRecord,
     entry_pages,
     retry_stale,
+    thread_row,
 )
 from outlive.backend.entries import COPIED
 from outlive.backend.transfer import (
@@ -85,10 +85,10 @@ async def into_store(source: Engine, target: Engine, key: ThreadKey, row: Thread
         except Corrupt:
             if not await source.has_moved(key, row.generation):
                 raise
-        rows = await source.backend.threads(ThreadQuery(key.tenant, only=key.id))
-        if not rows:
+        current = await thread_row(source.backend, key, heads=True)
+        if current is None:
             return 0  # deleted meanwhile
-        row = rows[0]
+        row = current
     raise StaleBase(key.id)
 
 
@@ -178,10 +178,8 @@ class _Copy:
         if row.info is None:
             return
         refuse_unopened(row.info)
-        rows = await self._target.backend.threads(
-            ThreadQuery(self._key.tenant, only=self._key.id, heads=False)
-        )
-        if any((there.info_version, there.info or b"") >= (row.info_version, row.info) for there in rows):
+        there = await thread_row(self._target.backend, self._key)
+        if there is not None and (there.info_version, there.info or b"") >= (row.info_version, row.info):
             return
         commit = Commit(self._key, merge=True, info=row.info, info_projection=row.info_projection)
         commit.info_version = row.info_version

@@ -42,15 +42,12 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
 from outlive.backend import (
-    CachedHead,
     Commit,
-    HistoryQuery,
-    Page,
-    ReadResult,
     Receipt,
     ThreadKey,
     ThreadQuery,
@@ -65,10 +62,9 @@ from outlive.backends.file.log import FORMAT
 from outlive.backends.file.revision_marks import Marks
 from outlive.backends.file.store_file import make_folders, read_format, read_key, write_key
 from outlive.backends.file.table import LoggedTable, log_of, problems
-from outlive.backends.local.memory import MemoryBackend, Table
+from outlive.backends.local.memory import MemoryBackend, ReadChunks, Table
 from outlive.backends.local.run_index import RunIndex
 from outlive.backends.rules.snapshot import is_deletion
-from outlive.backends.rules.view import fitting
 from outlive.errors import BadURL, Corrupt, OutliveError, StoreError
 
 T = TypeVar("T")
@@ -214,44 +210,6 @@ class FileBackend(MemoryBackend):
 
     # Reading
 
-    def read(
-        self,
-        thread: ThreadKey,
-        namespace: str,
-        id: str | None = None,
-        *,
-        at: int | None = None,
-        known: CachedHead | None = None,
-        chunks: bool = True,
-        timeout_s: float | None = None,
-    ) -> ReadResult:
-        def look(table: LoggedTable, fd: int) -> ReadResult:
-            generation = table.row.generation if table.row else 0
-            record = table.find_at(namespace, id, at)
-            if record is None:
-                return ReadResult(generation)
-            writes = table.writes_of([(namespace, record.id)])
-            wanted = [] if known is not None and known.matches(record) else list(record.chunks)
-            wanted += [name for write in writes for name in write.chunks]
-            data = table.data(fd, wanted, record.id) if chunks else {}
-            return ReadResult(generation, record, data, tuple(writes))
-
-        return self._look(thread, look, timeout_s)
-
-    def states(self, query: HistoryQuery, *, max_bytes: int, timeout_s: float | None = None) -> Page:
-        def look(table: LoggedTable, fd: int) -> Page:
-            page = table.page(query)
-            records, names = fitting(page, table, max_bytes)
-            generation = table.row.generation if table.row else 0
-            return Page(generation, records, table.data(fd, names), len(records) < len(page))
-
-        return self._look(query.thread, look, timeout_s)
-
-    def fetch(
-        self, thread: ThreadKey, names: Sequence[bytes], timeout_s: float | None = None
-    ) -> dict[bytes, bytes]:
-        return self._look(thread, lambda table, fd: table.data(fd, names), timeout_s)
-
     def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
         """Read no more logs than the page needs."""
         if query.only is not None:
@@ -290,25 +248,22 @@ class FileBackend(MemoryBackend):
             return self._believed(lambda: list(self._index.catch_up().values()))
 
     def _table(self, thread: ThreadKey) -> Table:
-        return self._look(thread, lambda table, fd: table)
+        return self._look(thread, lambda table, data: table, None)
 
-    def _look(
-        self, thread: ThreadKey, look: Callable[[LoggedTable, int], T], timeout_s: float | None = None
-    ) -> T:
-        """Call `look` with the newest table and its open file, both of one moment."""
+    def _look(self, thread: ThreadKey, look: Callable[[Table, ReadChunks], T], timeout_s: float | None) -> T:
         with translated():
             return self._believed(lambda: self._look_once(thread, look), timeout_s)
 
-    def _look_once(self, thread: ThreadKey, look: Callable[[LoggedTable, int], T]) -> T:
+    def _look_once(self, thread: ThreadKey, look: Callable[[Table, ReadChunks], T]) -> T:
         try:
             fd = log_of(self._disk, thread).open()
         except FileNotFoundError:
             self._check_absent(thread)
-            return look(LoggedTable(thread, log_of(self._disk, thread)), -1)
+            return look(Table(thread), lambda names, checkpoint: {})
         try:
             table = self._caught_up(thread, fd)
             self._keep(table)
-            return look(table, fd)
+            return look(table, partial(table.data, fd))
         finally:
             self._disk.close(fd)
 

@@ -163,19 +163,13 @@ class PostgresBackend:
 
         async def work(connection: Connection, deadline: Deadline) -> None:
             turn = zlib.crc32(b"outlive " + self._schema.encode())
-            await connection.begin(deadline)
-            try:
+            async with connection.transaction(deadline):
                 await connection.query(f"select pg_advisory_xact_lock({turn})", (), deadline)
                 if not await _is_there(connection, self._schema, "to_regnamespace", deadline):
                     await connection.run(f"create schema {self._schema}", deadline)
                 if not await _is_there(connection, f"{self._schema}.store", "to_regclass", deadline):
                     await connection.run(schema_script(self._schema), deadline)
                 await connection.query(self._sql.adopt, (offered,), deadline)
-            except BaseException:
-                if connection.is_in_transaction:
-                    await connection.run("rollback", deadline)
-                raise
-            await connection.run("commit", deadline)
 
         return work
 
@@ -203,16 +197,10 @@ class PostgresBackend:
 
         async def work(connection: Connection, attempt: Deadline) -> dict[int, Cells]:
             answers: dict[int, Cells] = {}
-            await connection.begin(attempt)
-            try:
+            async with connection.transaction(attempt):
                 for place in order:
                     values = parameters(commits[place], b"", attempt)
                     answers[place] = next(rows(await connection.query(self._sql.save, values, attempt)))
-            except BaseException:
-                if connection.is_in_transaction:
-                    await connection.run("rollback", attempt)
-                raise
-            await connection.run("commit", attempt)
             return answers
 
         deadline = Deadline(timeout_s)

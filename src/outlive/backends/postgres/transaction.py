@@ -71,15 +71,8 @@ class Transaction:
 
     async def run(self) -> Receipt:
         """Do the commit or raise why not."""
-        await self._connection.begin(self._deadline)
-        try:
-            receipt = await self._decide()
-        except BaseException:
-            if self._connection.is_in_transaction:
-                await self._connection.run("rollback", self._deadline)
-            raise
-        await self._connection.run("commit", self._deadline)
-        return receipt
+        async with self._connection.transaction(self._deadline):
+            return await self._decide()
 
     async def _decide(self) -> Receipt:
         seen = await self._look(Wanted.of(self._commit))
@@ -322,17 +315,14 @@ class Transaction:
             await self._query(
                 "update {schema}.roster set info_checksum = $2 where key = $1", self._key, checksum
             )
-        spaces = dict.fromkeys((*change.spaces, *map(space, _namespaces(effect))))
+        pairs = [(record.namespace, record.id) for record in (*effect.checkpoints, *effect.rewrites)]
+        namespaces = {namespace for namespace, _ in (*pairs, *effect.removed)}
+        spaces = dict.fromkeys((*change.spaces, *map(space, namespaces)))
         await self._query(
             "select {schema}.close_1($1, $2, $3, $4)",
             self._key, blobs(list(spaces)), numbers([change.spaces.get(namespace, 0) for namespace in spaces]),
             flag(bool(effect.removed or effect.removed_chunks)),
         )  # fmt: skip
-
-
-def _namespaces(effect: Effect) -> set[str]:
-    pairs = [(record.namespace, record.id) for record in (*effect.checkpoints, *effect.rewrites)]
-    return {namespace for namespace, _ in (*pairs, *effect.removed)}
 
 
 def _portion(effect: Effect) -> list[Parameter]:

@@ -80,8 +80,8 @@ def commit_args(
         tokens.hex(),
         None if commit.generation is None else str(commit.generation),
         commit.epoch,
-        None if commit.fence is None else _fence(commit.fence),
-        None if commit.expect_head is None else _expected(commit.expect_head),
+        _fence(commit),
+        _expected_head(commit),
         None if draft is None else _draft(draft),
         [_offered(thread, entry, trailing) for entry in commit.entries],
         [_written(thread, write, trailing) for write in commit.writes],
@@ -141,13 +141,18 @@ def effect_args(
     ]
 
 
-def _fence(fence: tuple[str, str, int, int]) -> tuple[bytes, bytes]:
-    kind, key, epoch, number = fence
+def _fence(commit: Commit) -> tuple[bytes, bytes] | None:
+    if commit.fence is None:
+        return None
+    kind, key, epoch, number = commit.fence
     return rows.entry_field(kind, key), b"%016x%016x" % (epoch, number)
 
 
-def _expected(expect: tuple[str, str | None]) -> tuple[bytes, bytes | bool]:
-    return to_bytes(expect[0]), False if expect[1] is None else to_bytes(expect[1])
+def _expected_head(commit: Commit) -> tuple[bytes, bytes | bool] | None:
+    if commit.expect_head is None:
+        return None
+    namespace, head = commit.expect_head
+    return to_bytes(namespace), False if head is None else to_bytes(head)
 
 
 def _draft(draft: CheckpointRecord) -> tuple[Any, ...]:

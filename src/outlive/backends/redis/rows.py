@@ -76,16 +76,7 @@ class Keys:
         base = f"{prefix}{{{bucket}}}:{digest.hex()}:"
         own = [base + letter for letter in _LETTERS]
         store = (identity_key(prefix),) if is_single else ()
-        return cls(
-            bucket,
-            (
-                *own,
-                threads_key(prefix, bucket),
-                entries_key(prefix, bucket),
-                roster_key(prefix, bucket),
-                *store,
-            ),
-        )
+        return cls(bucket, (*own, *[key_of(prefix, bucket) for key_of in BUCKET_KEYS], *store))
 
 
 def threads_key(prefix: str, bucket: int) -> str:
@@ -146,6 +137,13 @@ def _client_checksum(thread: ThreadKey, field: bytes, payload: bytes) -> bytes:
     return digest.digest()
 
 
+def _check_value(thread: ThreadKey, field: bytes, head: bytes, check: bytes, payload: bytes) -> None:
+    """Compare both checksums of a value; raise ValueError when one is wrong."""
+    is_sound = check == server_checksum(head + payload[-8:])
+    if not is_sound or payload[-8:] != _client_checksum(thread, field, payload[:-8]):
+        raise ValueError("checksum")
+
+
 def chunk_checksum(name: bytes, data: bytes) -> bytes:
     return b"%08x" % zlib.crc32(name, zlib.crc32(data))
 
@@ -203,10 +201,7 @@ def _unpack_record(
     epoch, seq, created_at, length = _position.unpack_from(value)
     end = 36 + (0 if length == _NONE else length)
     parent, payload = value[36:end], value[end:]
-    if value[28:36] != server_checksum(value[:28] + parent + payload[-8:]) or payload[
-        -8:
-    ] != _client_checksum(thread, field, payload[:-8]):
-        raise ValueError("checksum")
+    _check_value(thread, field, value[:28] + parent, value[28:36], payload)
     n_names, _, n_run = _lengths.unpack_from(payload)
     at = 12 + n_names + (0 if n_run == _NONE else n_run)
     step, source, size, added, body, projection, format, version = ormsgpack.unpackb(payload[at:-8])
@@ -285,10 +280,7 @@ def parse_write(thread: ThreadKey, field: bytes, value: bytes | None) -> WriteRe
         if value is None:
             raise ValueError("gone")
         payload = value[56:]
-        if value[48:56] != server_checksum(value[:48] + payload[-8:]) or payload[-8:] != _client_checksum(
-            thread, field, payload[:-8]
-        ):
-            raise ValueError("checksum")
+        _check_value(thread, field, value[:48], value[48:56], payload)
         (n_names,) = struct.unpack_from(">I", payload)
         channel, path, body = ormsgpack.unpackb(payload[4 + n_names : -8])
         names = unpack_names(payload[4 : 4 + n_names])
@@ -342,10 +334,7 @@ def parse_entry(thread: ThreadKey, field: bytes, value: bytes | None) -> EntryRe
         n_status, n_clock = struct.unpack_from(">II", value, 72)
         start = 80 + n_status + n_clock
         tail, payload = value[72:start], value[start:]
-        if value[64:72] != server_checksum(value[:64] + tail + payload[-8:]) or payload[
-            -8:
-        ] != _client_checksum(thread, field, payload[:-8]):
-            raise ValueError("checksum")
+        _check_value(thread, field, value[:64] + tail, value[64:72], payload)
         epoch, fence, revision = _parse_rank(value)
         status, clock = to_text(value[80 : 80 + n_status]), to_text(value[80 + n_status : start])
         return EntryRecord(

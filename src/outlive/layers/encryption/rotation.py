@@ -8,7 +8,7 @@ the newest key of their own ring, so give every process the new ring first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -26,10 +26,10 @@ from outlive.backend import (
     ReencryptedBodies,
     Removal,
     ThreadKey,
-    ThreadQuery,
     ThreadRow,
     WriteRecord,
     all_records,
+    all_threads,
     commit,
     entry_pages,
     retry_stale,
@@ -120,7 +120,7 @@ class Rotation:
         # that the new ring opens.
         await self._encrypt_naming_key()
         self.done.threads = 0
-        async for row in self._rows():
+        async for row in all_threads(self._inner, self._tenant, page=_PAGE):
             try:
                 await self._thread(ThreadKey.of(self._tenant, row.id), row)
             except Corrupt as error:  # the store cannot read this thread; encrypt the others
@@ -135,16 +135,6 @@ class Rotation:
                     for key, entry in page:
                         await self._entry(key, entry)
         return self.done
-
-    async def _rows(self) -> AsyncIterator[ThreadRow]:
-        after = None
-        while True:
-            page = await self._inner.threads(ThreadQuery(self._tenant, after=after, limit=_PAGE, heads=False))
-            for row in page:
-                yield row
-            if len(page) < _PAGE:
-                return
-            after = page[-1].id
 
     async def _encrypt_naming_key(self) -> None:
         """Keep the naming key under the newest key beside the one that the store was made with."""

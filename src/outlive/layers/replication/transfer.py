@@ -23,11 +23,11 @@ from outlive.backend import (
     Receipt,
     Removal,
     ThreadKey,
-    ThreadQuery,
     WriteRecord,
     all_records,
     commit,
     lineage,
+    thread_row,
 )
 from outlive.backend.entries import REPLICATED
 from outlive.backend.transfer import (
@@ -153,12 +153,10 @@ class Replicator:
             timeout_s=self.timeout_s,
         )
         if changes.info or changes.everything:
-            rows = await self.source.threads(
-                ThreadQuery(key.tenant, only=key.id, heads=False), timeout_s=self.timeout_s
-            )
-            if rows and rows[0].info is not None:
-                merge.info, merge.info_projection = rows[0].info, rows[0].info_projection
-                merge.info_version = rows[0].info_version
+            row = await thread_row(self.source, key, timeout_s=self.timeout_s)
+            if row is not None and row.info is not None:
+                merge.info, merge.info_projection = row.info, row.info_projection
+                merge.info_version = row.info_version
         has_rows = merge.checkpoints or merge.writes or merge.entries or merge.info is not None
         # A thread that only moved to another epoch moves in the target too, by a commit without
         # rows.
