@@ -10,8 +10,7 @@ from outlive.backend.paging import (
     retry_stale,
     thread_row,
 )
-from outlive.backend.protocol import Backend, commit
-from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.protocol import Backend, EntryCursor, EntryQuery, HistoryQuery, ThreadQuery, commit
 from outlive.backend.records import (
     ABSENT,
     FORMAT,

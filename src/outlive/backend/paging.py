@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from outlive.backend.protocol import Backend
-from outlive.backend.queries import EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery, ThreadQuery
 from outlive.backend.records import CheckpointRecord, EntryRecord, ThreadKey, ThreadRow
 from outlive.errors import StaleBase
 

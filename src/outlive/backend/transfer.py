@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field, replace
 
 from outlive.backend.paging import all_entries
-from outlive.backend.protocol import Backend
-from outlive.backend.queries import EntryQuery, HistoryQuery
+from outlive.backend.protocol import Backend, EntryQuery, HistoryQuery
 from outlive.backend.records import (
     CheckpointKey,
     CheckpointRecord,

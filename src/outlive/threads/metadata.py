@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from outlive.backend import (
-    Commit,
-    Removal,
-    ThreadKey,
-    ThreadRow,
-    thread_row,
-)
+from outlive.backend import Commit, Removal, ThreadKey, ThreadRow, thread_row
 from outlive.errors import Corrupt, ThreadNotEmpty, refuse_unopened, well_formed
 from outlive.format import manifest
 from outlive.threads.engine import Engine, Located

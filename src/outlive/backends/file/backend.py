@@ -46,17 +46,9 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeVar
 
-from outlive.backend import (
-    Commit,
-    Receipt,
-    ThreadKey,
-    ThreadQuery,
-    ThreadRow,
-    escape,
-)
-from outlive.backends.file.batch import Batch
+from outlive.backend import Commit, Receipt, ThreadKey, ThreadQuery, ThreadRow, escape
 from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
-from outlive.backends.file.group_writer import GroupWriter
+from outlive.backends.file.group_writer import Batch, GroupWriter
 from outlive.backends.file.index import Index
 from outlive.backends.file.log import FORMAT
 from outlive.backends.file.revision_marks import Marks

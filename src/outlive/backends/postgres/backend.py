@@ -105,7 +105,7 @@ class PostgresBackend:
         self._sql = statements(self._schema)
         self._place = place
         self._max_retries = max_retries
-        self._given_up = AbandonedCommits()
+        self._abandoned = AbandonedCommits()
 
     # Calling
 
@@ -220,7 +220,7 @@ class PostgresBackend:
         too late.
         """
         try:
-            return await self._given_up.watch(commit, lambda void: self._send(commit, void))
+            return await self._abandoned.watch(commit, lambda void: self._send(commit, void))
         except Corrupt as error:
             if error.thread is not None:
                 raise
@@ -252,14 +252,14 @@ class PostgresBackend:
         """Read the answer of the function: its verdict, and the fields that the server assigns."""
         verdict = to_text(cells[0])
         if verdict in ("existing", "repeated"):
-            return await self._found(commit, cells, deadline)
+            return await self._stored_receipt(commit, cells, deadline)
         if verdict == "damaged":
             raise Corrupt(to_text(cells[7]), thread=commit.thread.id)
         if verdict != "done":
             raise await self._refusal(commit, verdict, cells, deadline)
         return receipt(commit, cells)
 
-    async def _found(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
+    async def _stored_receipt(self, commit: Commit, cells: Cells, deadline: Deadline) -> Receipt:
         """Return the stored checkpoint: it was saved before, or this commit was done before."""
         key, receipt = commit.thread, Receipt(to_number(cells[1]), to_number(cells[2]))
         for draft in commit.checkpoints:

@@ -11,16 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outlive.backend import (
-    NEXT,
-    OUTBOX,
-    Commit,
-    EntryRecord,
-    Receipt,
-    Removal,
-    ThreadKey,
-    outcome_unknown,
-)
+from outlive.backend import NEXT, OUTBOX, Commit, EntryRecord, Receipt, Removal, ThreadKey, outcome_unknown
 from outlive.errors import Corrupt, EpochPassed, NotReplicated, OutliveError, OutOfTurn, StaleBase, StoreError
 from outlive.layers.replication.backlog import Outbox, SavedId
 from outlive.layers.replication.checks import has_gap

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from outlive.backend import (
-    Commit,
-    Receipt,
-    ThreadKey,
-    commit,
-    thread_row,
-)
+from outlive.backend import Commit, Receipt, ThreadKey, commit, thread_row
 from outlive.errors import (
     EntryHeld,
     EpochPassed,
