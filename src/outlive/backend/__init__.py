@@ -37,6 +37,7 @@ from outlive.backend.records import (
     escape,
     outcome_unknown,
     reserved,
+    shortest_timeout,
     stamped,
     tombstone_key,
     unescape,
@@ -48,5 +49,5 @@ __all__ = [
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
-    "outcome_unknown", "reserved", "retry_stale", "stamped", "thread_row", "tombstone_key", "unescape",
+    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_row", "tombstone_key", "unescape",
 ]  # fmt: skip

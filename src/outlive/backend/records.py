@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import ormsgpack
@@ -109,6 +109,10 @@ class CheckpointRecord:
     follows: bool = False  # in a commit: the parent is the head at that moment
 
     @property
+    def key(self) -> CheckpointKey:
+        return (self.namespace, self.id)
+
+    @property
     def order(self) -> Cursor:
         return (self.epoch, self.seq, escape(self.id))
 
@@ -133,6 +137,10 @@ class WriteRecord:
     @property
     def key(self) -> tuple[str, str, str, int]:
         return (self.namespace, self.checkpoint, self.task, self.index)
+
+    @property
+    def checkpoint_key(self) -> CheckpointKey:
+        return (self.namespace, self.checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +237,11 @@ class Commit:
     # A backend calls it once it will do every later commit after this one.
     on_queued: Callable[[], None] | None = None
 
+    @property
+    def first_id(self) -> str:
+        """The id of the first checkpoint, for errors; empty without one."""
+        return self.checkpoints[0].id if self.checkpoints else ""
+
 
 @dataclass(slots=True)
 class Receipt:
@@ -306,8 +319,12 @@ class Inventory:
 
 def outcome_unknown(commit: Commit, reason: str = "") -> OutcomeUnknown:
     """Return the error for a commit that may or may not be done."""
-    ids = [draft.id for draft in commit.checkpoints]
-    return OutcomeUnknown(commit.thread.id, ids[0] if ids else "", commit.timeout_s, reason)
+    return OutcomeUnknown(commit.thread.id, commit.first_id, commit.timeout_s, reason)
+
+
+def shortest_timeout(commits: Sequence[Commit]) -> float | None:
+    """Return how long a group of commits may take: as long as its least patient member."""
+    return min((commit.timeout_s for commit in commits if commit.timeout_s is not None), default=None)
 
 
 def checksum(*fields: str | int | bytes | None) -> bytes:

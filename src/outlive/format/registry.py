@@ -17,7 +17,7 @@ import sys
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,15 +234,20 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _defaults(fields: Iterable[Any], missing: object) -> dict[str, Callable[[], Any]]:
+    defaults: dict[str, Callable[[], Any]] = {}
+    for field in fields:
+        if field.default is not missing:
+            defaults[field.name] = functools.partial(_same, field.default)
+        elif field.default_factory is not missing:
+            defaults[field.name] = field.default_factory
+    return defaults
+
+
 def _dataclass(cls: Any) -> tuple[Encode, Decode]:
     fields = dataclasses.fields(cls)
     names = [field.name for field in fields]
-    defaults: dict[str, Callable[[], Any]] = {}
-    for field in fields:
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = functools.partial(_same, field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory
+    defaults = _defaults(fields, dataclasses.MISSING)
 
     def encode(obj: Any) -> dict[str, Any]:
         return {name: getattr(obj, name) for name in names}
@@ -269,12 +274,7 @@ def _namedtuple(cls: Any) -> tuple[Encode, Decode]:
 def _struct(cls: Any) -> tuple[Encode, Decode]:
     structs = sys.modules["msgspec"].structs
     names = list(cls.__struct_fields__)
-    defaults: dict[str, Callable[[], Any]] = {}
-    for field in structs.fields(cls):
-        if field.default is not sys.modules["msgspec"].NODEFAULT:
-            defaults[field.name] = functools.partial(_same, field.default)
-        elif field.default_factory is not sys.modules["msgspec"].NODEFAULT:
-            defaults[field.name] = field.default_factory
+    defaults = _defaults(structs.fields(cls), sys.modules["msgspec"].NODEFAULT)
 
     def encode(obj: Any) -> dict[str, Any]:
         return {name: getattr(obj, name) for name in names}

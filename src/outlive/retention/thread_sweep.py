@@ -224,7 +224,7 @@ class ThreadSweep:
 
 def _freed_bytes(contents: ThreadContents, removed: set[CheckpointKey]) -> int:
     """Return the bytes that a removal of checkpoints frees. Unread chunks are freed in any case."""
-    records = [record for record in contents.records if (record.namespace, record.id) in removed]
+    records = [record for record in contents.records if record.key in removed]
     return sum(len(record.body) for record in records) + sum(contents.dead(removed).values())
 
 
@@ -248,8 +248,8 @@ class _Batch:
         is_seen = records is self._contents.records
         needed = self._needed if is_seen else await self._visit.needed(self._key, records)
         free = (due["max_age"] | due["keep_last"]) - set().union(*needed.values())
-        oldest = [record for record in reversed(records) if (record.namespace, record.id) in free]
-        picked = {(record.namespace, record.id) for record in oldest[: self._limit]}
+        oldest = [record for record in reversed(records) if record.key in free]
+        picked = {record.key for record in oldest[: self._limit]}
         self.chosen = {reason: pairs & picked for reason, pairs in due.items()}
         self.bodies = sum(len(record.body) for record in oldest[: self._limit])
         return picked

@@ -67,7 +67,7 @@ async def check_vacant(engine: Engine, key: ThreadKey) -> int:
 
 async def drop_stray_writes(engine: Engine, key: ThreadKey, brought: Container[tuple[str, str]]) -> None:
     """Remove stray pending writes under the (namespace, id) of the copied checkpoints."""
-    stored = {write.key[:2] for write in await engine.backend.writes(key, None)}
+    stored = {write.checkpoint_key for write in await engine.backend.writes(key, None)}
     strays = tuple(sorted(pair for pair in stored if pair in brought))
     if strays:
         await engine.commit(Commit(key, removal=Removal(checkpoints=strays), expect_empty=True))

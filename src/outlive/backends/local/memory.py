@@ -107,7 +107,7 @@ class Table:
         for record in (*effect.checkpoints, *effect.rewrites):
             self._put(record)
         for write in effect.writes:
-            self.pending.setdefault(write.key[:2], {})[write.key] = write
+            self.pending.setdefault(write.checkpoint_key, {})[write.key] = write
         for entry in effect.entries:
             if entry.gone:
                 self.notes.pop((entry.kind, entry.key), None)
@@ -122,7 +122,7 @@ class Table:
             rows.clear()
 
     def _put(self, record: CheckpointRecord) -> None:
-        pair = (record.namespace, record.id)
+        pair = record.key
         old = self.records.get(pair)
         order = self.orders.setdefault(record.namespace, [])
         if old is not None and old.order != record.order:

@@ -35,6 +35,7 @@ from outlive.backend import (
     ThreadRow,
     WriteRecord,
     outcome_unknown,
+    shortest_timeout,
 )
 from outlive.backends.postgres.audit import audit_store, audit_thread
 from outlive.backends.postgres.connection import Connection, Parameter
@@ -190,8 +191,7 @@ class PostgresBackend:
 
         A refused one changes nothing; the others are stored.
         """
-        times = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
-        timeout_s = min(times, default=self._timeout_s)
+        timeout_s = shortest_timeout(commits)
         # Sorted by thread, so that two processes that do this at once do not deadlock.
         order = sorted(range(len(commits)), key=lambda place: commits[place].thread.digest)
 
@@ -203,7 +203,7 @@ class PostgresBackend:
                     answers[place] = next(rows(await connection.query(self._sql.save, values, attempt)))
             return answers
 
-        deadline = Deadline(timeout_s)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
         try:
             answers = await self._call(work, timeout_s)
         except StoreError as error:

@@ -160,7 +160,7 @@ class Transaction:
         )  # fmt: skip
         for write in to_writes(answer, self._commit.thread):
             seen.written[write.key] = write
-            seen.pairs.add(write.key[:2])
+            seen.pairs.add(write.checkpoint_key)
 
     async def _look_beside(self, wanted: Wanted, seen: Snapshot) -> None:
         if wanted.entries:
@@ -315,7 +315,7 @@ class Transaction:
             await self._query(
                 "update {schema}.roster set info_checksum = $2 where key = $1", self._key, checksum
             )
-        pairs = [(record.namespace, record.id) for record in (*effect.checkpoints, *effect.rewrites)]
+        pairs = [record.key for record in (*effect.checkpoints, *effect.rewrites)]
         namespaces = {namespace for namespace, _ in (*pairs, *effect.removed)}
         spaces = dict.fromkeys((*change.spaces, *map(space, namespaces)))
         await self._query(
@@ -328,8 +328,8 @@ class Transaction:
 def _portion(effect: Effect) -> list[Parameter]:
     """Return the rows that an effect touches: names of checkpoints, chunks, entries, and writes."""
     records = (*effect.checkpoints, *effect.rewrites)
-    pairs = {*effect.removed, *(write.key[:2] for write in effect.writes)}
-    names = {*effect.removed, *((record.namespace, record.id) for record in records)}
+    pairs = {*effect.removed, *(write.checkpoint_key for write in effect.writes)}
+    names = {*effect.removed, *(record.key for record in records)}
     chunks = {*effect.removed_chunks, *(name for name, _ in effect.chunks)}
     entries = {(entry.kind, entry.key) for entry in effect.entries}
     return [

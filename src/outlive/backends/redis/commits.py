@@ -6,7 +6,16 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, Receipt, outcome_unknown
+from outlive.backend import (
+    ABSENT,
+    NEXT,
+    CheckpointKey,
+    CheckpointRecord,
+    Commit,
+    Receipt,
+    outcome_unknown,
+    shortest_timeout,
+)
 from outlive.backend.entries import KINDS, check_kinds
 from outlive.backends.redis import messages, rows
 from outlive.backends.redis.client import Call
@@ -138,9 +147,8 @@ class Commits:
             )
             for commit in commits
         ]
-        timeouts = [commit.timeout_s for commit in commits if commit.timeout_s is not None]
         try:
-            replies = await self._session.ask_all(calls, min(timeouts, default=None))
+            replies = await self._session.ask_all(calls, shortest_timeout(commits))
         except StoreError as error:  # some nodes may have done it
             return [outcome_unknown(commit, str(error)) for commit in commits]
         results: list[Receipt | OutliveError] = []
@@ -263,8 +271,7 @@ class Commits:
         wanted = self._options.wait_replicas
         is_stored = reply[0] in (b"ok", b"existing", b"repeated")
         if is_stored and (not isinstance(confirmed, int) or confirmed < wanted):
-            ids = [draft.id for draft in commit.checkpoints]
-            raise NotReplicated(commit.thread.id, ids[0] if ids else "", confirmed, wanted)
+            raise NotReplicated(commit.thread.id, commit.first_id, confirmed, wanted)
         return reply
 
 

@@ -92,7 +92,7 @@ class Writer:
     def _put_writes(self, writes: Sequence[WriteRecord]) -> None:
         changes: dict[CheckpointKey, tuple[int, int]] = {}
         for write in writes:
-            pair = (write.namespace, write.checkpoint)
+            pair = write.checkpoint_key
             count, change = changes.get(pair, (0, 0))
             is_new, checksums = self._put_write(write)
             changes[pair] = (count + is_new, change ^ checksums)

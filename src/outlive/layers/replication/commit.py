@@ -376,8 +376,7 @@ class Committer:
         if not self._options.is_strict:
             self._outbox.is_in_step = False
             return None
-        ids = [draft.id for draft in sent.original.checkpoints]
-        return _not_replicated(sent.thread.id, ids[0] if ids else "", error)
+        return _not_replicated(sent.thread.id, sent.original.first_id, error)
 
 
 def saved_ids(commit: Commit) -> list[SavedId]:

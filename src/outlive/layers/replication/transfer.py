@@ -236,7 +236,7 @@ class Replicator:
         generation, _ = await self.target.history(HistoryQuery(key, None, limit=1), timeout_s=self.timeout_s)
         records = await self._all_records(self.target, key)
         tombstones = Tombstones(new)
-        dead = {(record.namespace, record.id) for record in records if tombstones.cover(record)}
+        dead = {record.key for record in records if tombstones.cover(record)}
         entries: tuple[EntryRecord, ...] = tuple(new)
         removal = Removal(checkpoints=tuple(dead), erase=erase)
         if (whole := tombstones.whole) is not None:
@@ -265,10 +265,10 @@ class Replicator:
         """
         target_writes = await self.target.writes(key, None, timeout_s=self.timeout_s)
         source_writes = await self.source.writes(key, None, timeout_s=self.timeout_s)
-        live = {(write.namespace, write.checkpoint) for write in source_writes}
+        live = {write.checkpoint_key for write in source_writes}
         for entry in await self._stored(key, OUTBOX):
             live |= changes_in(entry).written
-        written = {(write.namespace, write.checkpoint) for write in target_writes} - dead
+        written = {write.checkpoint_key for write in target_writes} - dead
         return written - live, written & live
 
     async def _stored(self, key: ThreadKey, kind: str) -> list[EntryRecord]:
