@@ -37,8 +37,8 @@ from outlive.backend import (
     ThreadQuery,
     WriteRecord,
 )
-from outlive.backends.file import batch as batch_module
 from outlive.backends.file import effects as effects_module
+from outlive.backends.file import group_writer as batch_module
 from outlive.backends.file import store_file as home_module
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.file.disk import Disk
