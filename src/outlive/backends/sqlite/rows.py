@@ -270,24 +270,9 @@ class Rows(ThreadRows):
         if version is not None and version != check:
             raise self._corrupt("its record is an older copy of itself", guess(row[1]))
         (
-            ns,
-            id,
-            parent,
-            run,
-            epoch,
-            seq,
-            step,
-            source,
-            created_at,
-            size,
-            added,
-            format,
-            version,
-            projection,
-            keys,
-            names,
-            body,
-        ) = fields
+            ns, id, parent, run, epoch, seq, step, source, created_at, size, added, format, version, projection,
+            keys, names, body,
+        ) = fields  # fmt: skip
         return CheckpointRecord(
             namespace=unescape(ns),
             id=unescape(id),
