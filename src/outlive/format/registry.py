@@ -123,7 +123,7 @@ class Registry:
                 continue
             seen.add(item)
             todo.extend((*typing.get_args(item), typing.get_origin(item)))
-            if isinstance(item, type) and _has_anatomy(item):
+            if isinstance(item, type) and item not in _NATIVE and _find_anatomy(item) is not None:
                 if self.of(item) is None:
                     self.add(item, item.__qualname__)
                 todo.extend(_hints(item))
@@ -171,10 +171,6 @@ def _hints(cls: type) -> list[Any]:
         return list(typing.get_type_hints(cls).values())
     except (NameError, TypeError):  # a forward reference to something local: those are registered by hand
         return []
-
-
-def _has_anatomy(cls: type) -> bool:
-    return cls not in _NATIVE and _find_anatomy(cls) is not None
 
 
 def _anatomy(cls: type) -> tuple[Encode, Decode]:

@@ -108,10 +108,8 @@ class FileBackend(MemoryBackend):
                 return read_key(self._disk) or self._adopt(offered)
 
     def _adopt(self, offered: bytes) -> bytes:
-        if self._index.is_there() or self._log_names():
-            raise Corrupt(
-                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
-            )
+        if self._index.is_there() or any(name.endswith(".log") for name in self._disk.names(THREADS)):
+            raise self._key_is_gone()
         if offered:
             write_key(self._disk, self._guard, offered)
         return offered
@@ -317,8 +315,9 @@ class FileBackend(MemoryBackend):
         if self._marked(thread) or self._index.is_confirmed(thread):
             raise Corrupt("its log is gone", thread=thread.id)
 
-    def _log_names(self) -> list[str]:
-        return [name for name in self._disk.names(THREADS) if name.endswith(".log")]
+    def _key_is_gone(self) -> Corrupt:
+        file = f"{self._disk.root}/store"
+        return Corrupt(f"the file {file} with the naming key is gone; put it back from a backup")
 
     # Care
 
@@ -360,9 +359,7 @@ class FileBackend(MemoryBackend):
 
     def _audit_key(self) -> None:
         if read_key(self._disk) is None and self._index.is_there():
-            raise Corrupt(
-                f"the file {self._disk.root}/store with the naming key is gone; put it back from a backup"
-            )
+            raise self._key_is_gone()
 
     def before_fork(self) -> None:
         """No file is open between two calls."""

@@ -244,7 +244,8 @@ class Committer:
         if any(isinstance(result, StoreError) for result in results):
             self._outbox.is_dirty = True
         is_primary = active_role(epoch) == PRIMARY
-        if not is_primary or any(_is_first_commit(results[at]) for at in stored):
+        is_new = any(isinstance(result, Receipt) and result.revision == 1 for result in results)
+        if not is_primary or is_new:
             await self._check_epoch(sent, stored, results, epoch, deadline)
         stored = [at for at in stored if sent[at].changes and isinstance(results[at], Receipt)]
         if not stored:
@@ -430,10 +431,6 @@ def _may_repeat(commit: Commit, result: object) -> bool:
 
 def _is_claim(commit: Commit) -> bool:
     return any(entry.fence == NEXT for entry in commit.entries)
-
-
-def _is_first_commit(result: object) -> bool:
-    return isinstance(result, Receipt) and result.revision == 1
 
 
 def _is_existing(result: object) -> bool:
