@@ -17,7 +17,7 @@ from outlive.errors import BadArgument, BadURL, KeyMissing, StoreMissing
 from outlive.events import EventSink, Watcher
 from outlive.format.chunk import Namer
 from outlive.format.codec import Codec
-from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
+from outlive.layers.encryption.keyring import KeyRing, is_encrypted, key_of
 from outlive.layers.replication.options import Replication
 from outlive.layers.replication.single import guarded
 from outlive.runtime.runtime import SyncRuntime, run_now
@@ -347,15 +347,15 @@ async def _build(
     opener: Opener | None,
 ) -> StoreParts:
     pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
-    backend = _sealing(primary if pair is None else cast(Backend, pair), target.ring)
+    backend = _encrypting(primary if pair is None else cast(Backend, pair), target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
-        if is_sealed(key):
+        if is_encrypted(key):
             raise KeyMissing(key_of(await _newest(backend) or key))
         if pair is None:
             settings = target.settings
             alone = await guarded(primary, settings.tenant, settings.timeout_s, may_write=target.is_single)
-            backend = _sealing(alone, target.ring)
+            backend = _encrypting(alone, target.ring)
     except BaseException:
         await backend.close()
         raise
@@ -368,7 +368,7 @@ async def _build(
     return StoreParts(engine, target.settings, opener, target.retain, pair)
 
 
-def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
+def _encrypting(backend: Backend, ring: KeyRing | None) -> Backend:
     """Return a backend that encrypts, if there are keys.
 
     It wraps a pair, so both stores have the same bytes.
@@ -381,7 +381,7 @@ def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:
 
 
 async def _newest(backend: Backend) -> bytes | None:
-    """Return the naming key as it is sealed now, when the keys were rotated."""
+    """Return the naming key as the last rotation encrypted it, if there was one."""
     from outlive.layers.encryption.layer import current_naming_key
 
     entry = await current_naming_key(backend)
@@ -406,7 +406,7 @@ def _replicated(primary: Backend, secondary: Backend, target: StoreConfig, runti
     assert target.replication is not None
 
     def naming(key: bytes) -> Callable[[bytes, bytes], bool]:
-        if target.ring is not None or is_sealed(key):
+        if target.ring is not None or is_encrypted(key):
             # Decrypting a chunk shows whether it is the one that was named.
             return lambda name, data: True
         namer = _namer(key, target.settings.tenant)

@@ -136,7 +136,7 @@ def _check_encrypted(store: OpenedStore, ring: KeyRing | None) -> None:
     """Refuse an empty ring for a store that is not encrypted: all of it would look damaged."""
     if ring is None or ring.ids:
         return
-    from outlive.layers.encryption.keyring import is_sealed
+    from outlive.layers.encryption.keyring import is_encrypted
 
-    if not is_sealed(run_now(store.backend.identity(b""))):
+    if not is_encrypted(run_now(store.backend.identity(b""))):
         raise NotEncrypted
