@@ -218,7 +218,7 @@ e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
     and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
     and ($9::text[] is null or e.status = any($9::text[]))
-    and ($10::boolean is null or $10::boolean = (e.clock <> 'postgresql' or e.until <= {schema}.now_us()))
+    and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us()))
 """
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
 _FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")

@@ -308,7 +308,7 @@ def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clo
         status = status or (stored.status if stored is not None else "")
     until, since = entry.until, entry.clock
     if entry.lease_s is not None:
-        until, since = clock.lease + int(entry.lease_s * 1e6), clock.id
+        until, since = clock.end_of(entry.lease_s, entry.clock)
     fence = row.revision if entry.fence == NEXT else entry.fence
     return replace(
         entry,
