@@ -97,7 +97,8 @@ class EntryRecord:
     lease_s: float | None = None
     expect: Rank | None = None
     expect_lapsed: bool = False
-    gone: bool = False  # in a commit: remove it
+    # In a commit: remove it. The other store of a pair removes it if its own has no greater rank.
+    gone: bool = False
 
     @property
     def rank(self) -> Rank:

@@ -291,10 +291,16 @@ def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> list[EntryRe
         if tombstone is not None and is_claim and entry.rank[:2] <= tombstone.rank[:2]:
             continue
         stored = view.entry(entry.kind, entry.key)
-        if is_judged and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
+        if is_judged and stored is not None and not _wins_merge(entry, stored):
             continue
         accepted.append(_settled_entry(entry, stored, row, clock))
     return accepted
+
+
+def _wins_merge(entry: EntryRecord, stored: EntryRecord) -> bool:
+    if entry.gone:
+        return entry.rank >= stored.rank
+    return _merge_rank(entry) > _merge_rank(stored)
 
 
 def _merge_rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:

@@ -189,6 +189,12 @@ class Replicator:
             prefix = next(iter(names)) if len(names) == 1 and not changes.everything else ""
             stored = await entries_of(self.source, key, kind, self.timeout_s, prefix)
             entries += [renewed(entry) for entry in stored if changes.everything or entry.key in names]
+        present = {(entry.kind, entry.key) for entry in entries}
+        for (kind, name), (epoch, fence, revision) in changes.removed.items():
+            if (kind, name) not in present:  # otherwise it was stored again
+                entries.append(
+                    EntryRecord(kind, name, epoch=epoch, fence=fence, revision=revision, gone=True)
+                )
         return entries
 
     # Chunks

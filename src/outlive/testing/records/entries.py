@@ -101,6 +101,31 @@ class EntryContract(Contract):
         await probe.commit(entries=(EntryRecord("step", "n", fence=0, expect=ABSENT),))
         assert await _keys(probe, "step") == ["m", "n"]
 
+    async def test_entries_are_removed_and_put_again_in_one_group(self, probe: Probe) -> None:
+        """Tickets of a queue: a group may claim what it has just put, and put it again."""
+        ticket = EntryRecord("ready", "5:agent\nkey", b"t", fence=1)
+        gone, thread = replace(ticket, gone=True), probe.thread
+        other = probe.of("other")
+        group = [
+            Commit(thread, entries=(ticket, EntryRecord("run", "r", b"r", "released"))),
+            Commit(thread, (draft("a"),), entries=(gone,)),
+            Commit(other.thread, entries=(ticket,)),
+            Commit(thread, entries=(replace(ticket, body=b"again", expect=ABSENT),)),
+            Commit(thread, entries=(replace(gone, expect=(0, 9, 0)),)),
+            Commit(other.thread, entries=(replace(gone, expect=ticket.rank), EntryRecord("run", "s"))),
+        ]
+        results = await probe.backend.commit_all(group)
+        assert [type(result) for result in results] == [*[Receipt] * 4, EntryHeld, Receipt]
+        assert [(key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ready"))] == [
+            (thread, b"again")
+        ]
+        assert await _keys(probe, "run") == ["r", "s"]
+        for removed in (gone, gone):
+            await probe.commit(entries=(removed,))
+        assert await _keys(probe, "ready") == []
+        for key in (thread, other.thread, None):
+            assert await probe.backend.audit(key) == []
+
     async def test_an_entry_is_removed_only_as_expected(self, probe: Probe) -> None:
         await probe.commit(entries=(EntryRecord("lock", "l", b"theirs", fence=2),))
         with pytest.raises(EntryHeld):
