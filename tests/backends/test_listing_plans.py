@@ -111,7 +111,10 @@ def test_postgresql_reads_them_by_an_index(postgres_store: str, is_analyzed: boo
         ((plan,),) = run_now(ask(f"explain (analyze, format json) {statement}", *parameters))
         nodes = list(nodes_of(json.loads(plan[plan.index(b"[") :])[0]["Plan"]))
         read = [
-            (node["Node Type"], node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)))
+            (
+                node["Node Type"],
+                node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)),
+            )
             for node in nodes
             if node.get("Relation Name") == "entry"
         ]
