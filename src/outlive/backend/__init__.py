@@ -10,13 +10,22 @@ from outlive.backend.paging import (
     retry_stale,
     thread_row,
 )
-from outlive.backend.protocol import Backend, EntryCursor, EntryQuery, HistoryQuery, ThreadQuery, commit
+from outlive.backend.protocol import (
+    Backend,
+    EntryCursor,
+    EntryQuery,
+    HistoryQuery,
+    ThreadQuery,
+    Watch,
+    commit,
+)
 from outlive.backend.records import (
     ABSENT,
     FORMAT,
     NAMING_THREAD,
     NEXT,
     RESERVED,
+    WALL,
     CachedHead,
     CheckpointKey,
     CheckpointRecord,
@@ -44,10 +53,10 @@ from outlive.backend.records import (
 )
 
 __all__ = [
-    "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "Backend", "CachedHead",
+    "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
-    "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",
+    "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "Watch", "WriteRecord",
     "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
     "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_row", "tombstone_key", "unescape",
 ]  # fmt: skip

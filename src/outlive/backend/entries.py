@@ -26,9 +26,15 @@ class EntryKind:
     is_encrypted: bool = True  # in an encrypted store, its body; `rotate` gives it a new key
     is_replicated: bool = True  # the other store of a pair gets it
     is_copied: bool = True  # `copy_to` and `backup` copy it
+    wakes: bool = False  # storing it wakes those who watch the tenant
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
+WAIT = "wait"  # what a run waits for: a question, an event or a time, and the answer
+TIMER = "timer"  # by the moment at which it is due: its key begins with it
+READY = "ready"  # a ticket of a run that any worker may claim: in the order of its key
+WORKER = "worker"  # a process that claims runs
+STREAM = "stream"  # what a run emits, in pieces
 TOMBSTONE = "tombstone"  # names what was removed
 OUTBOX = "queue"  # names what the other store does not have yet; no key is used twice
 PAIR, NAMING = "pair", "naming key"
@@ -39,7 +45,12 @@ KINDS = {
         EntryKind(RUN),
         EntryKind(STEP),
         EntryKind(RESPONSE),
+        EntryKind(WAIT, wakes=True),
+        EntryKind(TIMER, wakes=True),
+        EntryKind(READY, wakes=True),
+        EntryKind(STREAM),
         EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
+        EntryKind(WORKER, is_copied=False),  # a worker works on its own store
         # When this store was swept, by its own clock. After a failover a sweep comes early: no
         # harm.
         EntryKind(SWEEP, is_replicated=False, is_copied=False),
@@ -54,11 +65,19 @@ KINDS = {
 ENCRYPTED = tuple(kind.name for kind in KINDS.values() if kind.is_encrypted)
 REPLICATED = tuple(kind.name for kind in KINDS.values() if kind.is_replicated)
 COPIED = tuple(kind.name for kind in KINDS.values() if kind.is_copied)
+WAKING = frozenset(kind.name for kind in KINDS.values() if kind.wakes)
 
 
 class _Entry(Protocol):
     @property
     def kind(self) -> str: ...
+    @property
+    def gone(self) -> bool: ...
+
+
+def wakes(entries: Iterable[_Entry]) -> bool:
+    """Tell whether a commit of these entries wakes those who watch its tenant."""
+    return any(entry.kind in WAKING and not entry.gone for entry in entries)
 
 
 def check_kinds(entries: Iterable[_Entry]) -> None:

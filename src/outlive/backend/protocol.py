@@ -40,7 +40,9 @@ tests each of these rules:
    copy with its own seqs is placed after them. A merge raises the revision to the greatest fence
    that it brings: a process that takes over a copied run outranks the records that were copied with
    it. A merge that `overrules` replaces the stored records whatever the versions, ranks and
-   tombstones: it withdraws what only this store has.
+   tombstones: it withdraws what only this store has. An entry that is removed (`gone`) leaves no
+   tombstone, and a copy of it that comes late is stored again. So only entries are removed that are
+   checked against others by their readers, as a ticket is against its run.
 8. A thread is listed while it has checkpoints, writes or its own metadata.
 9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of
    the last commits of a thread, and of those that their callers gave up. A commit whose token is
@@ -124,6 +126,27 @@ class ThreadQuery:
     after: str | None = None
     limit: int = 100
     heads: bool = True
+
+
+class Watch(Protocol):
+    """Waits for work in a tenant: an entry of a kind that `wakes` (`entries.py`) is stored.
+
+    It is used by one task or thread at a time. It may report work when there is none, and miss some
+    that is stored by a client of another version or through a pooler. So its user looks again after
+    every call, and at some interval whatever it says.
+    """
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True as soon as work was stored after `watch` or the last call; False when the time is over.
+
+        A lost connection is opened again, which counts as work. Raises nothing because of a store
+        that cannot be reached.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop watching."""
+        ...
 
 
 class Backend(Protocol):
@@ -219,6 +242,10 @@ class Backend(Protocol):
         lease_clock_us  the moment by the clock that times leases
         lease_clock     the id of that clock, if it is one of this machine and not of a server
         """
+        ...
+
+    async def watch(self, tenant: str) -> Watch:
+        """Begin to watch a tenant. Watches are closed before the backend."""
         ...
 
     async def close(self) -> None:

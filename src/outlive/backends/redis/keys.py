@@ -44,6 +44,11 @@ class Keys:
         return cls(bucket, (*own, *[key_of(prefix, bucket) for key_of in BUCKET_KEYS], *store))
 
 
+def wake_channel(prefix: str, tenant: str) -> bytes:
+    """Return the channel on which a script publishes that there is work (`ring` in thread.lua)."""
+    return f"{prefix}wake:".encode() + to_bytes(tenant)
+
+
 def threads_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:threads"
 

@@ -16,10 +16,11 @@ from outlive.backend import (
     WriteRecord,
     stamped,
 )
+from outlive.backend.entries import wakes
 from outlive.backends.redis import rows
 from outlive.backends.redis.keys import checkpoint_field, entry_field, to_bytes, to_text, write_field
 from outlive.backends.redis.rows import pack_args
-from outlive.backends.rules.clock import new_token
+from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
 from outlive.backends.server.attempts import StoreReplaced
@@ -92,6 +93,7 @@ def commit_args(
         touch,
         len(commit.chunks),
         bool(naming_key),
+        wakes(commit.entries),
     )
     args = [False if value is None else value for value in header]
     return [
@@ -131,6 +133,7 @@ def effect_args(
         to_bytes(thread.id),
         len(effect.chunks),
         bool(naming_key),
+        wakes(effect.entries),
     )
     names = rows.pack_names(effect.removed_chunks)
     return [
@@ -360,7 +363,7 @@ def _settled(
         body = b"" if kept is None else kept.body
         status = status or ("" if kept is None else kept.status)
     if entry.lease_s is not None:
-        until, clock = now + int(entry.lease_s * 1e6), rows.CLOCK
+        until, clock = Clock(now, now, rows.CLOCK).end_of(entry.lease_s, clock)
     fence = revision if entry.fence == NEXT else entry.fence
     return replace(
         entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False

@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from outlive.backend import EntryRecord
+from outlive.backend import WALL, EntryRecord
 from outlive.runtime.fork import call_in_child
 
 
@@ -18,6 +18,12 @@ class Clock:
     now: int
     lease: int
     id: str
+
+    def end_of(self, lease_s: float, clock: str) -> tuple[int, str]:
+        """Return when a lease ends that begins now, and by which clock."""
+        if clock == WALL:
+            return self.now + int(lease_s * 1e6), WALL
+        return self.lease + int(lease_s * 1e6), self.id
 
 
 def new_token() -> int:
@@ -70,4 +76,6 @@ def lease_facts() -> dict[str, object]:
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
     """Tell whether the lease of an entry has run out; one by another clock has."""
+    if entry.clock == WALL:
+        return entry.until <= now.now
     return entry.clock != now.id or entry.until <= now.lease

@@ -2,8 +2,8 @@
 -- hold.
 --
 -- 1. Was it done before: is the checkpoint stored, or the token known?
-local new_generation, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks, has_naming_key =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 15)
+local new_generation, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks, has_naming_key, wakes =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 16)
 local blob, at = ARGV[2], now()
 local raw, row, damage, expired = look(true)
 if damage then return { 'damaged', damage } end
@@ -100,7 +100,7 @@ for i = 1, #entries do
   if not same then
     local stale = not is_next and not gone and rank < stored_rank
     local unexpected = expected_rank and expected_rank ~= stored_rank
-    local is_leased = lapsed and stored and clock == 'redis' and sub(stored, 49, 64) > hex(at)
+    local is_leased = lapsed and stored and is_timed(clock) and sub(stored, 49, 64) > hex(at)
     if stale or unexpected or is_leased then return { 'held', i, stored or false } end
   end
 end
@@ -173,7 +173,7 @@ if #entries > 0 then
       payload = old
       if status == '' then status = old_status end
     end
-    if lease then lapses, clock = hex(at + lease), 'redis' end
+    if lease then lapses, clock = hex(at + lease), clock == 'wall' and clock or 'redis' end
     if is_next then rank = sub(rank, 1, 16) .. hex(row.revision) .. sub(rank, 33) end
     local head, tail = rank .. lapses, struct.pack('>I4I4', #status, #clock) .. status .. clock
     local before, after = present[name], not gone and head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload
@@ -189,4 +189,5 @@ if #entries > 0 then
 end
 
 settle(old_state, row, tenant, id, ttl_ms, is_new and not expired, new_bucket)
+if wakes then ring(tenant) end
 return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }
