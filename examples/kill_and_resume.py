@@ -192,9 +192,9 @@ def undisturbed() -> State:
         return state
 
 
-def demo(folder: Path) -> None:
+def demo(folder: Path, hangs_at: int = HANGS_AT) -> None:
     say("process 1")
-    code = run_agent(folder, HANGS_AT)
+    code = run_agent(folder, hangs_at)
     check(code == -signal.SIGKILL, f"the first process ended with {code}, not by SIGKILL")
     say("process 2")
     code = run_agent(folder, 0)

@@ -22,6 +22,8 @@ from outlive.testing.patience import PATIENCE_S, eventually
 from outlive.testing.thread_records import Probe, draft, write
 from rig.proxy import FaultProxy
 
+pytestmark = pytest.mark.heavy
+
 BACKENDS = ("postgresql", "redis")
 IO_MODES = ("sync", "async")
 NOISE = [random.Random(n).randbytes(2_000) for n in range(40)]

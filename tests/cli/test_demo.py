@@ -109,13 +109,12 @@ def test_a_folder_keeps_the_store_and_is_not_used_twice(tmp_path):
     assert "is not empty" in error
 
 
-def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path, monkeypatch):
+def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path):
     spec = importlib.util.spec_from_file_location("kill_and_resume", DEMO)
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
-    monkeypatch.setattr(demo, "HANGS_AT", 0)  # nobody hangs, so nobody is killed
     with pytest.raises(SystemExit, match="the first process ended with 0, not by SIGKILL"):
-        demo.demo(tmp_path)
+        demo.demo(tmp_path, hangs_at=0)  # nobody hangs, so nobody is killed
 
 
 def test_a_killed_run_is_recovered_and_a_zombie_is_refused():

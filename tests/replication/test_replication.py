@@ -7,6 +7,8 @@ from outlive.backend import OUTBOX, Commit, EntryQuery, Removal
 from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(params=["sync", "async"])
 def rig(request, valkey_server, postgres_store, postgres_server):
