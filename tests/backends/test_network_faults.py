@@ -402,6 +402,8 @@ class Holding:
                     self._done.wait()
                     break
                 server.sendall(data)
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)  # ends `_down`, which a mere close would leave waiting
         server.close()
 
     def _down(self, client, server):
