@@ -46,7 +46,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave one mode of a class to the long run where its marker says so; select the tests of one backend."""
+    """Leave one mode of a class to the long run where its marker says so; select the tests of one backend.
+
+    Heavy modules come first: whatever is left to do when the first process runs out of work is then short.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
     for item in items:
         if is_of_long_mode(item):
             item.add_marker(pytest.mark.long)
@@ -62,6 +66,7 @@ def is_of_long_mode(item):
         marker is not None
         and hasattr(item, "callspec")
         and item.callspec.params.get("io_mode") in marker.args
+        and not hasattr(marker.kwargs.get("apart_from"), item.originalname)
     )
 
 

@@ -14,6 +14,8 @@ import pytest
 import outlive
 from outlive import Corrupt, Interrupt, OutliveError, StoreError
 
+pytestmark = pytest.mark.heavy
+
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 ROUNDS = 20 if LONG else 1
 

@@ -17,6 +17,8 @@ from outlive import OutliveError, StoreError
 from rig.crash import ram_folder
 from rig.damage import CHANGES, READS, FilePlace, PostgresPlace, RedisPlace, SQLitePlace, fill, fill_more
 
+pytestmark = pytest.mark.heavy
+
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 ROUNDS = {"postgresql": 14, "sqlite": 25, "file": 25, "redis": 8}
 # Rounds that once gave a wrong answer: a cut status hid a run; an older page of an index, a page of another index, and the records of

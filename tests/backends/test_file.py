@@ -24,6 +24,7 @@ import ormsgpack
 import pytest
 
 import outlive
+from outlive import testing
 from outlive.backend import (
     CachedHead,
     CheckpointRecord,
@@ -39,7 +40,6 @@ from outlive.backend import (
 )
 from outlive.backends.file import effects as effects_module
 from outlive.backends.file import group_writer as batch_module
-from outlive.backends.file import store_file as home_module
 from outlive.backends.file.backend import FileBackend
 from outlive.backends.file.disk import Disk
 from outlive.backends.file.index import Index
@@ -381,17 +381,12 @@ def test_a_store_file_that_is_gone_or_damaged_is_noticed(folder: Path) -> None:
     assert len(opened(folder).audit(None)) == 1
 
 
-def test_a_newer_format_is_refused_with_both_versions_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as newer:
-        newer.setattr(home_module, "FORMAT", 9)
-        newer.setattr(effects_module, "FORMAT", 9)
+def test_a_newer_format_is_refused_with_both_versions_named(folder: Path) -> None:
+    with testing.tuned(file_frame_format=9):
         backend = opened(folder)
         backend.identity(b"key")
         save(backend, "c1")  # a frame of a newer format
-    with monkeypatch.context() as newer:
-        newer.setattr("outlive.backends.file.log.FORMAT", 8)
+    with testing.tuned(file_log_format=8):
         done(MemoryBackend(), saving("u1", U))
         log = Log(QuickDisk(str(folder)), f"threads/{U.digest.hex()}.log", U.digest)
         log.begin()

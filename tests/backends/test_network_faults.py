@@ -22,6 +22,8 @@ from outlive.testing.patience import PATIENCE_S, eventually
 from outlive.testing.thread_records import Probe, draft, write
 from rig.proxy import FaultProxy
 
+pytestmark = pytest.mark.heavy
+
 BACKENDS = ("postgresql", "redis")
 IO_MODES = ("sync", "async")
 NOISE = [random.Random(n).randbytes(2_000) for n in range(40)]
@@ -400,6 +402,8 @@ class Holding:
                     self._done.wait()
                     break
                 server.sendall(data)
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)  # ends `_down`, which a mere close would leave waiting
         server.close()
 
     def _down(self, client, server):

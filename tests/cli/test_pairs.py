@@ -19,6 +19,8 @@ from rig.proxy import FaultProxy
 from rig.replicas import open_pair
 from rig.world import build
 
+pytestmark = pytest.mark.heavy
+
 QUICK = "timeout_s=3"
 
 

@@ -23,7 +23,10 @@ from outlive.testing.trial import AsyncDriver, SyncDriver
 
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 
-# `long_io_mode`: the other mode is the same code above the same engine, which other classes run in both.
+pytestmark = pytest.mark.heavy
+
+# `long_io_mode`: the other mode is the same code above the same engine. Where the engine has a driver for each mode, the
+# rules of the records run in both; what a user sees of them is written once, above either.
 #
 # What a disk and its fsync are good for is told by killing processes and cutting power. Here they only take
 # time, so that the short mode does without them.
@@ -51,12 +54,14 @@ class TestFile(BackendContract):
         return Opener.local(lambda: FileBackend(str(folder / "store"), fsync=FSYNC))
 
 
+@pytest.mark.long_io_mode("async", apart_from=RecordsContract)
 class TestSQLite(BackendContract):
     @pytest.fixture
     def backend(self, folder):
         return Opener.local(lambda: SQLiteBackend(str(folder / "store.db"), fsync=FSYNC))
 
 
+@pytest.mark.long_io_mode("sync", apart_from=RecordsContract)
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
@@ -74,6 +79,7 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
         return SQLiteBackend(":memory:")
 
 
+@pytest.mark.long_io_mode("async", apart_from=RecordsContract)
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):

@@ -24,6 +24,8 @@ from outlive.testing.patience import PATIENCE_S
 from rig.crash import BACKENDS, LONG, ForkServer, ram_folder, rounds, url_of
 from rig.crash.conversation import state
 
+pytestmark = pytest.mark.heavy
+
 SOON_S = PATIENCE_S
 LOCK_S = (
     PATIENCE_S / 10

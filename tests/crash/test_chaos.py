@@ -20,6 +20,8 @@ from rig.crash import rounds
 from rig.crash.conversation import state
 from rig.servers import PostgresServer, ValkeyServer
 
+pytestmark = pytest.mark.heavy
+
 PROCESSES, THREADS = 4, 3
 SAVES = rounds(200, long=2_000)  # of each thread, at least
 RESTARTS = rounds(5, long=100)  # at least

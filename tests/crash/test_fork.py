@@ -23,6 +23,8 @@ from outlive.testing.patience import PATIENCE_S
 from rig.crash import BACKENDS, SERVERS, ForkServer, ram_folder, rounds, url_of
 from rig.crash.conversation import state
 
+pytestmark = pytest.mark.heavy
+
 SOON_S = PATIENCE_S  # a child that is not done by then hangs
 
 

@@ -22,6 +22,8 @@ from outlive.testing.patience import eventually
 from rig.crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds, url_of
 from rig.crash.conversation import Doing, Ledger, act, script, state
 
+pytestmark = pytest.mark.heavy
+
 NAMES = ("trip-42", "trip 43 / späť", "x" * 300)
 KILLS = 6 if LONG else 4  # of one store; then a new one, so that its first moments are hit too
 

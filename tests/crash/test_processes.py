@@ -16,6 +16,8 @@ import outlive
 from rig.crash import BACKENDS, LONG, SERVERS, ForkServer, ram_folder, rounds
 from rig.crash.conversation import state
 
+pytestmark = pytest.mark.heavy
+
 PROCESSES = 8
 
 

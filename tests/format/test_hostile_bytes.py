@@ -20,7 +20,7 @@ from backports import zstd
 
 import outlive
 from outlive.errors import Corrupt, NewerFormat, OutliveError, Unencodable, UnknownTag
-from outlive.format import chunk, manifest, planner
+from outlive.format import chunk, manifest
 from outlive.format.codec import Codec
 from outlive.format.extensions import (
     COMPOSITE_REVIVERS,
@@ -569,10 +569,9 @@ def test_ten_gigabytes_in_300_kilobytes_stop_at_what_was_declared():
         assert growth < 32 << 20, (name, growth)
 
 
-def test_what_decode_would_refuse_is_refused_at_save(monkeypatch):
+def test_what_decode_would_refuse_is_refused_at_save(tuned):
     """A leaf beyond the limit of one chunk may not be stored in a form that no load accepts."""
-    for module in (chunk, planner):
-        monkeypatch.setattr(module, "MAX_RAW", 1 << 20)
+    tuned(chunk_raw_bytes=1 << 20)
     state = {"image": bytes(3 << 20)}
     with outlive.open("memory:") as store:
         try:

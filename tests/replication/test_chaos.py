@@ -21,6 +21,8 @@ from rig.crash import ram_folder
 from rig.replicas import IO_MODES, Disk, Rig, run, until
 from rig.servers import ValkeyServer
 
+pytestmark = pytest.mark.heavy
+
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 SEED = int(os.environ.get("OUTLIVE_SEED") or 1)
 CYCLES = 60 if LONG else 2
@@ -289,9 +291,7 @@ def chaos(request, postgres_store, postgres_server):
 
 
 PAIRS = [(io_mode, primary) for io_mode in ("sync", "async") for primary in ("redis", "sqlite")]
-SERVED = PAIRS[
-    ::2
-]  # in strict mode tests/test_replicate_history.py has these, with a process for each client
+SERVED = PAIRS[::2]  # in strict mode test_histories.py has these, with a process for each client
 
 
 @pytest.mark.parametrize("chaos", PAIRS if LONG else PAIRS[1::2], ids=" ".join, indirect=True)

@@ -21,12 +21,16 @@ import threading
 import time
 import uuid
 
+import pytest
+
 import outlive
 from outlive.testing.patience import eventually
 from rig.crash import LONG
 from rig.proxy import FaultProxy
 from rig.replicas import open_pair
 from rig.servers import PostgresServer, ValkeyServer
+
+pytestmark = pytest.mark.heavy
 
 SECONDS = float(os.environ.get("OUTLIVE_PAIR_S") or (120 if LONG else 4))
 ROUND_S = 25.0

@@ -24,6 +24,8 @@ from outlive.testing.interposed import Interposed
 from outlive.threads.cache import Cache
 from outlive.threads.engine import Engine
 
+pytestmark = pytest.mark.heavy
+
 THREADS, IDS = ("s", "t"), "abcdef"
 sides = st.sampled_from([0, 1])
 threads = st.sampled_from(THREADS)

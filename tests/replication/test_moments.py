@@ -13,6 +13,8 @@ from rig.crash import LONG, ram_folder
 from rig.proxy import FaultProxy
 from rig.replicas import hasty, open_pair
 
+pytestmark = pytest.mark.heavy
+
 QUIET = {"timeout_s": 30, "health_check_interval_s": 1000}  # nothing happens by itself
 QUICK = {"timeout_s": 30, "health_check_interval_s": 0.05, "auto_failover": False}
 STRIDE = 1 if LONG else 9  # of moments at which the primary goes: each takes a second

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import outlive
+from outlive.runtime.runtime import run_now
 from outlive.testing.patience import eventually
 from rig.replicas import Disk, open_pair
 
@@ -149,7 +150,9 @@ def test_what_a_primary_did_alone_that_did_not_know_it_was_left_comes_over_at_fa
             store.promote()
             store.thread("t").save("later", id="later")
             # Nothing is transferred before the failback: the primary would be in the later epoch.
-            store._store._pair._upkeep.is_closed = True
+            upkeep = store._store._pair._upkeep
+            upkeep.is_closed = True
+            run_now(upkeep.beat())  # does nothing, but after a beat that has begun already
         with outlive.open(urls[0], single=True) as alone:
             alone.thread("t").save("alone", id="alone")
             alone.thread("new").save(1, id="new")

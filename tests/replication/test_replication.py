@@ -9,6 +9,8 @@ from outlive.backend import OUTBOX, WALL, Commit, EntryQuery, EntryRecord, Remov
 from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
 
+pytestmark = pytest.mark.heavy
+
 TICKET = EntryRecord("ready", "7:planner\n5000000001\nr", b"", fence=3)
 TIMER, NEXT = [
     EntryRecord("timer", f"{due:020d}\nr\nsleep", b"", fence=3, until=due, clock=WALL)

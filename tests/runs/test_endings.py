@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -89,6 +90,40 @@ def test_sigterm_is_no_failed_attempt_and_a_kill_is_one(workers):
                 run.release()
             (held,) = store.runs()
             assert (held.status, held.failures) == ("released", 1)
+
+
+def recovers_in_threads(report, url):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with outlive.open(url) as store:
+
+        def work(run):
+            run.save({"n": 0})
+            report(run.id)
+            for n in itertools.count(1):
+                run.save({"n": n})  # refused after the run was released, which ends this thread
+                time.sleep(0.01)
+
+        store.recover({"a": work}, concurrency=2)
+
+
+def test_sigterm_during_a_recovery_in_threads_releases_each_run_without_a_failure(workers):
+    with ram_folder() as folder:
+        url = f"sqlite:///{folder}/store.db"
+        with outlive.open(url) as store:
+            for name in ("r1", "r2"):
+                store.run(name, run_id=name, agent="a", lease_s=3600).start().release()
+        with workers.spawn(recovers_in_threads, url) as worker:
+            assert {worker.receive(), worker.receive()} == {("r1",), ("r2",)}
+            worker.signal(signal.SIGTERM)
+            with pytest.raises(AssertionError, match="SystemExit"):
+                worker.receive()
+        with outlive.open(url) as store:
+            assert [(run.id, run.status, run.attempt, run.failures) for run in store.runs()] == [
+                ("r1", "released", 2, 0),
+                ("r2", "released", 2, 0),
+            ]
+            report = store.recover({"a": lambda run: run.load() is not None})
+            assert [run.result for run in report.resumed] == [True, True]
 
 
 def test_a_run_that_failed_is_counted_until_it_is_retried(store):

@@ -26,6 +26,8 @@ from outlive.threads.keep_policy import open_interrupts
 from rig.crash import rounds
 from rig.replicas import open_pair
 
+pytestmark = pytest.mark.heavy
+
 BACKENDS = ("sqlite", "file", "postgresql", "redis")
 DAY = 86_400.0
 KEEP = outlive.Retain(keep_last=3, every_s=None)

@@ -15,6 +15,8 @@ from outlive.format.codec import Codec
 from outlive.format.part import Part
 from outlive.format.registry import Registry
 
+pytestmark = pytest.mark.heavy
+
 LONG = bool(os.environ.get("OUTLIVE_LONG"))
 EXAMPLES = 2000 if LONG else 80
 CODEC = Codec(Registry())

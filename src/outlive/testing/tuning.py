@@ -1,4 +1,4 @@
-"""Sizes and intervals that a test may change, so that little data or little time reaches every branch."""
+"""Sizes, intervals and format versions that a test may change, so that little data or little time reaches every branch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 
-# What a test calls it: the module of `outlive` and its constant, which the module reads at each use.
-_CONSTANTS = {
+# What a test calls it: the modules of `outlive` that read the constant at each use, and its name there.
+_CONSTANTS: dict[str, tuple[str, ...]] = {
+    "chunk_raw_bytes": ("format.chunk", "format.planner", "MAX_RAW"),
     "segment_bytes": ("format.splitter", "SEGMENT"),
     "transfer_batch_bytes": ("backend.transfer", "BATCH_BYTES"),
     "copy_page": ("threads.copy", "_PAGE"),
@@ -21,6 +22,9 @@ _CONSTANTS = {
     "replication_idle_s": ("layers.replication.background", "_IDLE_S"),
     "file_cached_tables": ("backends.file.backend", "_CACHED_TABLES"),
     "file_waste_bytes": ("backends.file.table", "_WASTE_BYTES"),
+    "file_frame_format": ("backends.file.effects", "backends.file.store_file", "FORMAT"),
+    "file_log_format": ("backends.file.log", "FORMAT"),
+    "blocked_loop_s": ("adapters.langgraph.write_order", "_BLOCKED_S"),
     "import_batch": ("adapters.langgraph.importer.batch", "MOST"),
     "import_chunk_bytes": ("adapters.langgraph.importer.batch", "_CHUNK_BYTES"),
 }
@@ -33,8 +37,9 @@ def tuned(**values: float) -> Iterator[None]:
         for name, value in values.items():
             if name not in _CONSTANTS:
                 raise TypeError(f"no constant {name!r} to tune; there are: {', '.join(_CONSTANTS)}")
-            path, constant = _CONSTANTS[name]
-            module = importlib.import_module(f"outlive.{path}")
-            stack.callback(setattr, module, constant, getattr(module, constant))
-            setattr(module, constant, value)
+            *paths, constant = _CONSTANTS[name]
+            for path in paths:
+                module = importlib.import_module(f"outlive.{path}")
+                stack.callback(setattr, module, constant, getattr(module, constant))
+                setattr(module, constant, value)
         yield

@@ -9,7 +9,7 @@ import pytest
 
 import outlive
 from adapters.langgraph.making import at, checkpoint, ids, meta, put
-from outlive.adapters.langgraph import OutliveSaver, write_order
+from outlive.adapters.langgraph import OutliveSaver
 from outlive.adapters.langgraph.write_order import WriteOrder
 from outlive.backends.sqlite.backend import SQLiteBackend
 from outlive.runtime.runtime import run_now
@@ -76,9 +76,9 @@ def opened(request, loop, url):
 
 @pytest.mark.parametrize("is_in_thread", [False, True])
 def test_a_sync_put_that_stops_a_loop_does_not_wait_for_what_only_the_loop_can_finish(
-    opened, loop, is_in_thread, monkeypatch
+    opened, loop, is_in_thread, tuned
 ):
-    monkeypatch.setattr(write_order, "_BLOCKED_S", 0.05)
+    tuned(blocked_loop_s=0.05)
 
     async def main():
         begun = asyncio.create_task(opened.aput_writes(at(id="1"), [("a", 1)], "task"))
