@@ -9,6 +9,7 @@ from outlive.backend.records import (
     ABSENT,
     FORMAT,
     NEXT,
+    WALL,
     CachedHead,
     CheckpointRecord,
     Commit,
@@ -30,7 +31,7 @@ from outlive.backend.records import (
 )
 
 __all__ = [
-    "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "Backend", "CachedHead",
+    "ABSENT", "FORMAT", "NAMING_THREAD", "NEXT", "OUTBOX", "RESERVED", "TOMBSTONE", "WALL", "Backend", "CachedHead",
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",

@@ -31,6 +31,9 @@ class EntryKind:
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
+WAIT = "wait"  # what a run waits for, and the answer
+TIMER = "timer"  # the index of due times: its keys sort by them
+READY = "ready"  # the queue: one for each run that any worker may claim
 TOMBSTONE = "tombstone"  # names what was removed
 OUTBOX = "queue"  # names what the other store does not have yet; no key is used twice
 PAIR, NAMING = "pair", "naming key"
@@ -41,6 +44,9 @@ KINDS = {
         EntryKind(RUN),
         EntryKind(STEP),
         EntryKind(RESPONSE),
+        EntryKind(WAIT),
+        EntryKind(TIMER, is_sealed=False),  # no body: the key says it all
+        EntryKind(READY, is_sealed=False),
         EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
         # When this store was swept, by its own clock. After a failover a sweep comes early: no
         # harm.

@@ -18,6 +18,7 @@ Rank = tuple[int, int, int]  # (epoch, fence, revision)
 Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be gone
 ABSENT: Rank = (0, 0, 0)
 NEXT = -1  # as a fence: let the store choose the next one
+WALL = "wall"  # as a clock: the time of day, by the clock of the store
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -76,7 +77,8 @@ class EntryRecord:
     Only an entry with an equal or greater rank (epoch, fence, revision) replaces it; a lower one is
     refused. `fence=NEXT` gets a fence that the thread has never used. `lease_s` sets `until` by the
     clock of the store, and `clock` names that clock: a lease by another one (an earlier boot of the
-    machine) has expired. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
+    machine) has expired. With `clock=WALL` it is the time of day, which a reboot does not end; an
+    `until` without `lease_s` is stored as it is. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
     (ABSENT: there is none), and that its lease has expired. A commit that brings exactly the stored
     entry is done already, whatever its conditions. `body=None` keeps the stored body, and the
     status unless it has one.

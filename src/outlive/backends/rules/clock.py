@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from outlive.backend import EntryRecord
+from outlive.backend import WALL, EntryRecord
 from outlive.runtime.fork import call_in_child
 
 
@@ -69,5 +69,10 @@ def lease_facts() -> dict[str, object]:
 
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
-    """Tell whether the lease of an entry has run out; one by another clock has."""
+    """Tell whether the lease of an entry has run out; one by another clock has.
+
+    Wall time, of timers, is the same after a reboot.
+    """
+    if entry.clock == WALL:
+        return entry.until <= now.now
     return entry.clock != now.id or entry.until <= now.lease

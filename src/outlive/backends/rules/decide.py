@@ -16,6 +16,7 @@ from outlive.backend import (
     ABSENT,
     NEXT,
     TOMBSTONE,
+    WALL,
     CheckpointKey,
     CheckpointRecord,
     Commit,
@@ -307,7 +308,9 @@ def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clo
         body = stored.body if stored is not None else b""
         status = status or (stored.status if stored is not None else "")
     until, since = entry.until, entry.clock
-    if entry.lease_s is not None:
+    if entry.lease_s is not None and entry.clock == WALL:
+        until = clock.now + int(entry.lease_s * 1e6)
+    elif entry.lease_s is not None:
         until, since = clock.lease + int(entry.lease_s * 1e6), clock.id
     fence = row.revision if entry.fence == NEXT else entry.fence
     return replace(

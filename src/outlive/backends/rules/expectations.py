@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from outlive.backend import ABSENT, NEXT, CheckpointKey, CheckpointRecord, Commit, EntryRecord, WriteRecord
-from outlive.backends.rules.clock import Clock
+from outlive.backends.rules.clock import Clock, has_lapsed
 from outlive.backends.rules.view import Effect, Row, View
 from outlive.errors import (
     EntryHeld,
@@ -91,9 +91,7 @@ def _check_entry(thread: str, entry: EntryRecord, stored: EntryRecord | None, cl
     rank = stored.rank if stored is not None else ABSENT
     is_stale = entry.fence != NEXT and not entry.gone and entry.rank < rank
     is_unexpected = entry.expect is not None and rank != entry.expect
-    is_held = (
-        entry.expect_lapsed and stored is not None and stored.clock == clock.id and stored.until > clock.lease
-    )
+    is_held = entry.expect_lapsed and stored is not None and not has_lapsed(stored, clock)
     if is_stale or is_unexpected or is_held:
         raise EntryHeld(thread, entry.kind, entry.key, stored)
 

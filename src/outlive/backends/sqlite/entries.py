@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from outlive.backend import EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
+from outlive.backend import WALL, EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
 from outlive.backend.entries import RUN, check_stored_kind
 from outlive.backends.rules.clock import Clock
 from outlive.errors import Corrupt, DamagedEntry
@@ -211,7 +211,8 @@ def _timed(lapsed: bool | None, clock: Clock) -> tuple[str, tuple[Any, ...]]:
     """Return the condition on leases: `entry_version` knows nothing of them."""
     if lapsed is None:
         return "", ()
-    return f" and (e.clock <> ? or e.until <= ?) = {int(lapsed)}", (clock.id, clock.lease)
+    condition = "case e.clock when ? then e.until <= ? when ? then e.until <= ? else 1 end"
+    return f" and {condition} = {int(lapsed)}", (WALL, clock.now, clock.id, clock.lease)
 
 
 def _text(field: Any) -> str:
