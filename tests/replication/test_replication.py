@@ -1,11 +1,19 @@
 """Two stores of which either may fail: what the table of guarantees says, with real servers, sync and async."""
 
+from dataclasses import replace
+
 import pytest
 
 import outlive
-from outlive.backend import OUTBOX, Commit, EntryQuery, Removal
+from outlive.backend import OUTBOX, WALL, Commit, EntryQuery, EntryRecord, Removal, ThreadKey, commit
 from outlive.layers.replication.outbox_entry import ChangeSet
 from rig.replicas import IO_MODES, Rig, drained, ids, run, until
+
+TICKET = EntryRecord("ready", "7:planner\n5000000001\nr", b"", fence=3)
+TIMER, NEXT = [
+    EntryRecord("timer", f"{due:020d}\nr\nsleep", b"", fence=3, until=due, clock=WALL)
+    for due in (1 << 52, (1 << 52) + 1)
+]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -201,6 +209,49 @@ def test_everything_that_a_store_keeps_is_replicated(rig):
         entries = alone._engine.backend.entries
         found["steps"] = [(one.key, one.body, one.rank) for _, one in await entries(EntryQuery("", "step"))]
         return found
+
+    run(rig, scenario)
+
+
+@pytest.mark.parametrize(
+    "mode", [{}, {"on_secondary_down": "queue"}, {"mode": "async"}], ids=["strict", "queue", "async"]
+)
+def test_an_entry_that_is_removed_is_removed_in_both_stores_and_after_a_failback(rig, mode):
+    async def scenario(rig):
+        store = await rig.open(**mode)
+        await put(store, TICKET, TIMER)
+        await drained(rig, store)
+        assert await tickets(await rig.alone(1)) == [TICKET.key, TIMER.key]
+        await put(store, replace(TICKET, gone=True))
+        await drained(rig, store)
+        assert await tickets(await rig.alone(1)) == [TIMER.key]
+        # While the secondary is active, and the primary is away.
+        rig.cut(rig.primary)
+        await store.promote()
+        await put(store, replace(TIMER, gone=True), NEXT)
+        rig.heal()
+        await until(rig, lambda: failed_back(store))
+        await drained(rig, store)
+        for which in (0, 1):
+            alone = await rig.alone(which)
+            assert await tickets(alone) == [NEXT.key]
+            assert (await alone.verify()).problems == ()
+            (_, timer), *_ = await alone._engine.backend.entries(EntryQuery("", "timer", lapsed=False))
+            assert (timer.until, timer.clock) == (NEXT.until, WALL)
+
+    async def put(store, *entries):
+        await commit(store._engine.backend, Commit(ThreadKey.of("", "t"), entries=entries))
+
+    async def tickets(alone):
+        pages = [await alone._engine.backend.entries(EntryQuery("", kind)) for kind in ("ready", "timer")]
+        return [entry.key for page in pages for _, entry in page]
+
+    async def failed_back(store):
+        try:
+            await store.failback()
+        except outlive.OutliveError:
+            return False
+        return True
 
     run(rig, scenario)
 

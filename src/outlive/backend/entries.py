@@ -31,9 +31,11 @@ class EntryKind:
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
-WAIT = "wait"  # what a run waits for, and the answer
-TIMER = "timer"  # the index of due times: its keys sort by them
-READY = "ready"  # the queue: one for each run that any worker may claim
+WAIT = "wait"  # what a run waits for: a question, an event or a time, and the answer
+TIMER = "timer"  # by the moment at which it is due: its key begins with it
+READY = "ready"  # a ticket of a run that any worker may claim: in the order of its key
+WORKER = "worker"  # a process that claims runs
+STREAM = "stream"  # what a run emits, in pieces
 TOMBSTONE = "tombstone"  # names what was removed
 OUTBOX = "queue"  # names what the other store does not have yet; no key is used twice
 PAIR, NAMING = "pair", "naming key"
@@ -45,9 +47,11 @@ KINDS = {
         EntryKind(STEP),
         EntryKind(RESPONSE),
         EntryKind(WAIT),
-        EntryKind(TIMER, is_sealed=False),  # no body: the key says it all
-        EntryKind(READY, is_sealed=False),
+        EntryKind(TIMER),
+        EntryKind(READY),
+        EntryKind(STREAM),
         EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
+        EntryKind(WORKER, is_copied=False),  # a worker works on its own store
         # When this store was swept, by its own clock. After a failover a sweep comes early: no
         # harm.
         EntryKind(SWEEP, is_replicated=False, is_copied=False),

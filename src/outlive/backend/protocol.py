@@ -40,7 +40,9 @@ tests each of these rules:
    copy with its own seqs is placed after them. A merge raises the revision to the greatest fence
    that it brings: a process that takes over a copied run outranks the records that were copied with
    it. A merge that `overrules` replaces the stored records whatever the versions, ranks and
-   tombstones: it withdraws what only this store has.
+   tombstones: it withdraws what only this store has. An entry that is removed (`gone`) leaves no
+   tombstone, and a copy of it that comes late is stored again. So only entries are removed that are
+   checked against others by their readers, as a ticket is against its run.
 8. A thread is listed while it has checkpoints, writes or its own metadata.
 9. Over a network a commit may arrive twice, or late. The backend of a server keeps the tokens of
    the last commits of a thread, and of those that their callers gave up. A commit whose token is

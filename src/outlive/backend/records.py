@@ -17,8 +17,8 @@ FORMAT = 1  # of records; newer formats are refused
 Rank = tuple[int, int, int]  # (epoch, fence, revision)
 Cursor = tuple[int, int, str]  # (epoch, seq, escaped id): the row itself may be gone
 ABSENT: Rank = (0, 0, 0)
+WALL = "wall"  # as a clock: wall time by the clock of the store, microseconds since 1970
 NEXT = -1  # as a fence: let the store choose the next one
-WALL = "wall"  # as a clock: the time of day, by the clock of the store
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -77,8 +77,9 @@ class EntryRecord:
     Only an entry with an equal or greater rank (epoch, fence, revision) replaces it; a lower one is
     refused. `fence=NEXT` gets a fence that the thread has never used. `lease_s` sets `until` by the
     clock of the store, and `clock` names that clock: a lease by another one (an earlier boot of the
-    machine) has expired. With `clock=WALL` it is the time of day, which a reboot does not end; an
-    `until` without `lease_s` is stored as it is. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
+    machine) has expired. With `clock=WALL` the entry ends at a wall time instead, and a restart of
+    the machine does not end it: `lease_s` sets `until` to that many seconds from now, without
+    `lease_s` the given `until` is stored. `expect` and `expect_lapsed` are conditions on the stored entry: its rank
     (ABSENT: there is none), and that its lease has expired. A commit that brings exactly the stored
     entry is done already, whatever its conditions. `body=None` keeps the stored body, and the
     status unless it has one.
@@ -96,7 +97,8 @@ class EntryRecord:
     lease_s: float | None = None
     expect: Rank | None = None
     expect_lapsed: bool = False
-    gone: bool = False  # in a commit: remove it
+    # In a commit: remove it. The other store of a pair removes it if its own has no greater rank.
+    gone: bool = False
 
     @property
     def rank(self) -> Rank:

@@ -29,7 +29,7 @@ from outlive.errors import (
 from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
-from outlive.runs.lease import RUN, UNFINISHED, find
+from outlive.runs.lease import UNFINISHED
 from outlive.runs.steps import StepInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
@@ -44,6 +44,7 @@ from outlive.runs.wait_entry import (
     Wait,
     check_name,
     put,
+    read_run,
     read_waits,
     unpack_wait,
 )
@@ -138,9 +139,7 @@ async def answer(
     check_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
-        # The wait is read before the run: if the run parks in between, the commit is refused.
-        waits = await read_waits(engine, key, run_id, opaque=True)
-        run = await find(engine, key, RUN, run_id)
+        run, waits = await read_run(engine, key, run_id)
         if run is None:
             raise RunMissing(run_id)
         wait = waits.get(name, Wait(name))

@@ -451,35 +451,42 @@ class AsyncRun(AsyncContext):
             parked = replace(self.info, status=WAITING, waits=waiting)
             body = lease.pack_run(self._engine, parked)
             await self._flush()
-            await self._store_end(WAITING, body, None, entries)
+            self._is_suspended = True  # before the run is not live any more, for steps of other branches
+            try:
+                await self._store_end(WAITING, body, None, entries)
+            except BaseException:
+                self._is_suspended = False
+                raise
             self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
-            self._is_suspended = True
             self._tell(END)
 
-    async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> None:
+    async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
         """Add what another branch waits for to a run that is suspended; None: that branch can continue.
 
         The run does not belong to this process any more, so the commit expects it as this process left it. If it
-        was answered or claimed since, the branch asks again when the run is resumed.
+        was answered or claimed since, the branch asks again when the run is resumed. False: it is not suspended.
         """
         async with self._mutex:
+            if not self._is_suspended:
+                return False
+            info = self.info
+            if waiting is not None:
+                info = replace(info, waits=waiting if info.waits is None else info.waits.joined(waiting))
             before = (self._epoch, self._fence, self._revision)
-            changed = self.info if waiting is None else replace(self.info, waits=waiting)
             run = EntryRecord(
-                RUN, self.id, lease.pack_run(self._engine, changed), WAITING,
+                RUN, self.id, lease.pack_run(self._engine, info), info.status,
                 epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
             )  # fmt: skip
-            also = (
-                [run] if waiting is not None else tickets.released(run, changed.agent, changed.priority, now)
-            )
+            also = (run,) if waiting is not None else tickets.released(run, info.agent, info.priority, now)
             try:
                 await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
             except EntryHeld as error:
                 if error.kind == RUN:
-                    return
+                    return True
                 raise
             self._revision += 1
-            self.info.waits, self.info.status = changed.waits, also[0].status
+            self.info.waits, self.info.status = info.waits, also[0].status
+            return True
 
     # Ending
 
@@ -682,10 +689,10 @@ class AsyncRun(AsyncContext):
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
         if self._is_live:
             return
-        if self.info.status == RUNNING and not self._has_begun:
-            raise RunNotStarted(self.id)
         if self._is_suspended:
             raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
+        if self.info.status == RUNNING and not self._has_begun:
+            raise RunNotStarted(self.id)
         raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
 
     def _token(self) -> tuple[str, str, int, int]:

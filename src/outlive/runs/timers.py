@@ -19,9 +19,9 @@ from outlive.backend import NEXT, WALL, Commit, EntryQuery, EntryRecord, ThreadK
 from outlive.backend.entries import TIMER
 from outlive.errors import Corrupt, EntryHeld, OutliveError
 from outlive.runs import wakes
-from outlive.runs.lease import RUN, WAITING, RunInfo, find
+from outlive.runs.lease import WAITING, RunInfo, find
 from outlive.runs.store_clock import store_now
-from outlive.runs.wait_entry import EXPIRED, OPEN, put, read_waits
+from outlive.runs.wait_entry import EXPIRED, OPEN, put, read_run
 from outlive.threads.engine import Engine
 from outlive.values import micros
 
@@ -112,8 +112,7 @@ async def fire(engine: Engine, thread: ThreadKey, entry: EntryRecord) -> bool:
 
 
 async def _changes(engine: Engine, thread: ThreadKey, due: int, run_id: str, name: str) -> list[EntryRecord]:
-    waits = await read_waits(engine, thread, run_id, opaque=True)  # before the run: see wait_entry.py
-    run = await find(engine, thread, RUN, run_id)
+    run, waits = await read_run(engine, thread, run_id)
     if run is None:
         return []
     now = await store_now(engine)

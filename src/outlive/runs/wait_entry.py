@@ -6,11 +6,12 @@ one comes first, and the other one sees it:
 
 - A run parks by one commit that writes its own record and every open wait that it parks for. An
   answer that came in between changed the rank of the wait, and refuses the commit.
-- An answer reads the wait before the run. If the run parks in between, the wait has another rank,
+- An answer reads the waits before the run. If the run parks in between, the wait has another rank,
   and the answer is refused and tried again. The other way round, it could see the run "running",
   then the open wait, and leave a run that sleeps with its answer.
-- An answer to a waiting run writes the run's record too, even if it does not wake it yet. So of two
-  answers at once the second sees the first, and wakes the run.
+- An answer to a waiting run writes the run's record too, even if it does not wake it yet. And it
+  reads the run a first time before the waits: if its rank is the same afterwards, no other answer
+  came in between. So of several answers at once the last sees all others, and wakes the run.
 
 An answer that comes before its question is stored like any other, without a digest of what was
 asked. The first ask of that name takes it.
@@ -28,6 +29,8 @@ from outlive.backend.entries import WAIT
 from outlive.backend.paging import all_entries
 from outlive.errors import BadArgument, well_formed
 from outlive.format.codec import Codec
+from outlive.runs.lease import RUN, find
+from outlive.runs.waiting import Mode
 from outlive.threads.engine import Engine
 
 OPEN, ANSWERED, EXPIRED, WITHDRAWN = "open", "answered", "expired", "withdrawn"
@@ -56,6 +59,8 @@ class Wait:
     token: bytes | None = None  # of the call that answered
     attempt: int = 0
     order: int = 0  # among the steps of the run
+    group: tuple[str, ...] = ()  # the names that are waited for together
+    mode: Mode = "all"
     entry: EntryRecord | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -70,7 +75,7 @@ class Wait:
 
 _FIELDS = (
     "type", "payload", "schema", "digest", "agent", "asked_at", "due_at", "value", "by", "answered_at", "token",
-    "attempt", "order",
+    "attempt", "order", "group", "mode",
 )  # fmt: skip
 
 
@@ -117,6 +122,7 @@ def unpack_wait(codec: Codec, thread: str, entry: EntryRecord, *, opaque: bool =
         fields = codec.unpack(entry.body or b"", opaque=opaque)
         name = entry.key.rsplit("\n", 1)[1]
         known = {key: fields[key] for key in _FIELDS}
+        known["group"] = tuple(known["group"])
         return Wait(name, status=entry.status, entry=entry, **known)
 
 
@@ -130,6 +136,16 @@ async def read_waits(engine: Engine, key: ThreadKey, run_id: str, *, opaque: boo
             wait = unpack_wait(engine.codec, key.id, entry, opaque=opaque)
             waits[wait.name] = wait
     return waits
+
+
+async def read_run(engine: Engine, key: ThreadKey, run_id: str) -> tuple[EntryRecord | None, dict[str, Wait]]:
+    """Return a run and its waits as they were at one moment, with values of registered types packed."""
+    run = await find(engine, key, RUN, run_id)
+    while True:
+        waits = await read_waits(engine, key, run_id, opaque=True)
+        before, run = run, await find(engine, key, RUN, run_id)
+        if run is None or (before is not None and before.rank == run.rank):
+            return run, waits
 
 
 def withdrawn(wait: Wait) -> Wait:

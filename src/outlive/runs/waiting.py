@@ -58,6 +58,12 @@ class Waiting:
         """Tell whether the same attempt continues after the wait."""
         return self.reason == "answers"
 
+    def joined(self, other: Waiting) -> Waiting:
+        """Return what a run waits for when another branch of it waits too."""
+        until = min([at for at in (self.until, other.until) if at is not None], default=None)
+        groups = tuple(dict.fromkeys((*self.groups, *other.groups)))
+        return Waiting(self.reason, self.since, until, groups)
+
     def pack(self) -> list[Any]:
         groups = [[list(group.names), group.mode] for group in self.groups]
         return [self.reason, self.since, self.until, groups]

@@ -52,6 +52,7 @@ from outlive.values import micros, moment
 
 LIVE_SLEEP_S = 5.0  # a sleep of at most this is slept by the process itself
 _QUIET_S = 0.05  # without a step of another branch, until the run is suspended
+_GRACE_S = 0.01  # for other branches that are about to begin, before the run is suspended
 _TRIES = 20
 
 
@@ -105,7 +106,7 @@ class Suspendable(Protocol):
     async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None: ...
     async def _suspend_also(
         self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int
-    ) -> None: ...
+    ) -> bool: ...
 
 
 class Waits:
@@ -198,7 +199,7 @@ class Waits:
     async def _sleep_here(self, asked: _Asked, due: int, now: int) -> None:
         wait = self._known.get(asked.name)
         if wait is None or wait.status == WITHDRAWN:
-            wait = self._opened(asked, due, now)
+            wait = self._opened(asked, Group((asked.name,)), due, now)
             entry = self._entry(wait)
             await self._run._write_entries(entry)
             wait = replace(wait, entry=replace(entry, expect=None))
@@ -251,48 +252,53 @@ class Waits:
         """Return what is waited for once it is settled; until then suspend the run."""
         timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
         run, group = self._run, Group(tuple(each.name for each in asked), mode)
-        if not run._is_suspended:
-            run._check_live()
-        is_stored = False
+        is_quiet = False
         for _ in range(_TRIES):
             # 1. What is known: answers that this attempt read at its start, or a moment ago.
+            if not run._is_suspended:
+                run._check_live()
             self._check_same(asked)
             await self._expire(group)
             now = await store_now(run._engine)
             deadline = due or (0 if timeout_s is None else now + int(timeout_s * 1e6))
-            entries = self._entries(asked, deadline, now)
+            entries = self._entries(asked, group, deadline, now)
             is_met = self._is_met(asked, group)
             try:
                 # 2. The run is suspended by another branch: its record gets this group too.
                 if run._is_suspended:
-                    await run._suspend_also(
-                        None if is_met else self._waiting(group, entries, now), entries, now
-                    )
-                    raise RunSuspended(run.id, group.names)
+                    waiting = None if is_met else _waiting([group], entries, now)
+                    if await run._suspend_also(waiting, entries, now):
+                        break
+                    continue
                 # 3. All that is needed is there. (An early answer is bound to its question.)
                 if is_met:
-                    await self._bind(asked)
+                    await self._bind(asked, group)
                     return {
                         name: self._known.get(name) or Wait(name, status=WITHDRAWN) for name in group.names
                     }
                 # 4. Other branches are at work: store the question, and wait for them.
-                if run._branches.is_busy_elsewhere():
-                    if not is_stored:
-                        await run._write_entries(*entries)
-                        is_stored = True
+                if not is_quiet and await self._is_busy(_GRACE_S):
+                    await run._write_entries(*entries)
                     await self._others()
                     await self.read()
+                    is_quiet = True
                     continue
-                # 5. Nothing is left to do: park. A crash before this commit leaves a run that died
-                #    and asks again; a crash after it leaves one that waits.
-                await run._suspend(self._waiting(group, entries, now), entries)
+                # 5. Nothing is left to do: park, with all that other branches wait for. A crash
+                #    before this commit leaves a run that died and asks again; a crash after it
+                #    leaves one that waits.
+                groups, others = self._others_waiting(group, now)
+                await run._suspend(_waiting([group, *groups], [*entries, *others], now), [*entries, *others])
+                break
             except EntryHeld as error:
                 if error.kind != WAIT:
                     raise
+                is_quiet = False
                 await self.read()  # it was answered, or expired, in between: look again
-                continue
-            raise RunSuspended(run.id, group.names)
-        raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
+            except RunSuspended:
+                pass  # by another branch, in between: join it
+        else:
+            raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
+        raise RunSuspended(run.id, group.names)
 
     def _is_met(self, asked: Sequence[_Asked], group: Group) -> bool:
         answered = [each.name for each in asked if self._has_answer(each)]
@@ -341,18 +347,29 @@ class Waits:
             if not branches.is_busy_elsewhere():
                 return
 
-    def _waiting(self, group: Group, entries: Sequence[EntryRecord], now: int) -> Waiting:
-        """Return why the run waits: for this group, and for those of branches that asked before."""
-        due = [moment(entry.until) for entry in entries if entry.kind == TIMER]
-        before = self._run.info.waits if self._run._is_suspended else None
-        if before is None:
-            return Waiting("answers", moment(now), min(due, default=None), (group,))
-        until = min(due if before.until is None else [*due, before.until], default=None)
-        return Waiting("answers", before.since, until, (*before.groups, group))
+    async def _is_busy(self, grace_s: float) -> bool:
+        """Tell whether steps of other branches are in flight, or begin in a moment."""
+        await self._run._engine.runtime.bell().wait(grace_s)
+        return self._run._branches.is_busy_elsewhere()
+
+    def _others_waiting(self, group: Group, now: int) -> tuple[list[Group], list[EntryRecord]]:
+        """Return what else the run waits for: branches that asked before, in this attempt or an earlier one.
+
+        They may not have come to ask again yet. An answer to them must wake the run all the same.
+        """
+        waits = [
+            wait
+            for wait in self._known.values()
+            if wait.status == OPEN
+            and wait.name not in group.names
+            and (wait.type != SLEEP or wait.due_at > now)
+        ]
+        groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
+        return list(groups), [entry for wait in waits for entry in self._asking(wait)]
 
     # Entries
 
-    def _entries(self, asked: Sequence[_Asked], due: int, now: int) -> list[EntryRecord]:
+    def _entries(self, asked: Sequence[_Asked], group: Group, due: int, now: int) -> list[EntryRecord]:
         """Return the entries that ask: each open wait, new or again, with its timer."""
         entries: list[EntryRecord] = []
         for each in asked:
@@ -360,14 +377,17 @@ class Waits:
             if known is not None and (known.status == EXPIRED or self._has_answer(each)):
                 continue
             is_open = known is not None and known.status == OPEN
-            wait = known if is_open and known is not None else self._opened(each, due, now)
-            entries.append(self._entry(wait))
-            if wait.due_at:
-                epoch, fence = self._run._rank
-                entries.append(timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence))
+            wait = known if is_open and known is not None else self._opened(each, group, due, now)
+            entries += self._asking(replace(wait, group=group.names, mode=group.mode))
         return entries
 
-    def _opened(self, asked: _Asked, due: int, now: int) -> Wait:
+    def _asking(self, wait: Wait) -> list[EntryRecord]:
+        """Return the entries of an open wait: its own, and its timer."""
+        entry, (epoch, fence) = self._entry(wait), self._run._rank
+        rings = [timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)] if wait.due_at else []
+        return [entry, *rings]
+
+    def _opened(self, asked: _Asked, group: Group, due: int, now: int) -> Wait:
         run, known = self._run, self._known.get(asked.name)
         return Wait(
             asked.name,
@@ -381,6 +401,8 @@ class Waits:
             due_at=due,
             attempt=run.info.attempt,
             order=run._branches.number(asked.name, f"?{asked.type}"),
+            group=group.names,
+            mode=group.mode,
             entry=None if known is None else known.entry,
         )
 
@@ -388,7 +410,7 @@ class Waits:
         rank = next_rank(wait, *self._run._rank)
         return put(self._run._engine.codec, self._run.id, wait, rank)
 
-    async def _bind(self, asked: Sequence[_Asked]) -> None:
+    async def _bind(self, asked: Sequence[_Asked], group: Group) -> None:
         """Note what an answer that came early has answered: it answers nothing else."""
         entries: list[EntryRecord] = []
         for each in asked:
@@ -396,7 +418,7 @@ class Waits:
             if known is None or known.status != ANSWERED or known.digest is not None:
                 continue
             bound = replace(
-                self._opened(each, 0, known.answered_at), status=ANSWERED, value=known.value, by=known.by,
+                self._opened(each, group, 0, known.answered_at), status=ANSWERED, value=known.value, by=known.by,
                 answered_at=known.answered_at, token=known.token,
             )  # fmt: skip
             if each.json_schema is not None:
@@ -425,3 +447,9 @@ class Waits:
         entries = [self._entry(withdrawn(wait)) for wait in waits]
         gone = [timers.timer_removed(wait.due_at, self._run.id, wait.name) for wait in waits if wait.due_at]
         return [*entries, *gone]
+
+
+def _waiting(groups: Sequence[Group], entries: Sequence[EntryRecord], now: int) -> Waiting:
+    """Return why a run waits, from the groups and the entries of the commit that parks it."""
+    due = [moment(entry.until) for entry in entries if entry.kind == TIMER]
+    return Waiting("answers", moment(now), min(due, default=None), tuple(groups))

@@ -69,7 +69,7 @@ begin
     then
         return true;
     end if;
-    return (v->>'expect_lapsed')::boolean and is_there and e.clock = 'postgresql' and e.until > p_now;
+    return (v->>'expect_lapsed')::boolean and is_there and e.clock in ('postgresql', 'wall') and e.until > p_now;
 end
 $outlive$;
 
@@ -114,7 +114,7 @@ begin
         e.clock := v->>'clock';
     else
         e.until := p_now + (v->>'lease_us')::bigint;
-        e.clock := 'postgresql';
+        e.clock := case v->>'clock' when 'wall' then 'wall' else 'postgresql' end;
     end if;
     s.fence := e.fence;
     s.until := e.until;

@@ -22,7 +22,7 @@ from outlive.backend import (
     escape,
     unescape,
 )
-from outlive.backend.entries import OUTBOX, RESPONSE, STEP, TOMBSTONE, check_stored_kind
+from outlive.backend.entries import OUTBOX, RESPONSE, STEP, STREAM, TOMBSTONE, check_stored_kind
 from outlive.backends.rules.view import Row, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
@@ -39,7 +39,7 @@ THREAD = (
 )
 _NAME = 16  # bytes of a chunk's name
 # Kinds of which a thread may have many: they are added up apart from the others.
-MANY = (STEP, RESPONSE, TOMBSTONE, OUTBOX)
+MANY = (STEP, RESPONSE, STREAM, TOMBSTONE, OUTBOX)
 
 Cells = Sequence[bytes | None]
 

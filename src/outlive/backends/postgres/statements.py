@@ -218,10 +218,11 @@ e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
     and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
     and ($9::text[] is null or e.status = any($9::text[]))
-    and ($10::boolean is null or $10::boolean = (e.clock <> 'postgresql' or e.until <= {schema}.now_us()))
+    and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us()))
 """
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
 _FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")
+# Ordered by what the index has, so that no plan reads more than a page; the last lines sort the ties.
 _ENTRIES = f"""
 with page as materialized (
     select t.key is null as is_gone, coalesce(t.id, r.id) as thread_id, coalesce(t.digest, r.digest) as digest,
@@ -229,7 +230,7 @@ with page as materialized (
     from {{schema}}.entry e left join {{schema}}.thread t on t.key = e.thread
     left join {{schema}}.roster r on r.key = e.thread and t.key is null
     where e.tenant_digest = $1::bytea and $2::text is not null and {_FILTER_OF_ALL}
-    order by left(e.key, 400) collate "C", e.key, coalesce(t.digest, r.digest) limit $11::bigint
+    order by left(e.key, 400) collate "C" fetch first ($11::bigint) rows with ties
 ),
 checked as materialized (
     select t.key, case when t.is_gone then {GONE} when {_IS_OLD} then {OLD_ENTRIES} else 0 end as problem
@@ -237,7 +238,7 @@ checked as materialized (
     cross join lateral ({_ENTRY_SUM}) a
 )
 select k.problem::bigint, e.thread_id, e.digest, {ENTRY} from page e join checked k on k.key = e.thread
-order by left(e.key, 400) collate "C", e.key, e.digest
+order by left(e.key, 400) collate "C", e.key, e.digest limit $11::bigint
 """
 _ENTRIES_OF_THREAD = f"""
 with t as materialized (

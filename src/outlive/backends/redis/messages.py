@@ -18,7 +18,7 @@ from outlive.backend import (
 )
 from outlive.backends.redis import rows
 from outlive.backends.redis.rows import checkpoint_field, pack_args, to_bytes
-from outlive.backends.rules.clock import new_token
+from outlive.backends.rules.clock import Clock, new_token
 from outlive.backends.rules.snapshot import is_apart
 from outlive.backends.rules.view import Effect, Row
 from outlive.backends.server.attempts import StoreReplaced
@@ -358,7 +358,7 @@ def _settled(
         body = b"" if kept is None else kept.body
         status = status or ("" if kept is None else kept.status)
     if entry.lease_s is not None:
-        until, clock = now + int(entry.lease_s * 1e6), rows.CLOCK
+        until, clock = Clock(now, now, rows.CLOCK).end_of(entry.lease_s, clock)
     fence = revision if entry.fence == NEXT else entry.fence
     return replace(
         entry, body=body, status=status, fence=fence, until=until, clock=clock, lease_s=None, expect=None, expect_lapsed=False

@@ -19,6 +19,12 @@ class Clock:
     lease: int
     id: str
 
+    def end_of(self, lease_s: float, clock: str) -> tuple[int, str]:
+        """Return when a lease ends that begins now, and by which clock."""
+        if clock == WALL:
+            return self.now + int(lease_s * 1e6), WALL
+        return self.lease + int(lease_s * 1e6), self.id
+
 
 def new_token() -> int:
     """Return a new random generation: a thread created again never looks like the one before."""
@@ -69,10 +75,7 @@ def lease_facts() -> dict[str, object]:
 
 
 def has_lapsed(entry: EntryRecord, now: Clock) -> bool:
-    """Tell whether the lease of an entry has run out; one by another clock has.
-
-    Wall time, of timers, is the same after a reboot.
-    """
+    """Tell whether the lease of an entry has run out; one by another clock has."""
     if entry.clock == WALL:
         return entry.until <= now.now
     return entry.clock != now.id or entry.until <= now.lease

@@ -16,7 +16,6 @@ from outlive.backend import (
     ABSENT,
     NEXT,
     TOMBSTONE,
-    WALL,
     CheckpointKey,
     CheckpointRecord,
     Commit,
@@ -292,10 +291,16 @@ def _entries(commit: Commit, view: View, row: Row, clock: Clock) -> list[EntryRe
         if tombstone is not None and is_claim and entry.rank[:2] <= tombstone.rank[:2]:
             continue
         stored = view.entry(entry.kind, entry.key)
-        if is_judged and stored is not None and _merge_rank(entry) <= _merge_rank(stored):
+        if is_judged and stored is not None and not _wins_merge(entry, stored):
             continue
         accepted.append(_settled_entry(entry, stored, row, clock))
     return accepted
+
+
+def _wins_merge(entry: EntryRecord, stored: EntryRecord) -> bool:
+    if entry.gone:
+        return entry.rank >= stored.rank
+    return _merge_rank(entry) > _merge_rank(stored)
 
 
 def _merge_rank(entry: EntryRecord) -> tuple[Rank, str, bytes]:
@@ -308,10 +313,8 @@ def _settled_entry(entry: EntryRecord, stored: EntryRecord | None, row: Row, clo
         body = stored.body if stored is not None else b""
         status = status or (stored.status if stored is not None else "")
     until, since = entry.until, entry.clock
-    if entry.lease_s is not None and entry.clock == WALL:
-        until = clock.now + int(entry.lease_s * 1e6)
-    elif entry.lease_s is not None:
-        until, since = clock.lease + int(entry.lease_s * 1e6), clock.id
+    if entry.lease_s is not None:
+        until, since = clock.end_of(entry.lease_s, entry.clock)
     fence = row.revision if entry.fence == NEXT else entry.fence
     return replace(
         entry,

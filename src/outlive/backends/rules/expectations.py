@@ -68,7 +68,7 @@ def _check_turn(commit: Commit, view: View, row: Row | None) -> None:
     )
     for entry in commit.entries:
         stored = view.entry(entry.kind, entry.key)
-        is_out = is_out or (stored is not None and entry.rank < stored.rank)
+        is_out = is_out or (stored is not None and not entry.gone and entry.rank < stored.rank)
     if is_out:
         raise OutOfTurn(commit.thread.id)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from outlive.backend import WALL, EntryQuery, EntryRecord, ThreadKey, checksum, escape, unescape
-from outlive.backend.entries import RUN, check_stored_kind
+from outlive.backend.entries import READY, RUN, TIMER, check_stored_kind
 from outlive.backends.rules.clock import Clock
 from outlive.errors import Corrupt, DamagedEntry
 
@@ -22,6 +22,7 @@ _FIND = (
     f"select 0, {ENTRY} from entry where thread = ?1 and kind = ?2 and key = ?3 "
     f"union all select 1, status, checksum{', null' * 8} from entry_version where thread = ?1 and kind = ?2 and key = ?3"
 )
+_BY_KEY = (RUN, READY, TIMER)  # kinds of which all entries of a store are in the order of their keys
 # Lists select by status: a damaged status would hide the entry.
 _DIFFERS = "(e.checksum is not v.checksum or e.status is not v.status)"
 
@@ -100,17 +101,25 @@ class EntrySearch:
         self._limit = query.limit
         self._after = query.after
         self._timed, self._moments = _timed(query.lapsed, clock)
-        low, high = prefix_range(query.prefix)
-        self._is_by_id = query.kind == RUN and query.statuses is None
-        same_kind = "{0}.kind = 'run'" if self._is_by_id else "{0}.kind = ?"
-        self._where = f"{same_kind} and {{0}}.key >= ? and {{0}}.key < ?"
-        self._values: list[Any] = [low, high] if self._is_by_id else [escape(query.kind), low, high]
+        self._low, self._high = prefix_range(query.prefix)
+        if query.after is not None:
+            self._low = max(self._low, escape(query.after[0]))
+        self._is_by_key = query.kind in _BY_KEY and query.statuses is None
+        self._where = "{0}.kind = ? and {0}.key >= ? and {0}.key < ?"
+        if self._is_by_key:
+            self._where += f" and {{0}}.kind in {_BY_KEY}"
+        self._kind, self._statuses = escape(query.kind), [escape(status) for status in query.statuses or ()]
         if query.statuses is not None:
             self._where += f" and {{0}}.status in ({', '.join('?' * len(query.statuses))})"
-            self._values += [escape(status) for status in query.statuses]
+
+    def _values(self, last: str | None = None) -> list[Any]:
+        """Return the values of `_where`, for keys up to the last one of a page."""
+        # No escaped key has a NUL. SQLite would not use the index for a row value with the digest.
+        high = self._high if last is None else last + "\0"
+        return [self._kind, self._low, high, *self._statuses]
 
     def of_thread(self, key: ThreadKey, thread_key: int) -> list[tuple[ThreadKey, EntryRecord]]:
-        where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values]
+        where, values = f"{{0}}.thread = ? and {self._where}", [thread_key, *self._values()]
         if self._after is not None:
             sign = ">" if key.digest <= self._after[1] else ">="
             where, values = f"{where} and {{0}}.key {sign} ?", [*values, escape(self._after[0])]
@@ -129,16 +138,18 @@ class EntrySearch:
         return [(key, entry_of(thread_key, key.id, row[:10], row[10])) for row in rows]
 
     def of_tenant(self) -> list[tuple[ThreadKey, EntryRecord]]:
-        where, values = self._where, [*self._values]
+        where, values = self._where, self._values()
+        after: list[Any] = []
         if self._after is not None:
             where += " and ({0}.key, t.digest) > (?, ?)"
-            values += [escape(self._after[0]), self._after[1]]
+            after = [escape(self._after[0]), self._after[1]]
+        values += after
         tenant = escape(self._tenant)
-        by_run, by_version = (
-            (" indexed by entry_run", " indexed by entry_version_run") if self._is_by_id else ("", "")
+        by_key, by_version = (
+            (" indexed by entry_key", " indexed by entry_version_key") if self._is_by_key else ("", "")
         )
         sql = (
-            f"select t.key, t.tenant, t.id, t.digest, {_columns('e')}, v.checksum from entry e{by_run} "
+            f"select t.key, t.tenant, t.id, t.digest, {_columns('e')}, v.checksum from entry e{by_key} "
             "left join entry_version v using(thread, kind, key) join thread t on t.key = e.thread "
             f"where {where.format('e')}{self._timed} and t.tenant = ? order by e.key, t.digest limit ?"
         )
@@ -146,6 +157,7 @@ class EntrySearch:
         bound, last = "", []
         if len(rows) == self._limit:
             bound, last = " and ({0}.key, t.digest) <= (?, ?)", [rows[-1][5], rows[-1][3]]
+            values = [*self._values(rows[-1][5]), *after]
         missing = (
             f"select t.id, v.kind, v.key, v.status from entry_version v{by_version} left join entry e using(thread, kind, key) "
             f"left join thread t on t.key = v.thread where {f'{where}{bound}'.format('v')} "
@@ -155,7 +167,7 @@ class EntrySearch:
         for id, *row in self._db.execute(missing, (*values, *last, tenant)).fetchall():
             raise DamagedEntry(_text(id), *[_text(field) for field in row])
         bounds, bound_values = f"{where}{bound} and t.tenant = ?", (*values, *last, tenant)
-        listed = _count(self._db, f"entry e{by_run}", bounds.format("e"), bound_values)
+        listed = _count(self._db, f"entry e{by_key}", bounds.format("e"), bound_values)
         if listed < _count(self._db, f"entry_version v{by_version}", bounds.format("v"), bound_values):
             raise Corrupt("an index of the entries of this store is damaged, and hides some of them")
         keyed_rows = [(thread_key(*row[1:4]), row) for row in rows]
@@ -211,8 +223,8 @@ def _timed(lapsed: bool | None, clock: Clock) -> tuple[str, tuple[Any, ...]]:
     """Return the condition on leases: `entry_version` knows nothing of them."""
     if lapsed is None:
         return "", ()
-    condition = "case e.clock when ? then e.until <= ? when ? then e.until <= ? else 1 end"
-    return f" and {condition} = {int(lapsed)}", (WALL, clock.now, clock.id, clock.lease)
+    has_lapsed = "case e.clock when ? then e.until <= ? when ? then e.until <= ? else true end"
+    return f" and ({has_lapsed}) = {int(lapsed)}", (clock.id, clock.lease, WALL, clock.now)
 
 
 def _text(field: Any) -> str:

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field, replace
 import ormsgpack
 
 from outlive.backend import (
+    ABSENT,
     OUTBOX,
     CheckpointKey,
     CheckpointRecord,
     Commit,
     EntryRecord,
+    Rank,
     Receipt,
     WriteRecord,
     escape,
@@ -38,6 +40,8 @@ class ChangeSet:
     checkpoints: set[CheckpointKey] = field(default_factory=set)
     written: set[CheckpointKey] = field(default_factory=set)  # checkpoints with new writes
     entries: set[tuple[str, str]] = field(default_factory=set)  # (kind, key)
+    # Those of them that were removed, with the rank up to which they are.
+    removed: dict[tuple[str, str], Rank] = field(default_factory=dict)
     rewritten: set[CheckpointKey] = field(default_factory=set)
     info: bool = False
     deleted: bool = False  # something was deleted
@@ -51,6 +55,8 @@ class ChangeSet:
         self.checkpoints |= other.checkpoints
         self.written |= other.written
         self.entries |= other.entries
+        for name, rank in other.removed.items():
+            self.removed[name] = max(rank, self.removed.get(name, ABSENT))
         self.rewritten |= other.rewritten
         self.info |= other.info
         self.deleted |= other.deleted
@@ -79,6 +85,11 @@ def changes_of(commit: Commit) -> ChangeSet:
         checkpoints={(draft.namespace, draft.id) for draft in commit.checkpoints},
         written={(write.namespace, write.checkpoint) for write in commit.writes},
         entries=entries,
+        removed={
+            (entry.kind, entry.key): entry.rank
+            for entry in commit.entries
+            if entry.gone and entry.kind in REPLICATED
+        },
         rewritten={(record.namespace, record.id) for record in commit.rewrites},
         info=commit.info is not None,
         deleted=removal is not None,
@@ -92,7 +103,8 @@ def outbox_entry(key: str, changes: ChangeSet, epoch: int | None) -> EntryRecord
     flags = (changes.info, changes.deleted, changes.erased, changes.everything, changes.moved)
     sets = (changes.checkpoints, changes.written, changes.entries, changes.rewritten)
     names = [[[escape(first), escape(second)] for first, second in sorted(pairs)] for pairs in sets]
-    return EntryRecord(OUTBOX, key, ormsgpack.packb([changes.size, list(flags), names, epoch]))
+    removed = [[escape(kind), escape(name), list(rank)] for (kind, name), rank in changes.removed.items()]
+    return EntryRecord(OUTBOX, key, ormsgpack.packb([changes.size, list(flags), names, epoch, removed]))
 
 
 def changes_in(entry: EntryRecord) -> ChangeSet:
@@ -100,15 +112,30 @@ def changes_in(entry: EntryRecord) -> ChangeSet:
     (another version wrote it).
     """
     try:
-        size, flags, names, epoch = ormsgpack.unpackb(entry.body or b"")
+        size, flags, names, epoch, ranks = ormsgpack.unpackb(entry.body or b"")
         info, deleted, erased, everything, moved = flags
         checkpoints, written, entries, rewritten = (
             {(unescape(first), unescape(second)) for first, second in pairs} for pairs in names
         )
+        removed = {
+            (unescape(kind), unescape(name)): (first, second, third)
+            for kind, name, (first, second, third) in ranks
+        }
     except (ValueError, TypeError, Corrupt):
         return ChangeSet(deleted=True, everything=True)
     return ChangeSet(
-        checkpoints, written, entries, rewritten, info, deleted, erased, everything, moved, size, epoch
+        checkpoints,
+        written,
+        entries,
+        removed,
+        rewritten,
+        info,
+        deleted,
+        erased,
+        everything,
+        moved,
+        size,
+        epoch,
     )
 
 

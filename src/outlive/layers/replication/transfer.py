@@ -14,6 +14,7 @@ from functools import partial
 from outlive.backend import (
     OUTBOX,
     TOMBSTONE,
+    WALL,
     Backend,
     CheckpointKey,
     CheckpointRecord,
@@ -59,7 +60,7 @@ def replica_of(done: Commit, receipt: Receipt, epoch: int) -> Commit | None:
         return None
     leases = {(entry.kind, entry.key): entry.lease_s for entry in done.entries}
     entries = [
-        replace(entry, until=0, clock="", lease_s=leases.get((entry.kind, entry.key)))
+        _timed(entry, leases.get((entry.kind, entry.key)))
         for entry in receipt.entries
         if entry.kind in REPLICATED
     ]
@@ -188,6 +189,12 @@ class Replicator:
             prefix = next(iter(names)) if len(names) == 1 and not changes.everything else ""
             stored = await entries_of(self.source, key, kind, self.timeout_s, prefix)
             entries += [renewed(entry) for entry in stored if changes.everything or entry.key in names]
+        present = {(entry.kind, entry.key) for entry in entries}
+        for (kind, name), (epoch, fence, revision) in changes.removed.items():
+            if (kind, name) not in present:  # otherwise it was stored again
+                entries.append(
+                    EntryRecord(kind, name, epoch=epoch, fence=fence, revision=revision, gone=True)
+                )
         return entries
 
     # Chunks
@@ -335,7 +342,12 @@ class Replicator:
 def renewed(entry: EntryRecord) -> EntryRecord:
     """Return an entry whose lease begins again: it is timed by the clock of its store."""
     lease_s = _LEASE_S if entry.until and entry.status == "running" else None
-    return replace(entry, until=0, clock="", lease_s=lease_s)
+    return _timed(entry, lease_s)
+
+
+def _timed(entry: EntryRecord, lease_s: float | None) -> EntryRecord:
+    """Return an entry whose lease its new store times; a wall time is the same everywhere."""
+    return entry if entry.clock == WALL else replace(entry, until=0, clock="", lease_s=lease_s)
 
 
 async def line_of(backend: Backend, key: ThreadKey, namespace: str, timeout_s: float) -> set[str]:

@@ -115,7 +115,7 @@ class Withdrawal:
             left, leading = [await self._entry(store, key, kind, name) for store in (self.left, self.leading)]
             if left is not None and leading is None:
                 entries.append(EntryRecord(kind, name, gone=True))
-            elif left is not None and leading is not None and left.rank > leading.rank:
+            elif leading is not None and (left is None or left.rank > leading.rank):
                 entries.append(renewed(leading))
         return entries
 

@@ -11,6 +11,7 @@ from outlive.backend import (
     ABSENT,
     NEXT,
     OUTBOX,
+    WALL,
     Commit,
     EntryCursor,
     EntryQuery,
@@ -24,6 +25,7 @@ from outlive.backend import (
 from outlive.backend.entries import KINDS
 from outlive.errors import BadArgument, EntryHeld, LeaseLost
 from outlive.testing.contract import Contract
+from outlive.testing.patience import PATIENCE_S
 from outlive.testing.thread_records import Probe, draft, expected
 from outlive.testing.trial import Trial
 
@@ -99,6 +101,31 @@ class EntryContract(Contract):
         await probe.commit(entries=(EntryRecord("step", "n", fence=0, expect=ABSENT),))
         assert await _keys(probe, "step") == ["m", "n"]
 
+    async def test_entries_are_removed_and_put_again_in_one_group(self, probe: Probe) -> None:
+        """Tickets of a queue: a group may claim what it has just put, and put it again."""
+        ticket = EntryRecord("ready", "5:agent\nkey", b"t", fence=1)
+        gone, thread = replace(ticket, gone=True), probe.thread
+        other = probe.of("other")
+        group = [
+            Commit(thread, entries=(ticket, EntryRecord("run", "r", b"r", "released"))),
+            Commit(thread, (draft("a"),), entries=(gone,)),
+            Commit(other.thread, entries=(ticket,)),
+            Commit(thread, entries=(replace(ticket, body=b"again", expect=ABSENT),)),
+            Commit(thread, entries=(replace(gone, expect=(0, 9, 0)),)),
+            Commit(other.thread, entries=(replace(gone, expect=ticket.rank), EntryRecord("run", "s"))),
+        ]
+        results = await probe.backend.commit_all(group)
+        assert [type(result) for result in results] == [*[Receipt] * 4, EntryHeld, Receipt]
+        assert [(key, entry.body) for key, entry in await probe.backend.entries(EntryQuery("", "ready"))] == [
+            (thread, b"again")
+        ]
+        assert await _keys(probe, "run") == ["r", "s"]
+        for removed in (gone, gone):
+            await probe.commit(entries=(removed,))
+        assert await _keys(probe, "ready") == []
+        for key in (thread, other.thread, None):
+            assert await probe.backend.audit(key) == []
+
     async def test_an_entry_is_removed_only_as_expected(self, probe: Probe) -> None:
         await probe.commit(entries=(EntryRecord("lock", "l", b"theirs", fence=2),))
         with pytest.raises(EntryHeld):
@@ -169,6 +196,41 @@ class EntryContract(Contract):
         assert await _keys(probe, "lock", lapsed=True) == ["l"]
         await probe.commit(entries=(EntryRecord("lock", "l", b"new", fence=2, expect_lapsed=True),))
         assert [entry.body for entry in await probe.entries("lock")] == [b"new"]
+
+    async def test_a_wall_time_is_stored_as_it_is_and_counts_by_the_clock_of_the_store(
+        self, probe: Probe
+    ) -> None:
+        """A timer: due at a moment that does not depend on a boot of the machine."""
+        past, future = EntryRecord("lock", "p", b"p", until=1, clock=WALL), 1 << 52
+        later = EntryRecord("lock", "f", b"f", fence=1, until=future, clock=WALL)
+        for merge in (False, True):
+            sent = tuple(replace(entry, key=f"{entry.key}{int(merge)}") for entry in (past, later))
+            assert (await probe.commit(entries=sent, merge=merge)).entries == sent
+        assert await _keys(probe, "lock", lapsed=True) == ["p0", "p1"]
+        assert await _keys(probe, "lock", lapsed=False) == ["f0", "f1"]
+        for thread in (None, probe.thread):
+            assert await _keys(probe, "lock", lapsed=False, thread=thread) == ["f0", "f1"]
+        for taken in (EntryRecord("lock", "f0", b"x", fence=2), EntryRecord("lock", "f0", gone=True)):
+            for info in (None, b"decided by the client"):
+                with pytest.raises(EntryHeld):
+                    await probe.commit(entries=(replace(taken, expect_lapsed=True),), info=info)
+        await probe.commit(entries=(EntryRecord("lock", "p0", expect_lapsed=True, gone=True),))
+        assert await _keys(probe, "lock") == ["f0", "f1", "p1"]
+
+    async def test_a_lease_by_wall_time_ends_so_many_seconds_from_now(self, trial: Trial) -> None:
+        probe = await trial.probe()
+        (record,) = (await probe.commit(draft("a"))).checkpoints
+        hour = EntryRecord("lock", "hour", b"a", lease_s=3600, clock=WALL)
+        moment = EntryRecord("lock", "moment", b"a", lease_s=0.05, clock=WALL)
+        for info in (None, b"decided by the client"):
+            receipt = await probe.commit(entries=(hour, moment), info=info)
+            assert [entry.clock for entry in receipt.entries] == [WALL, WALL]
+            assert await probe.entries("lock") == list(receipt.entries)
+            left_s = (receipt.entries[0].until - record.created_at) / 1e6
+            assert 3600 <= left_s < 3600 + 10 * PATIENCE_S
+            await trial.sleep(0.07)
+            assert await _keys(probe, "lock", lapsed=True) == ["moment"]
+            assert await _keys(probe, "lock", lapsed=False) == ["hour"]
 
     async def test_conditions_and_lease_are_not_stored(self, probe: Probe) -> None:
         await probe.commit(

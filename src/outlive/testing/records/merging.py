@@ -116,6 +116,17 @@ class MergeContract(Contract):
         assert [(entry.body, entry.status) for entry in merged["entries"]["run"]] == [(b"high", "running")]
         assert [entry.body for entry in merged["entries"]["step"]] == [b"c"]
 
+    async def test_a_merge_removes_an_entry_of_no_greater_rank(self, probe: Probe) -> None:
+        stored = [EntryRecord("step", f"{n}", b"body", "here", fence=n) for n in range(4)]
+        await probe.commit(entries=tuple(stored))
+        gone = [EntryRecord("step", f"{n}", fence=2, gone=True) for n in range(5)]
+        for _ in range(2):
+            await probe.commit(entries=tuple(gone), merge=True)
+            assert await probe.entries("step") == stored[3:]
+        await probe.commit(entries=(EntryRecord("step", "3", gone=True),), merge=True, overrules=True)
+        assert await probe.entries("step") == []
+        assert await probe.backend.audit(probe.thread) == []
+
     async def test_the_greater_version_of_the_metadata_wins(self, probe: Probe) -> None:
         commits = [{"info": b"a", "info_version": 2}, {"info": b"c", "info_version": 1}]
         merged = await _agrees(probe, [*commits, {"info": b"b", "info_version": 2}])

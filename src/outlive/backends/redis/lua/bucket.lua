@@ -11,7 +11,7 @@ end
 -- end, clock. (Few runs are running among many that ended.)
 local function lines(tenant, field, value)
   local status, clock = status_clock(value)
-  local ending = sub(value, 49, 64) .. (clock == 'redis' and '1' or '0')
+  local ending = sub(value, 49, 64) .. (is_timed(clock) and '1' or '0')
   local line = 'k' .. tenant .. '\0' .. field .. '\0' .. DIGEST .. ending .. status
   if status == '' then return line, line end
   local at = string.find(field, '\0', 1, true) or #field -- a damaged field has no NUL

@@ -100,7 +100,7 @@ for i = 1, #entries do
   if not same then
     local stale = not is_next and not gone and rank < stored_rank
     local unexpected = expected_rank and expected_rank ~= stored_rank
-    local is_leased = lapsed and stored and clock == 'redis' and sub(stored, 49, 64) > hex(at)
+    local is_leased = lapsed and stored and is_timed(clock) and sub(stored, 49, 64) > hex(at)
     if stale or unexpected or is_leased then return { 'held', i, stored or false } end
   end
 end
@@ -173,7 +173,7 @@ if #entries > 0 then
       payload = old
       if status == '' then status = old_status end
     end
-    if lease then lapses, clock = hex(at + lease), 'redis' end
+    if lease then lapses, clock = hex(at + lease), clock == 'wall' and clock or 'redis' end
     if is_next then rank = sub(rank, 1, 16) .. hex(row.revision) .. sub(rank, 33) end
     local head, tail = rank .. lapses, struct.pack('>I4I4', #status, #clock) .. status .. clock
     local before, after = present[name], not gone and head .. sum(head .. tail .. sub(payload, -8)) .. tail .. payload

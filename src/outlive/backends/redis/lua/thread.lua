@@ -262,12 +262,15 @@ local function status_clock(value)
   return sub(value, 81, 80 + status), sub(value, 81 + status, 80 + status + clock), sub(value, 81 + status + clock)
 end
 
+-- Tell whether an end by this clock counts: the server times leases, and wall time is its time too.
+local function is_timed(clock) return clock == 'redis' or clock == 'wall' end
+
 local function is_asked(value, statuses, lapsed, at)
   local is_whole, status, clock = pcall(status_clock, value)
   if not is_whole then return true end -- the client finds out why
   local fits = not statuses
   for i = 1, statuses and #statuses or 0 do fits = fits or statuses[i] == status end
-  return fits and (lapsed == 'any' or lapsed == (clock ~= 'redis' or sub(value, 49, 64) <= at))
+  return fits and (lapsed == 'any' or lapsed == (not is_timed(clock) or sub(value, 49, 64) <= at))
 end
 
 -- Let all keys of a thread expire at one moment. Without a TTL of its own, the caller keeps that of
