@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outlive.errors import OutliveError as OutliveError
     from outlive.errors import RunBusy as RunBusy
     from outlive.errors import RunEnded as RunEnded
+    from outlive.errors import RunSuspended as RunSuspended
     from outlive.errors import StoreError as StoreError
     from outlive.errors import ThreadBusy as ThreadBusy
     from outlive.events import Event as Event
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
+    from outlive.runs.questions import QuestionInfo as QuestionInfo
     from outlive.runs.recovery import FailedRun as FailedRun
     from outlive.runs.recovery import Recovered as Recovered
     from outlive.runs.recovery import SkippedRun as SkippedRun
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from outlive.runs.responses import AsyncResponses as AsyncResponses
     from outlive.runs.run import AsyncRun as AsyncRun
     from outlive.runs.steps import StepInfo as StepInfo
+    from outlive.runs.waiting import Waiting as Waiting
+    from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
@@ -72,7 +76,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used: `outlive --help` needs none, and starts at once.
 _MODULES = {
-    "errors": "CallerError CheckpointExists Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded StoreError ThreadBusy",
+    "errors": "CallerError CheckpointExists Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded RunSuspended StoreError ThreadBusy",
     "events": "Event",
     "factory": "open open_async",
     "format.extensions": "Opaque",
@@ -83,11 +87,14 @@ _MODULES = {
     "retention.policy": "Retain Swept DeletionCount",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
+    "runs.questions": "QuestionInfo",
     "runs.recovery": "FailedRun Recovered SkippedRun",
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
     "runs.steps": "StepInfo",
+    "runs.waiting": "Waiting",
+    "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
@@ -135,6 +142,8 @@ __all__ = [
     "PendingWrite",
     "Problem",
     "Pruned",
+    "Question",
+    "QuestionInfo",
     "Recovered",
     "Replication",
     "ReplicationStatus",
@@ -146,6 +155,7 @@ __all__ = [
     "RunBusy",
     "RunEnded",
     "RunInfo",
+    "RunSuspended",
     "Sizes",
     "SkippedRun",
     "StepInfo",
@@ -157,6 +167,7 @@ __all__ = [
     "ThreadInfo",
     "Usage",
     "Verified",
+    "Waiting",
     "Worker",
     "WriteProposal",
     "checkpoint_file",

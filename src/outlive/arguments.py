@@ -248,6 +248,13 @@ def check_run(lease_s: object, throttle_s: object, max_attempts: object, clock: 
     check_count("max_attempts", max_attempts, 1)
 
 
+def check_priority(value: object) -> int:
+    """Return the priority of a run: 0 to 999."""
+    if check_count("priority", value) > 999:
+        raise BadArgument(f"priority must be 0 to 999, not {value!r:.100}")
+    return check_count("priority", value)
+
+
 def check_run_durability(value: object) -> str:
     """Return when saves of a run are stored."""
     if value not in ("sync", "async", "exit"):

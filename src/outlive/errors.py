@@ -408,6 +408,87 @@ class StepUnfinished(CallerError):
         self.key = key
 
 
+class QuestionChanged(CallerError):
+    """A question was asked under a name that an earlier, different question of the run has."""
+
+    def __init__(self, run: str, name: str) -> None:
+        super().__init__(
+            f"run {run!r} asked {name!r} before, with another payload or schema: the answer to that does not "
+            "answer this; give the changed question another name"
+        )
+        self.run = run
+        self.name = name
+
+
+class AlreadyAnswered(CallerError):
+    """The question has an answer, and the first one counts. `by` gave it, `at` that moment."""
+
+    def __init__(self, run: str, name: str, by: str | None, at: dt.datetime | None) -> None:
+        who = "" if by is None else f" by {by!r}"
+        when = "" if at is None else f" at {at:%Y-%m-%d %H:%M:%S} UTC"
+        problem = f"{name!r} of run {run!r} was answered{who}{when}"
+        super().__init__(f"{problem}, and the first answer counts; nothing was changed")
+        self.with_advice("nothing is left to do", problem)
+        self.run = run
+        self.name = name
+        self.by = by
+        self.at = at
+
+
+class AnswerRefused(CallerError):
+    """The answer does not fit its question. `path` says which part of it, `reason` why."""
+
+    def __init__(self, run: str, name: str, path: str, reason: str) -> None:
+        super().__init__(
+            f"{name!r} of run {run!r} does not take this answer: {path}: {reason}; nothing was changed, "
+            "and the run still waits"
+        )
+        self.with_advice(None, f"{path}: {reason}")
+        self.run = run
+        self.name = name
+        self.path = path
+        self.reason = reason
+
+
+class QuestionClosed(CallerError):
+    """The question takes no answer any more: its deadline has passed, or the run withdrew it."""
+
+    def __init__(self, run: str, name: str, status: str) -> None:
+        why = "its deadline has passed" if status == "expired" else "the run does not wait for it any more"
+        super().__init__(f"{name!r} of run {run!r} is {status}: {why}; see store.questions() for open ones")
+        self.with_advice(
+            "outlive questions lists what is open", f"{name!r} of run {run!r} is {status}: {why}"
+        )
+        self.run = run
+        self.name = name
+        self.status = status
+
+
+class Unanswered(CallerError):
+    """The deadline of a question or event passed without an answer, and there is no default."""
+
+    def __init__(self, run: str, names: Iterable[str]) -> None:
+        self.run = run
+        self.names = tuple(names)
+        super().__init__(
+            f"nobody answered {', '.join(map(repr, self.names))} of run {run!r} in time; "
+            "catch this, or pass default="
+        )
+
+
+class RunSuspended(BaseException):
+    """The run waits: this unwinds its block, which ends here without an error.
+
+    It is no Exception, so that `except Exception` in an agent does not stop it. Let it pass.
+    """
+
+    def __init__(self, run: str, names: Iterable[str] = ()) -> None:
+        self.run = run
+        self.names = tuple(names)
+        what = f" for {', '.join(map(repr, self.names))}" if self.names else ""
+        super().__init__(f"run {run!r} waits{what}: let this exception leave the block of the run")
+
+
 class KeyMissing(CallerError):
     """The key ring does not have the key, or an encrypted store was opened without a ring."""
 

@@ -18,8 +18,10 @@ from outlive.arguments import (
     check_limit,
     check_namespace,
     check_options,
+    check_priority,
     check_run,
     check_run_durability,
+    check_seconds,
     check_text,
     check_timeout,
     optional_id,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.retention.sweeper import Sweeper
+    from outlive.runs.questions import QuestionInfo
     from outlive.runs.recovery import Handler, Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
@@ -170,6 +173,9 @@ class AsyncStore(AsyncContext):
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
+                       (default: None, a failure ends the run and a crash is recovered at once)
+        priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -180,6 +186,7 @@ class AsyncStore(AsyncContext):
         lease_s, throttle_s = options.get("lease_s", 30.0), options.get("throttle_s", 0)
         max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
         check_run(lease_s, throttle_s, max_attempts, clock)
+        backoff_s = options.get("backoff_s")
         if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
@@ -187,6 +194,8 @@ class AsyncStore(AsyncContext):
             thread=thread_id,
             namespace=check_namespace(options.get("namespace", "")),
             max_attempts=max_attempts,
+            backoff_s=None if backoff_s is None else check_seconds("backoff_s", backoff_s),
+            priority=check_priority(options.get("priority", 0)),
             agent=None if agent is None else check_text("agent", agent),
             prompt=options.get("prompt"),
             parent=optional_id("parent", options.get("parent")),
@@ -211,10 +220,71 @@ class AsyncStore(AsyncContext):
         stored = await self._find_run(run_id, thread)
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
-    async def retry(self, run_id: str, *, thread: str | None = None) -> AsyncRun:
-        """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`."""
+    async def retry(
+        self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None
+    ) -> AsyncRun:
+        """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
+
+        With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
+        "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        """
         key, entry = await self._the_run(run_id, thread)
-        return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+        info = unpack_run(self._engine.codec, key, entry)
+        if not_before is not None:
+            from outlive.runs.end import retry_at
+
+            await retry_at(self._engine, key, info, micros(not_before))
+        return self._run(info, retries=True)
+
+    # Questions
+
+    async def answer(
+        self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None
+    ) -> QuestionInfo:
+        """Answer a question of a run, or send it an event: `await store.answer(run_id, "refund?", True, by="support")`.
+
+        The first answer counts. It is stored, and a run that waits for it can be claimed by any worker, in one
+        commit. No code or type of the agent is needed. An answer that comes before its question is kept for it.
+
+        Raises AlreadyAnswered, which tells who answered and when; AnswerRefused if the value does not fit the
+        schema of the question; QuestionClosed if it has expired or was withdrawn; RunEnded, RunMissing and
+        AmbiguousRun.
+        """
+        from outlive.runs.questions import answer
+
+        key, _ = await self._the_run(run_id, thread)
+        giver = None if by is None else check_text("by", by)
+        return await answer(self._engine, key, run_id, name, value, giver)
+
+    @async_items
+    async def questions(
+        self,
+        *,
+        status: str | None = "open",
+        agent: str | None = None,
+        older_than_s: float | None = None,
+        thread: str | None = None,
+        events: bool = False,
+    ) -> AsyncIterator[QuestionInfo]:
+        """Iterate over the questions of all runs of this tenant: `async for question in store.questions()`.
+
+        status:        "open", "answered", "expired", "withdrawn", or None for all
+        agent:         of runs of this agent only
+        older_than_s:  asked at least that long ago
+        events:        also what `run.wait` waits for
+        """
+        from outlive.runs.questions import check_status, find_questions
+
+        place = None if thread is None else self._key(thread)
+        age_s = 0.0 if older_than_s is None else check_seconds("older_than_s", older_than_s, 0)
+        latest = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=age_s)
+        async for question in find_questions(
+            self._engine, self._settings.tenant, status=check_status(status), thread=place, events=events
+        ):
+            if agent is not None and question.agent != agent:
+                continue
+            if older_than_s is None or (question.asked_at is not None and question.asked_at <= latest):
+                yield question
 
     async def _give_back(self, run_id: str, thread: str) -> RunInfo:
         """Make a run a candidate for recovery, unless it is completed, without reading what it did. Raises RunBusy, ThreadBusy."""
@@ -646,12 +716,19 @@ class AsyncStore(AsyncContext):
     async def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
+        Questions, events and sleeps are among them; `kind` tells what each is.
+
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
+        from outlive.runs.questions import read_wait_steps
         from outlive.runs.steps import read_steps
 
         key, _ = await self._the_run(run_id, thread)
-        return [step for _, step in await read_steps(self._engine, key, run_id)]
+        steps = [
+            *await read_steps(self._engine, key, run_id),
+            *await read_wait_steps(self._engine, key, run_id),
+        ]
+        return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 
     async def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.

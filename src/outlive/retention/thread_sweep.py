@@ -17,7 +17,7 @@ from outlive.backend import (
 )
 from outlive.errors import StaleBase
 from outlive.retention.policy import Retain, Swept
-from outlive.runs.lease import LOCK, PARKED, RELEASED, RUN, RUNNING
+from outlive.runs.lease import LOCK, PARKED, RUN, RUNNING, UNFINISHED
 from outlive.runs.lock import AsyncLock
 from outlive.runtime.runtime import Signal
 from outlive.threads import prune
@@ -118,7 +118,7 @@ class ThreadSweep:
 
     async def _unfinished(self, key: ThreadKey) -> set[str]:
         """Return the runs of a thread that are not finished."""
-        statuses = [RUNNING, RELEASED, PARKED]
+        statuses = [*UNFINISHED, PARKED]
         runs = EntryQuery(key.tenant, RUN, thread=key, statuses=statuses, limit=_PAGE)
         return {entry.key for _, entry in await all_entries(self._engine.backend, runs)}
 

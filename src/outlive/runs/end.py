@@ -1,4 +1,7 @@
-"""Ending a run from outside: one commit takes its record and its place."""
+"""Ending a run from outside, or its last attempt: one commit takes its record and its place.
+
+With a run that ends, its questions are withdrawn; one that is only delayed keeps them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from dataclasses import replace
 
 from outlive.backend import NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, RunBusy, RunEnded
-from outlive.runs import lease
-from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, Lock, RunInfo
+from outlive.runs import lease, tickets, timers
+from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, WAITING, Lock, RunInfo
+from outlive.runs.wait_entry import OPEN, put, read_waits, withdrawn
+from outlive.runs.waiting import Reason, Waiting
 from outlive.threads.engine import Engine
+from outlive.values import moment
 
 _TRIES = 8
 _FINAL = {PARKED: (COMPLETED, CANCELLED, PARKED), CANCELLED: (COMPLETED, CANCELLED)}
@@ -22,7 +28,12 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
         if stored is None or stored.status in _FINAL[status]:
             raise RunEnded(id, stored.status if stored is not None else "deleted")
         run = lease.unpack_run(engine.codec, key, stored)
-        entries = [_ended(engine, run, stored, status), *await _freed(engine, key, run)]
+        entries = [
+            *_leftovers(stored, run),
+            *await _freed(engine, key, run),
+            *await _withdrawn(engine, key, id),
+        ]
+        entries = [_ended(engine, run, stored, status), *entries]
         try:
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:  # its owner wrote in between: look again
@@ -31,8 +42,49 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
     raise RunBusy(id, None)
 
 
+async def park_run(engine: Engine, key: ThreadKey, run: RunInfo) -> None:
+    """Park a run that was listed. Raises EntryHeld if it has changed since."""
+    stored = run._entry
+    assert stored is not None
+    entries = [*_leftovers(stored, run), *await _withdrawn(engine, key, run.id)]
+    entries = [_ended(engine, run, stored, PARKED), *entries]
+    await engine.commit(Commit(key, entries=tuple(entries)))
+
+
+async def delay_run(engine: Engine, key: ThreadKey, run: RunInfo, reason: Reason, due: int) -> None:
+    """Let a run that no process works on wait until a moment. Raises EntryHeld if it has changed since."""
+    stored = run._entry
+    assert stored is not None
+    leftovers = [*_leftovers(stored, run), *await _freed(engine, key, run)]
+    run.status, run.waits = WAITING, Waiting(reason, moment(engine.runtime.now()), moment(due))
+    entry = EntryRecord(RUN, run.id, lease.pack_run(engine, run), WAITING, epoch=stored.epoch, fence=NEXT)
+    rings = timers.timer(due, run.id, timers.OF_RUN, stored.epoch)
+    await engine.commit(Commit(key, entries=(replace(entry, expect=stored.rank), *leftovers, rings)))
+
+
+async def retry_at(engine: Engine, key: ThreadKey, run: RunInfo, due: int) -> None:
+    """Let a run begin again at a moment. Raises RunBusy, RunEnded."""
+    stored = run._entry
+    assert stored is not None
+    if run.status == COMPLETED:
+        raise RunEnded(run.id, run.status)
+    if run.status == RUNNING:
+        raise lease.run_busy(engine.codec, run.id, stored)
+    if run.is_finished:
+        run.attempt, run.failures, run.error, run.ended_at = 0, 0, None, None
+    try:
+        await delay_run(engine, key, run, "start", due)
+    except EntryHeld as error:
+        raise lease.busy(engine.codec, run.namespace, error) from None
+
+
+def _leftovers(stored: EntryRecord, run: RunInfo) -> tuple[EntryRecord, ...]:
+    """Return the entries that remove the ticket of a run, or its timer."""
+    return (*tickets.removed(stored, run), *timers.run_timer_removed(run))
+
+
 def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> EntryRecord:
-    run.status = status
+    run.status, run.waits = status, None
     if status == CANCELLED:
         run.ended_at = dt.datetime.now(dt.UTC)
     body = lease.pack_run(engine, run)
@@ -46,3 +98,11 @@ async def _freed(engine: Engine, key: ThreadKey, run: RunInfo) -> list[EntryReco
         return []
     free = EntryRecord(LOCK, run.namespace, None, "free", epoch=lock.epoch, fence=NEXT)
     return [replace(free, expect=lock.rank)]
+
+
+async def _withdrawn(engine: Engine, key: ThreadKey, id: str) -> list[EntryRecord]:
+    """Return the entries that withdraw what the run still asks, with the timers."""
+    waits = (await read_waits(engine, key, id, opaque=True)).values()
+    asked = [wait for wait in waits if wait.status == OPEN]
+    gone = [timers.timer_removed(wait.due_at, id, wait.name) for wait in asked if wait.due_at]
+    return [*(put(engine.codec, id, withdrawn(wait)) for wait in asked), *gone]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlive.backend import ABSENT, NEXT, EntryCursor, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import ABSENT, NEXT, WALL, EntryCursor, EntryQuery, EntryRecord, ThreadKey
 from outlive.backend.entries import LOCK as LOCK
 from outlive.backend.entries import RUN as RUN
 from outlive.backend.entries import STEP as STEP
@@ -34,14 +34,15 @@ from outlive.errors import (
 )
 from outlive.format.codec import Codec
 from outlive.runs.owner import Owner
+from outlive.runs.waiting import Waiting
 from outlive.threads.engine import Engine
 from outlive.values import moment
 
-RUNNING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED = (
-    "running", "released", "completed", "failed", "cancelled", "parked",
+RUNNING, WAITING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED = (
+    "running", "waiting", "released", "completed", "failed", "cancelled", "parked",
 )  # fmt: skip
-UNFINISHED = (RUNNING, RELEASED)
-STATUSES = (RUNNING, RELEASED, COMPLETED, FAILED, CANCELLED, PARKED)
+UNFINISHED = (RUNNING, WAITING, RELEASED)
+STATUSES = (*UNFINISHED, COMPLETED, FAILED, CANCELLED, PARKED)
 
 
 @dataclass(slots=True)
@@ -55,6 +56,9 @@ class RunInfo:
     attempt: int = 1
     failures: int = 0  # attempts whose process died, or that raised; a release does not count
     max_attempts: int = 5  # failures until it is parked
+    backoff_s: float | None = None  # the pause after the first failure; None: a failure ends the run
+    priority: int = 0  # of released runs of an agent, those with the greatest are claimed first
+    waits: Waiting | None = None  # why it waits, or waited until it was released
     agent: str | None = None
     prompt: Any = None
     parent: str | None = None
@@ -84,7 +88,7 @@ class RunInfo:
 
 
 _FIELDS = (
-    "namespace", "attempt", "failures", "max_attempts", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
+    "namespace", "attempt", "failures", "max_attempts", "backoff_s", "priority", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
     "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
     "ended_at",
 )  # fmt: skip
@@ -95,6 +99,7 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
     run.updated_at = moment(engine.runtime.now())
     fields = {name: getattr(run, name) for name in _FIELDS}
     fields["owner"] = None if run.owner is None else run.owner.pack()
+    fields["waits"] = None if run.waits is None else run.waits.pack()
     return engine.codec.pack(fields, f"run {run.id!r}")
 
 
@@ -102,7 +107,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     """Return the run that an entry describes."""
     with well_formed(f"run {entry.key!r}", key.id):
         fields = codec.unpack(entry.body or b"")
-        owner = fields.pop("owner", None)
+        owner, waits = fields.pop("owner", None), fields.pop("waits", None)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         return RunInfo(
             id=entry.key,
@@ -110,6 +115,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             status=entry.status,
             lease_expires_at=lapses_at(entry),
             owner=None if owner is None else Owner.unpack(owner),
+            waits=None if waits is None else Waiting.unpack(waits),
             _entry=entry,
             **known,
         )
@@ -250,7 +256,7 @@ def lapses_at(entry: EntryRecord) -> dt.datetime | None:
 
     None: there is no lease, or one of an earlier boot of this machine.
     """
-    if not entry.until:
+    if not entry.until or entry.clock == WALL:  # a released run: since when it is ready
         return None
     if is_time_of_day(entry):
         return moment(entry.until)

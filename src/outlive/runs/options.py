@@ -21,4 +21,6 @@ class RunOptions(TypedDict, total=False):
     clock: Callable[[], float] | None
     durability: str
     max_attempts: int
+    backoff_s: float | None
+    priority: int
     exclusive: bool

@@ -1,6 +1,6 @@
 """Finding runs whose process died, and handing each of them to one successor.
 
-A run can be recovered if it was released, if its lease has expired, or if its owner has certainly
+First, timers that are due wake their runs. A run can be recovered if it was released, if its lease has expired, or if its owner has certainly
 ended on this machine. `recover` claims each of them: of many processes that try, one succeeds, and
 the others see the run alive. The report names every run that was not resumed, with the reason.
 """
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outlive.backend import NEXT, Commit, EntryCursor, EntryQuery, EntryRecord, ThreadKey
+from outlive.backend import EntryCursor, EntryQuery, ThreadKey
 from outlive.errors import (
     BadArgument,
     Corrupt,
@@ -27,21 +27,23 @@ from outlive.errors import (
     StoreUnavailable,
     ThreadBusy,
 )
+from outlive.runs.end import delay_run, park_run
 from outlive.runs.lease import (
-    PARKED,
     RELEASED,
     RUN,
     RUNNING,
     STATUSES,
+    WAITING,
     RunInfo,
-    pack_run,
     unpack_or_tell,
     unreadable,
 )
 from outlive.runs.run import AsyncRun
 from outlive.runs.sigterm import terminator
+from outlive.runs.store_clock import store_now
+from outlive.runs.timers import backoff_due, fire_due
 from outlive.threads.engine import Engine
-from outlive.values import matches
+from outlive.values import matches, moment
 
 Handler = Callable[[AsyncRun], Any]
 Policy = Literal["resume", "hold"]
@@ -53,7 +55,13 @@ _PRIMARY_UNREACHABLE = (
 
 
 SkipCode = Literal[
-    "no_handler", "other_code_version", "parked", "primary_unreachable", "start_failed", "unreadable"
+    "backing_off",
+    "no_handler",
+    "other_code_version",
+    "parked",
+    "primary_unreachable",
+    "start_failed",
+    "unreadable",
 ]
 
 
@@ -93,6 +101,7 @@ class Recovered:
     """What `recover` did."""
 
     resumed: list[RunInfo] = field(default_factory=list)
+    suspended: list[RunInfo] = field(default_factory=list)  # resumed, and waiting again
     failed: list[FailedRun] = field(default_factory=list)
     waiting: list[RunInfo] = field(default_factory=list)  # alive: another process holds it
     skipped: list[SkippedRun] = field(default_factory=list)
@@ -179,6 +188,8 @@ class Recovery:
 
     async def take_all(self, tenant: str, concurrency: int) -> None:
         """Resume the dead runs of a tenant, several at a time."""
+        if not self.refuses_all:
+            await fire_due(self._engine, tenant)
         # List all first: otherwise a run that this pass resumes is listed again, as a live one.
         dead = [item async for item in find_recoverable(self._engine, tenant, self.report.waiting)]
         if not dead:
@@ -212,6 +223,8 @@ class Recovery:
             self._skip(info, "other_code_version", f"it was started by code version {info.code_version!r}")
         elif _failures(info) >= info.max_attempts:
             await self._park(key, info)
+        elif info.status == RUNNING and info.backoff_s is not None:
+            await self._back_off(key, info)
         else:
             await self._hand_over(info, handler)
 
@@ -227,21 +240,28 @@ class Recovery:
 
     async def _park(self, key: ThreadKey, info: RunInfo) -> None:
         """Park a run whose process died too often."""
-        assert info._entry is not None
         info.failures = _failures(info)
-        info.status = PARKED
         info.error = info.error or f"its process died {info.failures} times"
-        entry = EntryRecord(
-            RUN, info.id, pack_run(self._engine, info), PARKED,
-            epoch=info._entry.epoch, fence=NEXT, expect=info._entry.rank,
-        )  # fmt: skip
         # The commit expects the entry as it was listed: a process that claimed the run since wins.
         try:
-            await self._engine.commit(Commit(key, entries=(entry,)))
+            await park_run(self._engine, key, info)
         except EntryHeld:
             self.report.waiting.append(info)
             return
         self._skip(info, "parked", f"parked after {info.failures} attempts")
+
+    async def _back_off(self, key: ThreadKey, info: RunInfo) -> None:
+        """Let a run whose process died wait before its next attempt."""
+        info.failures = _failures(info)
+        due = backoff_due(info, await store_now(self._engine))
+        try:
+            await delay_run(self._engine, key, info, "backoff", due)
+        except EntryHeld:
+            self.report.waiting.append(info)
+            return
+        self._skip(
+            info, "backing_off", f"its process died; the next attempt is due at {moment(due):%H:%M:%S} UTC"
+        )
 
     async def _hand_over(self, info: RunInfo, handler: Handler) -> None:
         run = self._resume(info)
@@ -264,7 +284,7 @@ class Recovery:
         except Exception as error:  # noqa: BLE001  # the run has recorded it
             self.report.failed.append(FailedRun(run.info, type(error).__name__, str(error)))
         else:
-            self.report.resumed.append(run.info)
+            (self.report.suspended if run.status == WAITING else self.report.resumed).append(run.info)
         finally:
             self._live.discard(run)
 

@@ -6,15 +6,16 @@ newer one is refused. Between writes one timer renews the leases of all live run
 (`renewal.py`).
 
 How its `with` block is left decides how the run ends. Normally: completed. By an Exception: failed, with
-its progress kept. By anything else (a cancelled task, Ctrl-C, sys.exit): released, for another process to
+its progress kept. By RunSuspended, of a run that waits: it is waiting already. By anything else (a cancelled task, Ctrl-C, sys.exit): released, for another process to
 recover, because that is how deployments end processes.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -27,6 +28,7 @@ from outlive.arguments import (
     check_usage,
 )
 from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
+from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
     CallerError,
@@ -38,14 +40,30 @@ from outlive.errors import (
     RunEnded,
     RunForked,
     RunNotStarted,
+    RunSuspended,
+    StoreBusy,
 )
 from outlive.events import CLAIM, END, LOSS, Event
-from outlive.runs import lease
+from outlive.runs import lease, tickets, timers
 from outlive.runs.deferred_saves import Deferred, Kept
-from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
+from outlive.runs.lease import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    LOCK,
+    PARKED,
+    RELEASED,
+    RUN,
+    RUNNING,
+    WAITING,
+    RunInfo,
+)
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
 from outlive.runs.steps import Ledger, StepOptions
+from outlive.runs.store_clock import store_now
+from outlive.runs.waiting import MISSING, Waiting
+from outlive.runs.waits import Waits
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
@@ -53,6 +71,7 @@ from outlive.threads.save_options import RunSaveOptions
 from outlive.threads.thread import AsyncThread
 from outlive.values import CheckpointInfo, moment
 
+_TRIES = 20
 _ENDING_S = 5.0  # for the write that releases a run: its process is about to be killed
 
 
@@ -93,8 +112,10 @@ class AsyncRun(AsyncContext):
         self._has_begun = False
         self._is_live = False
         self._is_lost = False
+        self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
         self._ledger = Ledger(self)
+        self._waits = Waits(self)
         self._responses = AsyncResponses(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
@@ -117,6 +138,10 @@ class AsyncRun(AsyncContext):
         return self._epoch, self._fence
 
     @property
+    def _branches(self) -> Ledger:
+        return self._ledger
+
+    @property
     def responses(self) -> AsyncResponses:
         """The responses of the models that this run asks at the same time."""
         return self._responses
@@ -127,7 +152,7 @@ class AsyncRun(AsyncContext):
 
     @property
     def status(self) -> str:
-        """The status: "running", "released", "completed", "failed", "cancelled" or "parked"."""
+        """The status: "running", "waiting", "released", "completed", "failed", "cancelled" or "parked"."""
         return self.info.status
 
     @property
@@ -157,11 +182,14 @@ class AsyncRun(AsyncContext):
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
+            if not holding.is_new:
+                await self._waits.read()
+                self._ledger.continue_after(self._waits.last_order)
         except BaseException:
             # What the run did before cannot be read here; another process may be able to.
             await start.undo(holding)
             raise
-        self._has_begun = True
+        self._has_begun, self._is_suspended = True, False
         self._go_live()
         self._tell(CLAIM)
         return self
@@ -338,6 +366,128 @@ class AsyncRun(AsyncContext):
 
         return decorate
 
+    # Waiting
+
+    @overload
+    async def ask(
+        self, name: str, payload: Any = None, *, schema: type[T], timeout_s: float | None = None
+    ) -> T: ...
+    @overload
+    async def ask(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        schema: Any = None,
+        timeout_s: float | None = None,
+        default: Any = MISSING,
+    ) -> Any: ...
+    async def ask(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        schema: Any = None,
+        timeout_s: float | None = None,
+        default: Any = MISSING,
+    ) -> Any:
+        """Ask a person or another program, and return the answer: `ok = await run.ask("refund?", {"eur": 40})`.
+
+        Without an answer the run waits, for days if need be: it gives up its process and its place, and the block
+        ends here without an error, with `run.status == "waiting"`. `store.answer(run.id, name, value)` makes it
+        claimable; the process that resumes it gets the answer from the same call.
+
+        name:       unique in the run; the same question asked again has the same answer
+        payload:    what is asked, for `store.questions()`
+        schema:     what an answer must look like: a JSON Schema, a pydantic model, a dataclass or a type such as
+                    `bool`; of a model or dataclass an instance is returned
+        timeout_s:  how long to wait at most; then `default` is returned, or Unanswered is raised
+
+        Raises QuestionChanged if the run asked something else under this name.
+        """
+        return await self._waits.ask(name, payload, schema, timeout_s, default)
+
+    async def ask_all(
+        self, questions: Mapping[str, Any], *, timeout_s: float | None = None, default: Any = MISSING
+    ) -> dict[str, Any]:
+        """Ask several questions at once and return all answers by name; the run waits until it has all of them.
+
+        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
+        answers are `default`, or Unanswered is raised.
+        """
+        return await self._waits.ask_all(questions, timeout_s, default)
+
+    async def ask_any(
+        self, questions: Mapping[str, Any], *, timeout_s: float | None = None, default: Any = MISSING
+    ) -> tuple[str | None, Any]:
+        """Ask several questions at once and return the name and the value of the first answer.
+
+        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
+        """
+        return await self._waits.ask_any(questions, timeout_s, default)
+
+    async def wait(self, name: str, *, timeout_s: float | None = None, default: Any = MISSING) -> Any:
+        """Wait for an event and return its value: whatever `store.answer(run.id, name, value)` brings, or brought before.
+
+        Like `ask`, without a question: `store.questions()` does not list it.
+        """
+        return await self._waits.wait(name, timeout_s, default)
+
+    async def sleep(
+        self, seconds: float | None = None, *, until: dt.datetime | None = None, key: str | None = None
+    ) -> None:
+        """Sleep for some seconds, or until a moment by the clock of the store, across restarts and deployments.
+
+        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept. For a longer one
+        the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
+        branches apart.
+        """
+        await self._waits.sleep(seconds, until, key)
+
+    async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None:
+        """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
+        async with self._mutex:
+            self._check_live()
+            parked = replace(self.info, status=WAITING, waits=waiting)
+            body = lease.pack_run(self._engine, parked)
+            await self._flush()
+            self._is_suspended = True  # before the run is not live any more, for steps of other branches
+            try:
+                await self._store_end(WAITING, body, None, entries)
+            except BaseException:
+                self._is_suspended = False
+                raise
+            self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
+            self._tell(END)
+
+    async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
+        """Add what another branch waits for to a run that is suspended; None: that branch can continue.
+
+        The run does not belong to this process any more, so the commit expects it as this process left it. If it
+        was answered or claimed since, the branch asks again when the run is resumed. False: it is not suspended.
+        """
+        async with self._mutex:
+            if not self._is_suspended:
+                return False
+            info = self.info
+            if waiting is not None:
+                info = replace(info, waits=waiting if info.waits is None else info.waits.joined(waiting))
+            before = (self._epoch, self._fence, self._revision)
+            run = EntryRecord(
+                RUN, self.id, lease.pack_run(self._engine, info), info.status,
+                epoch=self._epoch, fence=self._fence, revision=self._revision + 1, expect=before,
+            )  # fmt: skip
+            also = (run,) if waiting is not None else tickets.released(run, info.agent, info.priority, now)
+            try:
+                await self._engine.commit(Commit(self._key, entries=(*also, *entries)))
+            except EntryHeld as error:
+                if error.kind == RUN:
+                    return True
+                raise
+            self._revision += 1
+            self.info.waits, self.info.status = info.waits, also[0].status
+            return True
+
     # Ending
 
     async def complete(self, result: Any = None) -> None:
@@ -347,10 +497,22 @@ class AsyncRun(AsyncContext):
     async def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
 
+        A run with `backoff_s` waits instead, and is tried again, until it is parked after `max_attempts` failures.
+
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
         """
-        await self._end(FAILED, error=_text(error), failures=self.info.failures + 1)
+        failures = self.info.failures + 1
+        if self.info.backoff_s is None:
+            await self._end(FAILED, error=_text(error), failures=failures)
+        elif failures >= self.info.max_attempts:
+            await self._end(PARKED, error=_text(error), failures=failures)
+        else:
+            now = await store_now(self._engine)
+            due = timers.backoff_due(replace(self.info, failures=failures), now)
+            waits = Waiting("backoff", moment(now), moment(due))
+            rings = timers.timer(due, self.id, timers.OF_RUN, self._epoch, self._fence)
+            await self._end(WAITING, also=(rings,), error=_text(error), failures=failures, waits=waits)
 
     async def cancel(self) -> None:
         """End the run; nothing recovers it."""
@@ -360,11 +522,17 @@ class AsyncRun(AsyncContext):
         """Give the run up, so that another process can recover it at once."""
         await self._end(RELEASED, timeout_s=_ENDING_S)
 
-    async def _end(self, status: str, timeout_s: float | None = None, **changes: Any) -> None:
+    async def _end(
+        self,
+        status: str,
+        timeout_s: float | None = None,
+        also: Sequence[EntryRecord] = (),
+        **changes: Any,
+    ) -> None:
         """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
         async with self._mutex:
             self._check_live()
-            ended_at = None if status == RELEASED else moment(self._engine.runtime.now())
+            ended_at = None if status in (RELEASED, WAITING, PARKED) else moment(self._engine.runtime.now())
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
@@ -374,24 +542,44 @@ class AsyncRun(AsyncContext):
             except DelayedSaveFailed:
                 if status != COMPLETED:  # those saves are lost, and the run ends anyway
                     await self._flush(timeout_s)  # what was held back waited for them
-                    await self._finish(ended, body, timeout_s, changes)
+                    await self._finish(ended, body, timeout_s, changes, also)
                 raise
-            await self._finish(ended, body, timeout_s, changes)
+            await self._finish(ended, body, timeout_s, changes, also)
 
     async def _finish(
-        self, ended: RunInfo, body: bytes, timeout_s: float | None, changes: Iterable[str]
+        self,
+        ended: RunInfo,
+        body: bytes,
+        timeout_s: float | None,
+        changes: Iterable[str],
+        also: Sequence[EntryRecord],
     ) -> None:
-        await self._store_end(ended.status, body, timeout_s)
+        for _ in range(_TRIES):
+            waits = [] if ended.status in (RELEASED, WAITING) else self._waits.withdrawals()
+            try:
+                await self._store_end(ended.status, body, timeout_s, [*waits, *also])
+                break
+            except EntryHeld:  # a question of the run was answered in between
+                await self._waits.read()
+        else:
+            raise StoreBusy(
+                f"the questions of run {self.id!r} were answered at each attempt to end it; try again"
+            )
         for name in ("status", "ended_at", "updated_at", "completed_phases", *changes):
             setattr(self.info, name, getattr(ended, name))
         self._tell(END)
 
-    async def _store_end(self, status: str, body: bytes, timeout_s: float | None) -> None:
+    async def _store_end(
+        self, status: str, body: bytes, timeout_s: float | None, waits: Sequence[EntryRecord] = ()
+    ) -> None:
         self._revision += 1
         ended = EntryRecord(
             RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
         )
-        entries = [ended]
+        entries = [ended, *waits]
+        if status == RELEASED:
+            now = self._engine.runtime.now()
+            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
             entries.append(replace(self._lock(None), status="free", lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
@@ -409,6 +597,8 @@ class AsyncRun(AsyncContext):
             await self._engine.commit(commit)
             return
         except (LeaseLost, EntryHeld) as error:
+            if error.kind == WAIT:  # answered in between: nothing was stored
+                raise
             refusal = error
         # It may be stored already, by an earlier call whose outcome was not known.
         stored = await lease.find(self._engine, self._key, RUN, self.id)
@@ -448,13 +638,14 @@ class AsyncRun(AsyncContext):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if not self._is_live or not self._is_mine():
-            return
+            return self._is_suspended and _is_suspension(error, self.id)
         try:
             await self._end_by(error)
         finally:
             self._leave()
+        return False
 
     async def _end_by(self, error: BaseException | None) -> None:
         """End the run as its block was left."""
@@ -498,6 +689,8 @@ class AsyncRun(AsyncContext):
             raise LeaseLost(self.info.thread, RUN, self.id, self._fence, None)
         if self._is_live:
             return
+        if self._is_suspended:
+            raise RunSuspended(self.id, () if self.info.waits is None else self.info.waits.names)
         if self.info.status == RUNNING and not self._has_begun:
             raise RunNotStarted(self.id)
         raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
@@ -528,6 +721,8 @@ class AsyncRun(AsyncContext):
         try:
             return await write
         except (LeaseLost, EntryHeld) as error:
+            if error.kind == WAIT:  # another process answered: the run is still ours
+                raise
             raise self._lose(error) from None
 
     async def _commit(self, commit: Commit) -> Receipt:
@@ -566,6 +761,13 @@ class AsyncRun(AsyncContext):
         return Commit(
             self._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.info.lease_s / 3)
         )
+
+
+def _is_suspension(error: BaseException | None, run: str) -> bool:
+    """Tell whether a block was left only because its run waits."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_suspension(part, run) for part in error.exceptions)
+    return isinstance(error, RunSuspended) and error.run == run
 
 
 def _text(error: BaseException | str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
-from outlive.runs import lease
+from outlive.runs import lease, tickets, timers
 from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
@@ -42,7 +42,7 @@ class Holding:
     """A run that this process holds, or that has ended already."""
 
     info: RunInfo
-    is_new: bool
+    is_new: bool  # nothing was done before
     fence: int = 0  # 0: the run has ended, or the store keeps nothing
     epoch: int = 0
     revision: int = 0
@@ -61,6 +61,9 @@ class Start:
         self._info = info
         self._options = options
         self._checkpoint: str | None = None  # the id of the one that this start stored
+        self._is_attempt = True  # not the same one again, after a wait
+        self._is_untried = True  # no attempt has begun before
+        self._leftovers: tuple[EntryRecord, ...] = ()  # its ticket or timer, which the claim removes
 
     async def take(self) -> Holding:
         """Take the run and its place. Raises RunBusy, ThreadBusy, RunElsewhere."""
@@ -111,13 +114,20 @@ class Start:
     def _adopt(self, stored: EntryRecord) -> bool:
         """Continue from the stored record; return False if the run has ended."""
         self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
+        self._is_untried = False
         if self._options.retries and info.is_finished and info.status != COMPLETED:
-            info.attempt, info.failures, info.error = 0, 0, None
+            info.attempt, info.failures, info.error, info.waits = 0, 0, None, None
             info.status = RELEASED
-        if info.is_finished:
+        elif info.is_finished:
             return False
-        info.attempt += 1
+        else:
+            self._is_untried = info.attempt == 0
+        self._leftovers = (*tickets.removed(stored, info), *timers.run_timer_removed(info))
+        # A run that waited for an answer continues the attempt that asked.
+        self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
+        info.attempt += self._is_attempt
         info.failures += info.status == RUNNING  # nothing ended it: its process died or lost contact
+        info.waits = None
         return True
 
     def _is_held(self, stored: EntryRecord | None) -> bool:
@@ -138,16 +148,16 @@ class Start:
         info.shares_place = claim is not None and claim.is_shared
         run = replace(lease.take_run(self._engine, info, stored), expect_lapsed=is_held)
         claim = claim or Claim()
-        entries = (run, *claim.entries)
+        entries = (run, *claim.entries, *self._leftovers)
         receipt = await self._begin(entries, claim.fence, is_new=stored is None)
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         is_alone = bool(claim.entries) and not claim.is_shared
         if not taken:  # the null store gives no fence
-            return Holding(info, stored is None, has_place=is_alone, before=stored)
-        run_entry, lock_entry = taken[0], taken[-1]
+            return Holding(info, self._is_untried, has_place=is_alone, before=stored)
+        run_entry, lock_entry = taken[0], taken[len(claim.entries)]
         return Holding(
             info,
-            stored is None,
+            self._is_untried,
             run_entry.fence,
             run_entry.epoch,
             run_entry.revision,
@@ -179,6 +189,8 @@ class Start:
         """
         taken: list[EntryRecord] = []
         for entry in entries:
+            if entry.gone:
+                continue
             stored = await lease.find(self._engine, self._key, entry.kind, entry.key)
             if stored is None or (stored.body, stored.status) != (entry.body, entry.status):
                 raise EntryHeld(self._key.id, entry.kind, entry.key, stored)
@@ -255,7 +267,7 @@ class Start:
     async def release(self, holding: Holding) -> None:
         """Leave the run to recovery. Nothing was tried, so this does not count as an attempt."""
         info = self._info
-        info.attempt -= 1
+        info.attempt -= self._is_attempt
         await self._give_back(holding, self._ended(holding, lease.pack_run(self._engine, info), RELEASED))
 
     def _ended(self, holding: Holding, body: bytes | None, status: str) -> EntryRecord:
@@ -270,6 +282,9 @@ class Start:
         The fence makes the store refuse it if another process owns the run by now.
         """
         entries = [run]
+        if run.status == RELEASED:
+            now = self._engine.runtime.now()
+            entries = [*tickets.released(run, self._info.agent, self._info.priority, now)]
         if holding.has_place:
             free = EntryRecord(
                 LOCK, self._info.namespace, None, "free", epoch=holding.lock_epoch, fence=holding.fence

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ from outlive.threads.engine import Engine
 MAX_RESULT = 16 << 20  # bytes
 _STARTED, _DONE, _RAISED = "started", "done", "raised"
 _PAGE = 500
+# The steps inside which this task or thread is: (id of the ledger, name, key).
+_around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
 
 
 class Writer(Protocol):
@@ -57,6 +60,7 @@ class StepInfo:
     arguments: bytes | None
     value: Any = None
     error: str | None = None
+    kind: str = "step"  # or "ask", "wait", "sleep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +122,39 @@ class Ledger:
         self._run._check_live()
         options = options or StepOptions()
         place = self._enter(name, options.key)
+        around = _around.set((*_around.get(), (id(self), *place)))
         try:
             return await self._do(place, function, args, kwargs, options)
         finally:
+            _around.reset(around)
             with self._lock:
                 self._in_flight.discard(place)
+
+    # What waits of this run need
+
+    def number(self, name: str, key: str) -> int:
+        """Return the position of a wait in the order in which steps and waits began."""
+        with self._lock:
+            if (name, key) not in self._order:
+                self._begun += 1
+                self._order[name, key] = self._begun
+            return self._order[name, key]
+
+    def count(self, name: str) -> int:
+        """Return how often something with this name has begun, this time included."""
+        with self._lock:
+            self._counts[f"\n{name}"] = self._counts.get(f"\n{name}", 0) + 1  # no step has such a name
+            return self._counts[f"\n{name}"]
+
+    def continue_after(self, number: int) -> None:
+        """Number what begins from now on after this one."""
+        self._begun = max(self._begun, number)
+
+    def is_busy_elsewhere(self) -> bool:
+        """Tell whether steps are in flight in other branches than the one that asks."""
+        mine = {(name, key) for ledger, name, key in _around.get() if ledger == id(self)}
+        with self._lock:
+            return bool(self._in_flight - mine)
 
     async def _do(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from outlive.backend import ThreadKey
 from outlive.errors import BadArgument
 from outlive.runs.lease import RunInfo
 from outlive.runs.lock import AsyncLock
+from outlive.runs.waiting import MISSING
 from outlive.runtime.runtime import run_now
 from outlive.runtime.wrong_mode import SyncContext
 from outlive.sync.thread import Thread
@@ -60,7 +62,7 @@ class Run(SyncContext):
 
     @property
     def status(self) -> str:
-        """The status: "running", "released", "completed", "failed", "cancelled" or "parked"."""
+        """The status: "running", "waiting", "released", "completed", "failed", "cancelled" or "parked"."""
         return self._run.status
 
     @property
@@ -152,12 +154,90 @@ class Run(SyncContext):
 
         return decorate
 
+    @overload
+    def ask(
+        self, name: str, payload: Any = None, *, schema: type[T], timeout_s: float | None = None
+    ) -> T: ...
+    @overload
+    def ask(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        schema: Any = None,
+        timeout_s: float | None = None,
+        default: Any = MISSING,
+    ) -> Any: ...
+    def ask(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        schema: Any = None,
+        timeout_s: float | None = None,
+        default: Any = MISSING,
+    ) -> Any:
+        """Ask a person or another program, and return the answer: `ok = run.ask("refund?", {"eur": 40})`.
+
+        Without an answer the run waits, for days if need be: it gives up its process and its place, and the block
+        ends here without an error, with `run.status == "waiting"`. `store.answer(run.id, name, value)` makes it
+        claimable; the process that resumes it gets the answer from the same call.
+
+        name:       unique in the run; the same question asked again has the same answer
+        payload:    what is asked, for `store.questions()`
+        schema:     what an answer must look like: a JSON Schema, a pydantic model, a dataclass or a type such as
+                    `bool`; of a model or dataclass an instance is returned
+        timeout_s:  how long to wait at most; then `default` is returned, or Unanswered is raised
+
+        Raises QuestionChanged if the run asked something else under this name.
+        """
+        return run_now(self._run.ask(name, payload, schema=schema, timeout_s=timeout_s, default=default))
+
+    def ask_all(
+        self, questions: Mapping[str, Any], *, timeout_s: float | None = None, default: Any = MISSING
+    ) -> dict[str, Any]:
+        """Ask several questions at once and return all answers by name; the run waits until it has all of them.
+
+        `questions` maps names to payloads, or to `outlive.Question(payload, schema)`. After `timeout_s`, missing
+        answers are `default`, or Unanswered is raised.
+        """
+        return run_now(self._run.ask_all(questions, timeout_s=timeout_s, default=default))
+
+    def ask_any(
+        self, questions: Mapping[str, Any], *, timeout_s: float | None = None, default: Any = MISSING
+    ) -> tuple[str | None, Any]:
+        """Ask several questions at once and return the name and the value of the first answer.
+
+        The other questions are withdrawn. After `timeout_s` it returns `(None, default)`, or raises Unanswered.
+        """
+        return run_now(self._run.ask_any(questions, timeout_s=timeout_s, default=default))
+
+    def wait(self, name: str, *, timeout_s: float | None = None, default: Any = MISSING) -> Any:
+        """Wait for an event and return its value: whatever `store.answer(run.id, name, value)` brings, or brought before.
+
+        Like `ask`, without a question: `store.questions()` does not list it.
+        """
+        return run_now(self._run.wait(name, timeout_s=timeout_s, default=default))
+
+    def sleep(
+        self, seconds: float | None = None, *, until: dt.datetime | None = None, key: str | None = None
+    ) -> None:
+        """Sleep for some seconds, or until a moment by the clock of the store, across restarts and deployments.
+
+        A sleep of at most 5 seconds keeps the process; after a crash only the rest of it is slept. For a longer one
+        the run waits, as in `ask`, until a worker or `recover` finds its timer due. `key` tells sleeps of parallel
+        branches apart.
+        """
+        run_now(self._run.sleep(seconds, until=until, key=key))
+
     def complete(self, result: Any = None) -> None:
         """End the run with a result, which is stored. Raises Unencodable or DelayedSaveFailed, and then the run has not ended."""
         run_now(self._run.complete(result))
 
     def fail(self, error: BaseException | str) -> None:
         """End the run because of an error. What it saved is kept, and `store.retry` continues from it.
+
+        A run with `backoff_s` waits instead, and is tried again, until it is parked after `max_attempts` failures.
 
         Raises DelayedSaveFailed when saves with durability="async" were lost. The run has ended nevertheless;
         `cancel` and `release` do the same.
@@ -178,8 +258,8 @@ class Run(SyncContext):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        run_now(self._run.__aexit__(kind, error, trace))
+    ) -> bool:
+        return run_now(self._run.__aexit__(kind, error, trace))
 
 
 class Lock(SyncContext):

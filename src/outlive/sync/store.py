@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
+    from outlive.runs.questions import QuestionInfo
     from outlive.runs.recovery import Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
@@ -90,6 +91,9 @@ class Store(SyncContext):
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
+                       (default: None, a failure ends the run and a crash is recovered at once)
+        priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -121,6 +125,8 @@ class Store(SyncContext):
     def steps(self, run_id: str, *, thread: str | None = None) -> list[StepInfo]:
         """Return the stored steps of a run, in the order in which they began; the run may be alive elsewhere.
 
+        Questions, events and sleeps are among them; `kind` tells what each is.
+
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
         return run_now(self._store.steps(run_id, thread=thread))
@@ -132,9 +138,49 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None) -> Run:
-        """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`."""
-        return Run(run_now(self._store.retry(run_id, thread=thread)))
+    def retry(self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None) -> Run:
+        """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
+
+        With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
+        "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        """
+        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before)))
+
+    def answer(
+        self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None
+    ) -> QuestionInfo:
+        """Answer a question of a run, or send it an event: `store.answer(run_id, "refund?", True, by="support")`.
+
+        The first answer counts. It is stored, and a run that waits for it can be claimed by any worker, in one
+        commit. No code or type of the agent is needed. An answer that comes before its question is kept for it.
+
+        Raises AlreadyAnswered, which tells who answered and when; AnswerRefused if the value does not fit the
+        schema of the question; QuestionClosed if it has expired or was withdrawn; RunEnded, RunMissing and
+        AmbiguousRun.
+        """
+        return run_now(self._store.answer(run_id, name, value, by=by, thread=thread))
+
+    def questions(
+        self,
+        *,
+        status: str | None = "open",
+        agent: str | None = None,
+        older_than_s: float | None = None,
+        thread: str | None = None,
+        events: bool = False,
+    ) -> Iterator[QuestionInfo]:
+        """Iterate over the questions of all runs of this tenant: `for question in store.questions()`.
+
+        status:        "open", "answered", "expired", "withdrawn", or None for all
+        agent:         of runs of this agent only
+        older_than_s:  asked at least that long ago
+        events:        also what `run.wait` waits for
+        """
+        return each(
+            self._store.questions(
+                status=status, agent=agent, older_than_s=older_than_s, thread=thread, events=events
+            )
+        )
 
     def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """Set a run aside, wherever it is: nothing recovers it until `retry`. A live run is refused at its next write.

@@ -209,6 +209,12 @@ class Trial:
             await store.close()
         return await self.store(tenant=store._settings.tenant)
 
+    def handler(self, body: Callable[[Any], Coroutine[Any, Any, Any]]) -> Callable[[Any], Any]:
+        """Return a handler of `recover` that awaits the methods of its run, sync or async."""
+        if isinstance(self.driver, SyncDriver):
+            return lambda run: run_now(body(_Awaited(run)))
+        return body
+
     async def together(self, *works: Work) -> list[Any]:
         """Run all of them at once; return results and exceptions in order."""
         return await self.driver.together(works)
@@ -230,6 +236,13 @@ class _Awaited:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    async def __aenter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> Any:
+        return self._inner.__exit__(*error)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # internals that a test looks at are the same sync and async
             return getattr(_wrapped(self._inner), name)
@@ -238,7 +251,7 @@ class _Awaited:
             return member
         if name in ("thread", "run", "lock"):
             return lambda *args, **options: _Awaited(member(*args, **options))
-        if name in ("history", "threads", "runs", "recoverable"):
+        if name in ("history", "threads", "runs", "recoverable", "questions"):
             return lambda **options: _each(member(**options))
         if name == "step":
             return lambda *args, **options: _step(member, *args, **options)

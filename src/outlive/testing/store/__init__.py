@@ -15,7 +15,9 @@ from outlive.testing.store.races import RaceContract
 from outlive.testing.store.runs import RunContract
 from outlive.testing.store.saving import SavingContract
 from outlive.testing.store.sharing import SharingContract
+from outlive.testing.store.timers import TimerContract
 from outlive.testing.store.typed import TypedContract
+from outlive.testing.store.waiting import WaitingContract
 
 
 class StoreContract(
@@ -35,6 +37,8 @@ class StoreContract(
     DelayedContract,
     ArgumentContract,
     RunContract,
+    WaitingContract,
+    TimerContract,
 ):
     """What a thread and a store do, each a test."""
 

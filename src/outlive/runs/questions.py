@@ -1,0 +1,189 @@
+"""Questions seen from outside their run: listing and answering them.
+
+No process of the agent is needed for it, and none of its types: what the codec cannot build stays
+packed. `wait_entry.py` tells why an answer is never lost.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outlive.arguments import check_choice
+from outlive.backend import Commit, EntryQuery, EntryRecord, ThreadKey, entry_pages
+from outlive.backend.entries import WAIT
+from outlive.errors import (
+    AlreadyAnswered,
+    AnswerRefused,
+    EntryHeld,
+    KeyMissing,
+    OutliveError,
+    QuestionClosed,
+    RunBusy,
+    RunEnded,
+    RunMissing,
+)
+from outlive.format.codec import Codec
+from outlive.runs import timers, wakes
+from outlive.runs.answer_schema import Mismatch, check, plain
+from outlive.runs.lease import UNFINISHED
+from outlive.runs.steps import StepInfo
+from outlive.runs.store_clock import store_now
+from outlive.runs.wait_entry import (
+    ANSWERED,
+    EVENT,
+    EXPIRED,
+    OPEN,
+    QUESTION,
+    SLEEP,
+    STATUSES,
+    WITHDRAWN,
+    Wait,
+    check_name,
+    put,
+    read_run,
+    read_waits,
+    unpack_wait,
+)
+from outlive.threads.engine import Engine
+from outlive.values import moment
+
+_TRIES = 20
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionInfo:
+    """A question of a run, or an event that it waits for, and the answer if there is one."""
+
+    run: str
+    thread: str
+    name: str
+    type: str  # "question" or "event"
+    status: str  # "open", "answered", "expired" or "withdrawn"
+    payload: Any = None
+    schema: Mapping[str, Any] | None = None  # a JSON Schema
+    agent: str | None = None
+    asked_at: dt.datetime | None = None
+    due_at: dt.datetime | None = None
+    value: Any = None
+    by: str | None = None
+    answered_at: dt.datetime | None = None
+
+
+def info_of(key: ThreadKey, run_id: str, wait: Wait) -> QuestionInfo:
+    """Return what the API tells of a wait."""
+    return QuestionInfo(
+        run_id, key.id, wait.name, wait.type or "event", wait.status, wait.payload, wait.schema, wait.agent,
+        _moment(wait.asked_at), _moment(wait.due_at), wait.value, wait.by, _moment(wait.answered_at),
+    )  # fmt: skip
+
+
+def _moment(at: int) -> dt.datetime | None:
+    return moment(at) if at else None
+
+
+def check_status(status: object) -> str | None:
+    """Return the status of questions to list, or None for all."""
+    return None if status is None else check_choice("status", status, STATUSES)
+
+
+_KINDS = {QUESTION: "ask", EVENT: "wait", SLEEP: "sleep", "": "wait"}
+_STEP_STATUS = {OPEN: "started", ANSWERED: "done", EXPIRED: "done", WITHDRAWN: "raised"}
+
+
+async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[int, StepInfo]]:
+    """Return what a run asked and slept as steps, with their positions."""
+    now = engine.runtime.now()
+    steps: list[tuple[int, StepInfo]] = []
+    for wait in (await read_waits(engine, key, run_id)).values():
+        is_over = wait.type == SLEEP and wait.due_at <= now
+        status = "done" if is_over else _STEP_STATUS[wait.status]
+        error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
+        kind = _KINDS.get(wait.type, "wait")
+        step = StepInfo(wait.name, "", status, wait.digest or None, wait.value, error, kind)
+        steps.append((wait.order, step))
+    return steps
+
+
+async def find_questions(
+    engine: Engine, tenant: str, *, status: str | None, thread: ThreadKey | None, events: bool
+) -> AsyncIterator[QuestionInfo]:
+    """Iterate over questions by run and name: one indexed query for all threads."""
+    statuses = None if status is None else [status]
+    query = EntryQuery(tenant, WAIT, thread=thread, statuses=statuses, limit=_PAGE)
+    async for page in entry_pages(engine.backend, query):
+        for key, entry in page:
+            wait = _readable(engine.codec, key, entry)
+            if wait.type == QUESTION or (events and wait.type != SLEEP):
+                yield info_of(key, entry.key.rsplit("\n", 1)[0], wait)
+
+
+def _readable(codec: Codec, key: ThreadKey, entry: EntryRecord) -> Wait:
+    """Return a wait; values of types that this process does not know stay packed."""
+    try:
+        return unpack_wait(codec, key.id, entry)
+    except KeyMissing:
+        raise
+    except OutliveError:
+        return unpack_wait(codec, key.id, entry, opaque=True)
+
+
+async def answer(
+    engine: Engine, key: ThreadKey, run_id: str, name: str, value: Any, by: str | None
+) -> QuestionInfo:
+    """Store an answer and wake the run that waits for it, in one commit."""
+    check_name(name)
+    token = os.urandom(8)
+    for _ in range(_TRIES):
+        run, waits = await read_run(engine, key, run_id)
+        if run is None:
+            raise RunMissing(run_id)
+        wait = waits.get(name, Wait(name))
+        if wait.token == token:
+            return info_of(key, run_id, wait)  # stored by a try of this call whose reply was lost
+        _check_open(run, wait)
+        now = await store_now(engine)
+        answered = replace(wait, status=ANSWERED, by=by, answered_at=now, token=token)
+        waits[name] = answered = replace(answered, value=_checked(run_id, wait, value))
+        entries = [put(engine.codec, run_id, answered)]
+        if wait.due_at:
+            entries.append(timers.timer_removed(wait.due_at, run_id, name))
+        entries += wakes.wake(engine.codec, key, run, waits, name, now)
+        try:
+            # A crash before this commit leaves an open question; a crash after it, a run that any
+            # process can claim.
+            await engine.commit(Commit(key, entries=tuple(entries)))
+        except EntryHeld:
+            continue  # another answer, or the run itself, was faster: look again
+        return info_of(key, run_id, answered)
+    raise RunBusy(run_id, None)
+
+
+def _check_open(run: EntryRecord, wait: Wait) -> None:
+    if wait.status == ANSWERED:
+        raise AlreadyAnswered(run.key, wait.name, wait.by, _moment(wait.answered_at))
+    if run.status not in UNFINISHED:
+        raise RunEnded(run.key, run.status)
+    if wait.type == SLEEP:
+        raise AnswerRefused(run.key, wait.name, "answer", "it is a sleep, which no answer ends")
+    if wait.status != OPEN:
+        raise QuestionClosed(run.key, wait.name, wait.status)
+
+
+def _checked(run_id: str, wait: Wait, value: Any) -> Any:
+    """Return the answer as it is stored. Raises AnswerRefused."""
+    if wait.schema is None:
+        return value
+    value = plain(value)
+    try:
+        check(wait.schema, value)
+    except Mismatch as error:
+        raise AnswerRefused(run_id, wait.name, error.path, error.reason) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"the schema of the question is not a JSON Schema ({error})"
+        raise AnswerRefused(run_id, wait.name, "schema", reason) from error
+    return value

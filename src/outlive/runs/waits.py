@@ -1,0 +1,455 @@
+"""Waiting inside a run: questions, events and sleeps that outlive the process.
+
+The first call stores what is asked, sets the run "waiting" and frees its place, in one commit
+(`wait_entry.py` tells why that loses no answer). Then it raises RunSuspended, which leaves the block
+of the run. From then on no process and no lease belongs to the run. An answer, or a timer, makes it
+claimable. The process that claims it calls the same code again: the steps return what is stored, and
+so does this call. That is not another attempt.
+
+Branches of a run, tasks or threads, wait for each other. While steps of other branches are in
+flight, the question is stored at once, but the run waits only when they are done. A branch that asks
+after the run has been suspended adds its question to it. The run can continue as soon as one branch
+can.
+
+A short sleep is not worth giving up the process: below `LIVE_SLEEP_S` it sleeps here. The moment at
+which it ends is stored first, so that after a crash only the rest of it is slept.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from outlive.arguments import check_seconds
+from outlive.backend import EntryRecord, Receipt, ThreadKey
+from outlive.backend.entries import TIMER, WAIT
+from outlive.errors import BadArgument, EntryHeld, QuestionChanged, RunSuspended, StoreBusy, Unanswered
+from outlive.runs import timers
+from outlive.runs.answer_schema import Mismatch, check, plain, revive, schema_of
+from outlive.runs.lease import RunInfo
+from outlive.runs.store_clock import store_now
+from outlive.runs.wait_entry import (
+    ANSWERED,
+    EVENT,
+    EXPIRED,
+    OPEN,
+    QUESTION,
+    SLEEP,
+    WITHDRAWN,
+    Wait,
+    check_name,
+    digest_of,
+    next_rank,
+    put,
+    read_waits,
+    withdrawn,
+)
+from outlive.runs.waiting import MISSING, Group, Mode, Waiting
+from outlive.threads.engine import Engine
+from outlive.values import micros, moment
+
+LIVE_SLEEP_S = 5.0  # a sleep of at most this is slept by the process itself
+_QUIET_S = 0.05  # without a step of another branch, until the run is suspended
+_GRACE_S = 0.01  # for other branches that are about to begin, before the run is suspended
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question of `run.ask_all` or `run.ask_any`: what is asked, and what an answer looks like."""
+
+    payload: Any = None
+    schema: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a call waits for."""
+
+    name: str
+    type: str
+    payload: Any
+    schema: Any  # as the caller gave it
+    json_schema: dict[str, Any] | None
+    digest: bytes
+
+
+class Branches(Protocol):
+    """What the ledger of the run knows of its other branches."""
+
+    def number(self, name: str, key: str) -> int: ...
+    def count(self, name: str) -> int: ...
+    def is_busy_elsewhere(self) -> bool: ...
+
+
+class Suspendable(Protocol):
+    """The run that waits."""
+
+    info: RunInfo
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def _key(self) -> ThreadKey: ...
+    @property
+    def _engine(self) -> Engine: ...
+    @property
+    def _rank(self) -> tuple[int, int]: ...
+    @property
+    def _branches(self) -> Branches: ...
+    @property
+    def _is_suspended(self) -> bool: ...
+    def _check_live(self) -> None: ...
+    async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
+    async def _suspend(self, waiting: Waiting, entries: Sequence[EntryRecord]) -> None: ...
+    async def _suspend_also(
+        self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int
+    ) -> bool: ...
+
+
+class Waits:
+    """The questions, events and sleeps of one run."""
+
+    def __init__(self, run: Suspendable) -> None:
+        self._run = run
+        self._known: dict[str, Wait] = {}
+
+    async def read(self) -> None:
+        """Read what earlier attempts asked, and the answers."""
+        self._known = await read_waits(self._run._engine, self._run._key, self._run.id)
+
+    @property
+    def last_order(self) -> int:
+        """The position of the last wait among the steps of the run."""
+        return max((wait.order for wait in self._known.values()), default=0)
+
+    # What the run calls
+
+    async def ask(
+        self,
+        name: str,
+        payload: Any,
+        schema: Any,
+        timeout_s: float | None,
+        default: Any,
+        type: str = QUESTION,
+    ) -> Any:
+        """Return the answer to one question, or to one event."""
+        asked = self._asked(name, type, payload, schema)
+        waits = await self._settled([asked], "all", timeout_s)
+        return self._value(asked, waits[name], default)
+
+    async def wait(self, name: str, timeout_s: float | None, default: Any) -> Any:
+        """Return what an event brought."""
+        return await self.ask(name, None, None, timeout_s, default, EVENT)
+
+    async def ask_all(
+        self, questions: Mapping[str, Any], timeout_s: float | None, default: Any
+    ) -> dict[str, Any]:
+        """Return the answers to all questions."""
+        asked = self._questions(questions)
+        waits = await self._settled(asked, "all", timeout_s)
+        missed = [name for name, wait in waits.items() if wait.status != ANSWERED]
+        if missed and default is MISSING:
+            raise Unanswered(self._run.id, missed)
+        return {each.name: self._value(each, waits[each.name], default) for each in asked}
+
+    async def ask_any(
+        self, questions: Mapping[str, Any], timeout_s: float | None, default: Any
+    ) -> tuple[str | None, Any]:
+        """Return the name and the value of the first answer, and withdraw the other questions."""
+        asked = self._questions(questions)
+        waits = await self._settled(asked, "any", timeout_s)
+        # Withdraw before choosing: from then on nothing changes, and every attempt chooses the same.
+        while still_open := [wait for wait in waits.values() if wait.status == OPEN]:
+            await self._withdraw(still_open)
+            waits = {name: self._known.get(name, wait) for name, wait in waits.items()}
+        answered = [each for each in asked if waits[each.name].status == ANSWERED]
+        if not answered:
+            if default is MISSING:
+                raise Unanswered(self._run.id, waits)
+            return None, default
+        first = min(answered, key=lambda each: (waits[each.name].answered_at, each.name))
+        return first.name, self._value(first, waits[first.name], default)
+
+    async def sleep(self, seconds: float | None, until: dt.datetime | None, key: str | None) -> None:
+        """Return when a moment has come."""
+        if (seconds is None) == (until is None):
+            raise BadArgument("sleep takes either seconds or until=, a datetime with a time zone")
+        name = check_name(f"sleep#{self._run._branches.count('sleep')}" if key is None else f"sleep={key}")
+        engine = self._run._engine
+        self._run._check_live()
+        known = self._known.get(name)
+        if known is not None and known.status == EXPIRED:
+            return
+        now = await store_now(engine)
+        due = known.due_at if known is not None and known.status == OPEN else 0
+        if not due:
+            due = (
+                micros(until) if until is not None else now + int(check_seconds("seconds", seconds, 0) * 1e6)
+            )
+        asked = _Asked(name, SLEEP, None, None, None, b"")
+        if due - now <= LIVE_SLEEP_S * 1e6:
+            await self._sleep_here(asked, due, now)
+        else:
+            await self._settled([asked], "all", None, due)
+
+    async def _sleep_here(self, asked: _Asked, due: int, now: int) -> None:
+        wait = self._known.get(asked.name)
+        if wait is None or wait.status == WITHDRAWN:
+            wait = self._opened(asked, Group((asked.name,)), due, now)
+            entry = self._entry(wait)
+            await self._run._write_entries(entry)
+            wait = replace(wait, entry=replace(entry, expect=None))
+        if due > now:
+            await self._run._engine.runtime.bell().wait((due - now) / 1e6)
+        self._known[asked.name] = replace(wait, status=EXPIRED)  # nothing is left to withdraw
+
+    # Checks
+
+    def _questions(self, questions: object) -> list[_Asked]:
+        if not isinstance(questions, Mapping) or not questions:
+            raise BadArgument(
+                f"questions must be a dict of name → payload or outlive.Question, not {questions!r:.100}"
+            )
+        return [
+            self._asked(name, QUESTION, given.payload, given.schema)
+            if isinstance(given, Question)
+            else self._asked(name, QUESTION, given, None)
+            for name, given in questions.items()
+        ]
+
+    def _asked(self, name: str, type: str, payload: Any, schema: Any) -> _Asked:
+        check_name(name)
+        if name.startswith(("sleep#", "sleep=")):
+            raise BadArgument(f"names that begin with 'sleep#' or 'sleep=' are those of sleeps, not {name!r}")
+        json_schema = schema_of(schema)
+        digest = digest_of(self._run._engine.codec, name, type, payload, json_schema)
+        return _Asked(name, type, payload, schema, json_schema, digest)
+
+    def _value(self, asked: _Asked, wait: Wait, default: Any) -> Any:
+        if wait.status == ANSWERED:
+            return revive(asked.schema, wait.value)
+        if default is MISSING:
+            raise Unanswered(self._run.id, [asked.name])
+        return default
+
+    def _check_same(self, asked: Sequence[_Asked]) -> None:
+        for each in asked:
+            known = self._known.get(each.name)
+            if known is None or known.digest is None or known.status == WITHDRAWN:
+                continue
+            if known.digest != each.digest:
+                raise QuestionChanged(self._run.id, each.name)
+
+    # Waiting
+
+    async def _settled(
+        self, asked: Sequence[_Asked], mode: Mode, timeout_s: float | None, due: int = 0
+    ) -> dict[str, Wait]:
+        """Return what is waited for once it is settled; until then suspend the run."""
+        timeout_s = None if timeout_s is None else check_seconds("timeout_s", timeout_s)
+        run, group = self._run, Group(tuple(each.name for each in asked), mode)
+        is_quiet = False
+        for _ in range(_TRIES):
+            # 1. What is known: answers that this attempt read at its start, or a moment ago.
+            if not run._is_suspended:
+                run._check_live()
+            self._check_same(asked)
+            await self._expire(group)
+            now = await store_now(run._engine)
+            deadline = due or (0 if timeout_s is None else now + int(timeout_s * 1e6))
+            entries = self._entries(asked, group, deadline, now)
+            is_met = self._is_met(asked, group)
+            try:
+                # 2. The run is suspended by another branch: its record gets this group too.
+                if run._is_suspended:
+                    waiting = None if is_met else _waiting([group], entries, now)
+                    if await run._suspend_also(waiting, entries, now):
+                        break
+                    continue
+                # 3. All that is needed is there. (An early answer is bound to its question.)
+                if is_met:
+                    await self._bind(asked, group)
+                    return {
+                        name: self._known.get(name) or Wait(name, status=WITHDRAWN) for name in group.names
+                    }
+                # 4. Other branches are at work: store the question, and wait for them.
+                if not is_quiet and await self._is_busy(_GRACE_S):
+                    await run._write_entries(*entries)
+                    await self._others()
+                    await self.read()
+                    is_quiet = True
+                    continue
+                # 5. Nothing is left to do: park, with all that other branches wait for. A crash
+                #    before this commit leaves a run that died and asks again; a crash after it
+                #    leaves one that waits.
+                groups, others = self._others_waiting(group, now)
+                await run._suspend(_waiting([group, *groups], [*entries, *others], now), [*entries, *others])
+                break
+            except EntryHeld as error:
+                if error.kind != WAIT:
+                    raise
+                is_quiet = False
+                await self.read()  # it was answered, or expired, in between: look again
+            except RunSuspended:
+                pass  # by another branch, in between: join it
+        else:
+            raise StoreBusy(f"the questions of run {run.id!r} were changed at each attempt to ask; try again")
+        raise RunSuspended(run.id, group.names)
+
+    def _is_met(self, asked: Sequence[_Asked], group: Group) -> bool:
+        answered = [each.name for each in asked if self._has_answer(each)]
+        expired = [each.name for each in asked if self._status(each.name) == EXPIRED]
+        return group.is_met(answered, expired)
+
+    def _status(self, name: str) -> str | None:
+        known = self._known.get(name)
+        return None if known is None else known.status
+
+    def _has_answer(self, asked: _Asked) -> bool:
+        """Tell whether there is an answer that fits: one that came early was not checked."""
+        known = self._known.get(asked.name)
+        if known is None or known.status != ANSWERED:
+            return False
+        if known.digest is None and asked.json_schema is not None:
+            try:
+                check(asked.json_schema, plain(known.value))
+            except Mismatch:
+                return False
+        return True
+
+    async def _expire(self, group: Group) -> None:
+        """Settle what is due, as a timer would: nobody may have fired it yet."""
+        run = self._run
+        due = [self._known[name] for name in group.names if self._status(name) == OPEN]
+        due = [wait for wait in due if wait.due_at]
+        if not due:
+            return
+        now = await store_now(run._engine)
+        is_changed = False
+        for wait in due:
+            if wait.due_at <= now:
+                await timers.fire_at(run._engine, run._key, wait.due_at, run.id, wait.name)
+                is_changed = True
+        if is_changed:
+            await self.read()
+
+    async def _others(self) -> None:
+        """Return when no step of another branch has been in flight for a moment."""
+        runtime, branches = self._run._engine.runtime, self._run._branches
+        while True:
+            while branches.is_busy_elsewhere():
+                await runtime.bell().wait(_QUIET_S)
+            await runtime.bell().wait(_QUIET_S)  # a branch may be about to take its next step
+            if not branches.is_busy_elsewhere():
+                return
+
+    async def _is_busy(self, grace_s: float) -> bool:
+        """Tell whether steps of other branches are in flight, or begin in a moment."""
+        await self._run._engine.runtime.bell().wait(grace_s)
+        return self._run._branches.is_busy_elsewhere()
+
+    def _others_waiting(self, group: Group, now: int) -> tuple[list[Group], list[EntryRecord]]:
+        """Return what else the run waits for: branches that asked before, in this attempt or an earlier one.
+
+        They may not have come to ask again yet. An answer to them must wake the run all the same.
+        """
+        waits = [
+            wait
+            for wait in self._known.values()
+            if wait.status == OPEN
+            and wait.name not in group.names
+            and (wait.type != SLEEP or wait.due_at > now)
+        ]
+        groups = dict.fromkeys(Group(wait.group, wait.mode) for wait in waits)
+        return list(groups), [entry for wait in waits for entry in self._asking(wait)]
+
+    # Entries
+
+    def _entries(self, asked: Sequence[_Asked], group: Group, due: int, now: int) -> list[EntryRecord]:
+        """Return the entries that ask: each open wait, new or again, with its timer."""
+        entries: list[EntryRecord] = []
+        for each in asked:
+            known = self._known.get(each.name)
+            if known is not None and (known.status == EXPIRED or self._has_answer(each)):
+                continue
+            is_open = known is not None and known.status == OPEN
+            wait = known if is_open and known is not None else self._opened(each, group, due, now)
+            entries += self._asking(replace(wait, group=group.names, mode=group.mode))
+        return entries
+
+    def _asking(self, wait: Wait) -> list[EntryRecord]:
+        """Return the entries of an open wait: its own, and its timer."""
+        entry, (epoch, fence) = self._entry(wait), self._run._rank
+        rings = [timers.timer(wait.due_at, self._run.id, wait.name, epoch, fence)] if wait.due_at else []
+        return [entry, *rings]
+
+    def _opened(self, asked: _Asked, group: Group, due: int, now: int) -> Wait:
+        run, known = self._run, self._known.get(asked.name)
+        return Wait(
+            asked.name,
+            asked.type,
+            OPEN,
+            asked.payload,
+            asked.json_schema,
+            asked.digest,
+            agent=run.info.agent,
+            asked_at=now,
+            due_at=due,
+            attempt=run.info.attempt,
+            order=run._branches.number(asked.name, f"?{asked.type}"),
+            group=group.names,
+            mode=group.mode,
+            entry=None if known is None else known.entry,
+        )
+
+    def _entry(self, wait: Wait) -> EntryRecord:
+        rank = next_rank(wait, *self._run._rank)
+        return put(self._run._engine.codec, self._run.id, wait, rank)
+
+    async def _bind(self, asked: Sequence[_Asked], group: Group) -> None:
+        """Note what an answer that came early has answered: it answers nothing else."""
+        entries: list[EntryRecord] = []
+        for each in asked:
+            known = self._known.get(each.name)
+            if known is None or known.status != ANSWERED or known.digest is not None:
+                continue
+            bound = replace(
+                self._opened(each, group, 0, known.answered_at), status=ANSWERED, value=known.value, by=known.by,
+                answered_at=known.answered_at, token=known.token,
+            )  # fmt: skip
+            if each.json_schema is not None:
+                bound = replace(bound, value=plain(known.value))
+            entry = self._entry(bound)
+            entries.append(entry)
+            self._known[each.name] = replace(bound, entry=replace(entry, expect=None))
+        if entries:
+            await self._run._write_entries(*entries)
+
+    async def _withdraw(self, waits: Sequence[Wait]) -> None:
+        if not waits:
+            return
+        try:
+            await self._run._write_entries(*self._withdrawals(waits))
+        except EntryHeld as error:
+            if error.kind != WAIT:
+                raise
+        await self.read()  # an answer that came too late for `ask_any` stays
+
+    def withdrawals(self) -> list[EntryRecord]:
+        """Return the entries that withdraw all open questions, for the commit that ends the run."""
+        return self._withdrawals([wait for wait in self._known.values() if wait.status == OPEN])
+
+    def _withdrawals(self, waits: Sequence[Wait]) -> list[EntryRecord]:
+        entries = [self._entry(withdrawn(wait)) for wait in waits]
+        gone = [timers.timer_removed(wait.due_at, self._run.id, wait.name) for wait in waits if wait.due_at]
+        return [*entries, *gone]
+
+
+def _waiting(groups: Sequence[Group], entries: Sequence[EntryRecord], now: int) -> Waiting:
+    """Return why a run waits, from the groups and the entries of the commit that parks it."""
+    due = [moment(entry.until) for entry in entries if entry.kind == TIMER]
+    return Waiting("answers", moment(now), min(due, default=None), tuple(groups))

@@ -1,0 +1,66 @@
+"""Waking a run that waits: the entries that make it claimable, for the commit that settles a wait.
+
+The codec leaves the values of the run packed, so that a process without the agent's types can wake
+it. Its body is not written again: the record keeps why it waited, and the process that claims it
+knows by that that it is not another attempt.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+
+from outlive.backend import NEXT, EntryRecord, ThreadKey
+from outlive.errors import well_formed
+from outlive.format.codec import Codec
+from outlive.runs import tickets
+from outlive.runs.lease import RUN, WAITING
+from outlive.runs.wait_entry import ANSWERED, EXPIRED, Wait
+from outlive.runs.waiting import Waiting
+from outlive.values import moment
+
+
+def wake(
+    codec: Codec, key: ThreadKey, run: EntryRecord, waits: Mapping[str, Wait], name: str, now: int
+) -> list[EntryRecord]:
+    """Return what the settled wait `name` changes of its run: nothing, its rank, or its status."""
+    parked = _parked(codec, key, run)
+    if parked is None or name not in parked.waiting.names:
+        return []
+    answered = [wait.name for wait in waits.values() if wait.status == ANSWERED]
+    expired = [wait.name for wait in waits.values() if wait.status == EXPIRED]
+    if any(group.is_met(answered, expired) for group in parked.waiting.groups):
+        return parked.release(now)
+    return [EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)]
+
+
+def wake_at(codec: Codec, key: ThreadKey, run: EntryRecord, due: int, now: int) -> list[EntryRecord]:
+    """Return the entries that wake a run that waits for this moment, and for nothing else."""
+    parked = _parked(codec, key, run)
+    if parked is None or parked.waiting.is_pause or parked.waiting.until != moment(due):
+        return []
+    return parked.release(now)
+
+
+class _Parked:
+    def __init__(self, run: EntryRecord, waiting: Waiting, agent: str | None, priority: int) -> None:
+        self._run = run
+        self._agent = agent
+        self._priority = priority
+        self.waiting = waiting
+
+    def release(self, now: int) -> list[EntryRecord]:
+        run = self._run
+        entry = EntryRecord(RUN, run.key, None, epoch=run.epoch, fence=NEXT, expect=run.rank)
+        return list(tickets.released(entry, self._agent, self._priority, now))
+
+
+def _parked(codec: Codec, key: ThreadKey, run: EntryRecord) -> _Parked | None:
+    if run.status != WAITING:
+        return None
+    with well_formed(f"run {run.key!r}", key.id):
+        fields = codec.unpack(run.body or b"", opaque=True)
+        waiting = Waiting.unpack(fields["waits"])
+        if not isinstance(waiting.since, dt.datetime):
+            raise TypeError("a moment must be a datetime")
+        return _Parked(run, waiting, fields["agent"], fields["priority"])
