@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import DeletionCount as DeletionCount
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
+    from outlive.runs.attempts import Attempt as Attempt
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
     from outlive.runs.recovery import FailedRun as FailedRun
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from outlive.runs.response_values import WriteProposal as WriteProposal
     from outlive.runs.responses import AsyncResponses as AsyncResponses
     from outlive.runs.run import AsyncRun as AsyncRun
-    from outlive.runs.steps import StepInfo as StepInfo
+    from outlive.runs.step_record import FailedTry as FailedTry
+    from outlive.runs.step_record import StepInfo as StepInfo
     from outlive.runs.worker import AsyncWorker as AsyncWorker
     from outlive.single_file import CheckpointFile as CheckpointFile
     from outlive.single_file import checkpoint_file as checkpoint_file
@@ -81,13 +83,14 @@ _MODULES = {
     "layers.encryption.rotation": "Rotated",
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
+    "runs.attempts": "Attempt",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
     "runs.recovery": "FailedRun Recovered SkippedRun",
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
-    "runs.steps": "StepInfo",
+    "runs.step_record": "FailedTry StepInfo",
     "runs.worker": "AsyncWorker",
     "single_file": "CheckpointFile checkpoint_file",
     "store": "AsyncStore",
@@ -110,6 +113,7 @@ __all__ = [
     "AsyncStore",
     "AsyncThread",
     "AsyncWorker",
+    "Attempt",
     "CallerError",
     "Change",
     "Checkpoint",
@@ -120,6 +124,7 @@ __all__ = [
     "DeletionCount",
     "Event",
     "FailedRun",
+    "FailedTry",
     "FanOut",
     "HeadMoved",
     "Interrupt",

@@ -60,10 +60,11 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.retention.sweeper import Sweeper
+    from outlive.runs.attempts import Attempt
     from outlive.runs.recovery import Handler, Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
     from outlive.runs.worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
@@ -652,6 +653,15 @@ class AsyncStore(AsyncContext):
 
         key, _ = await self._the_run(run_id, thread)
         return [step for _, step in await read_steps(self._engine, key, run_id)]
+
+    async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
+        """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.
+
+        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id. Raises
+        RunMissing and AmbiguousRun.
+        """
+        stored = await self._the_run(run_id, thread)
+        return list(unpack_run(self._engine.codec, *stored).attempts)
 
     async def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.

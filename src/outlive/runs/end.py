@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from outlive.backend import NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, RunBusy, RunEnded
-from outlive.runs import lease
+from outlive.runs import attempts, lease
 from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, Lock, RunInfo
 from outlive.threads.engine import Engine
 
@@ -32,9 +32,10 @@ async def end_run(engine: Engine, key: ThreadKey, id: str, status: str) -> RunIn
 
 
 def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> EntryRecord:
-    run.status = status
+    now = dt.datetime.now(dt.UTC)
+    run.status, run.step, run.attempts = status, None, attempts.end(run.attempts, status, now)
     if status == CANCELLED:
-        run.ended_at = dt.datetime.now(dt.UTC)
+        run.ended_at = now
     body = lease.pack_run(engine, run)
     return EntryRecord(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
 

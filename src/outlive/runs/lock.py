@@ -135,6 +135,9 @@ class AsyncLock(AsyncContext):
         )
         return Commit(self._key, entries=(renewed,), fence=self._token(entry))
 
+    def _renewed(self, is_stored: bool) -> None:
+        """Do nothing: a renewal of a lock has nothing else to store."""
+
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         self._held = None
         self._heart.discard(self)

@@ -34,6 +34,7 @@ from outlive.runs.lease import (
     RUNNING,
     STATUSES,
     RunInfo,
+    end_dead_attempt,
     pack_run,
     unpack_or_tell,
     unreadable,
@@ -229,6 +230,7 @@ class Recovery:
         """Park a run whose process died too often."""
         assert info._entry is not None
         info.failures = _failures(info)
+        end_dead_attempt(info)
         info.status = PARKED
         info.error = info.error or f"its process died {info.failures} times"
         entry = EntryRecord(

@@ -26,6 +26,10 @@ class LeaseHolder(Protocol):
         ...
 
     def _renewal(self) -> Commit: ...
+    def _renewed(self, is_stored: bool) -> None:
+        """Note whether the commit of the last `_renewal` was stored."""
+        ...
+
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
     def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
     async def _give_up(self) -> None: ...
@@ -76,9 +80,10 @@ class LeaseRenewer:
             return
         try:
             results = await self._engine.backend.commit_all(commits)
-        except OutliveError:
-            return
+        except OutliveError as error:
+            results = [error] * len(runs)
         for run, result in zip(runs, results, strict=True):
+            run._renewed(not isinstance(result, OutliveError))
             if isinstance(result, LeaseLost | EntryHeld) and not run._is_overtaken(result):
                 run._lose(result)
 

@@ -40,9 +40,10 @@ from outlive.errors import (
     RunNotStarted,
 )
 from outlive.events import CLAIM, END, LOSS, Event
-from outlive.runs import lease
+from outlive.runs import attempts, lease
 from outlive.runs.deferred_saves import Deferred, Kept
 from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
+from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
 from outlive.runs.steps import Ledger, StepOptions
@@ -94,6 +95,7 @@ class AsyncRun(AsyncContext):
         self._is_live = False
         self._is_lost = False
         self._thread_ident = engine.runtime.thread_ident()
+        self._progress = Progress()
         self._ledger = Ledger(self)
         self._responses = AsyncResponses(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
@@ -154,6 +156,7 @@ class AsyncRun(AsyncContext):
             return self
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
+        self._progress.stored(holding.revision, holding.body)
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -251,6 +254,7 @@ class AsyncRun(AsyncContext):
             kept = Kept.of(self._engine.codec, state, draft)
             if not is_named or draft.replace or not await self._is_taken(draft):
                 self._deferred.keep(kept, until_end=durability == "exit")
+                self._progress.moved()
                 return None
         return await self._store(state, draft)
 
@@ -266,14 +270,18 @@ class AsyncRun(AsyncContext):
         if self._fence:
             draft.fence = self._token()
         queued = await self.thread._home._delayed(self._key).save(state, draft)
+        self._progress.moved()
         self._deferred.stored()
         return queued
 
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
+        body = None
         if self._fence:
             draft.fence = self._token()
-            draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
+            body = lease.pack_run(self._engine, self.info)
+            draft.entries = self._renewals(body)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        self._progress.stored(self._revision, body)
         self._deferred.stored()
         return saved
 
@@ -364,7 +372,10 @@ class AsyncRun(AsyncContext):
         """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
         async with self._mutex:
             self._check_live()
-            ended_at = None if status == RELEASED else moment(self._engine.runtime.now())
+            now = moment(self._engine.runtime.now())
+            tried = attempts.end(self.info.attempts, status, now, changes.get("error"))
+            changes = {**changes, "attempts": tried, "step": None}
+            ended_at = None if status == RELEASED else now
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
@@ -419,11 +430,11 @@ class AsyncRun(AsyncContext):
             self.info.status = stored.status
             raise RunEnded(self.id, stored.status)
 
-    def _tell(self, name: str) -> None:
-        info = self.info
-        self._engine.watched.tell(
-            Event(name, info.thread, info.namespace, run=info.id, status=info.status, attempt=info.attempt)
-        )
+    def _tell(self, name: str, **details: Any) -> None:
+        if self._engine.watched.is_on:
+            info = self.info
+            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
+            self._engine.watched.tell(Event(name, info.thread, info.namespace, **fields))
 
     def _stop(self) -> None:
         self._is_live = False
@@ -510,10 +521,10 @@ class AsyncRun(AsyncContext):
         self._revision += 1
         return self._leases(body)
 
-    def _leases(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
+    def _leases(self, body: bytes | None = None, revision: int | None = None) -> tuple[EntryRecord, ...]:
         run = EntryRecord(
-            RUN, self.id, body, RUNNING,
-            epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
+            RUN, self.id, body, RUNNING, epoch=self._epoch, fence=self._fence,
+            revision=self._revision if revision is None else revision, lease_s=self.info.lease_s,
         )  # fmt: skip
         return (run, self._lock(None)) if self._has_place else (run,)
 
@@ -534,6 +545,10 @@ class AsyncRun(AsyncContext):
         if not self._fence:
             return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+
+    def _renewed(self, is_stored: bool) -> None:
+        if not is_stored:
+            self._progress.tell_again()
 
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         """Note that another process has taken this run or its place over."""
@@ -558,13 +573,20 @@ class AsyncRun(AsyncContext):
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
-        return await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        receipt = await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        self._progress.wrote(self._revision)
+        return receipt
 
     def _renewal(self) -> Commit:
-        """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
+        """Return the commit that renews the leases, with the progress if it has news. It is of no newer revision than the last write."""
         fence = self._token() if self._fence else None
+        revision = self._revision
+        body = self._progress.take_news(self._engine.codec, self.info, revision)
         return Commit(
-            self._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.info.lease_s / 3)
+            self._key,
+            entries=self._leases(body, revision),
+            fence=fence,
+            timeout_s=max(1.0, self.info.lease_s / 3),
         )
 
 

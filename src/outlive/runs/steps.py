@@ -3,7 +3,9 @@
 A step is an entry of kind "step" under (run, name, key). When its function has returned, one
 durable write stores the value. Later attempts of the run return that value and do not call the
 function. The entry has a digest of the arguments: a call with other arguments raises StepMismatch.
-The revision of the entry is its position in the order in which the steps began.
+The revision of the entry is its position in the order in which the steps began. The same write says
+in which attempt of the run the function was called, from when until when, how often before, and
+what went wrong then.
 
 A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect
 is known afterwards, and `on_unfinished` decides instead of a silent repetition.
@@ -20,16 +22,22 @@ from typing import Any, Protocol
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.paging import all_entries
 from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
-from outlive.runs.lease import STEP
+from outlive.events import STEP_BEGIN, STEP_END
+from outlive.runs.lease import STEP, RunInfo
+from outlive.runs.progress import Progress
+from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
-_STARTED, _DONE, _RAISED = "started", "done", "raised"
+_INTERRUPTED = "interrupted"
 _PAGE = 500
 
 
 class Writer(Protocol):
     """The run that a ledger belongs to."""
+
+    info: RunInfo
+    _progress: Progress
 
     @property
     def id(self) -> str: ...
@@ -40,23 +48,8 @@ class Writer(Protocol):
     @property
     def _rank(self) -> tuple[int, int]: ...
     def _check_live(self) -> None: ...
+    def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
-
-
-@dataclass(slots=True)
-class StepInfo:
-    """A stored step of a run.
-
-    `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
-    key.
-    """
-
-    name: str
-    key: str
-    status: str
-    arguments: bytes | None
-    value: Any = None
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class Ledger:
         self._counts: dict[str, int] = {}
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
-        self._in_flight: set[tuple[str, str]] = set()
+        self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
@@ -118,11 +111,13 @@ class Ledger:
         self._run._check_live()
         options = options or StepOptions()
         place = self._enter(name, options.key)
+        self._run._progress.moved()
         try:
             return await self._do(place, function, args, kwargs, options)
         finally:
             with self._lock:
-                self._in_flight.discard(place)
+                del self._in_flight[place]
+                self._run.info.step = next(reversed(self._in_flight))[0] if self._in_flight else None
 
     async def _do(
         self,
@@ -142,19 +137,21 @@ class Ledger:
             and known.arguments != digest
         ):
             raise StepMismatch(self._run.id, *place)
-        if known is not None and known.status == _DONE:
+        if known is not None and known.status == DONE:
             return known.value
         # 2. A side effect that had begun when its process died: the policy of the caller decides.
-        if known is not None and known.status == _STARTED and options.effect:
+        if known is not None and known.status == STARTED and options.effect:
             settled, value = await self._settle(known, options.on_unfinished)
             if settled:
-                return await self._finish(place, digest, value)
+                await self._write(known, DONE, value)
+                return value
         # 3. Note that the side effect begins. The write has the fence of the run: if another
         #    process owns the run, it is refused and nothing is called. A crash from here on until
         #    the result is stored leaves the step "started".
+        step = self._begin(place, digest, known)
         if options.effect:
-            await self._write(StepInfo(*place, _STARTED, digest))
-        return await self._call(place, digest, function, args, kwargs)
+            await self._write(step, STARTED)
+        return await self._call(step, function, args, kwargs)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
         """Return the name and key of the step, and note that it is running."""
@@ -174,7 +171,8 @@ class Ledger:
                 raise AmbiguousStep(self._run.id, name)
             if key is None:
                 self._counts[name] = self._counts.get(name, 0) + 1
-            self._in_flight.add(place)
+            self._in_flight[place] = None
+            self._run.info.step = name
             if place not in self._order:
                 self._begun += 1
                 self._order[place] = self._begun
@@ -188,26 +186,41 @@ class Ledger:
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
+    def _begin(self, place: tuple[str, str], digest: bytes | None, known: StepInfo | None) -> StepInfo:
+        attempt, now = self._run.info.attempt, self._run._engine.runtime.now()
+        if known is not None:
+            return known.again(digest, attempt, now)
+        return StepInfo(*place, STARTED, digest, attempt=attempt, _began=now)
+
     async def _call(
-        self,
-        place: tuple[str, str],
-        digest: bytes | None,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, step: StepInfo, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self._run._engine.watched.is_on:
+            self._tell(STEP_BEGIN, step)
         try:
             value = function(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value
         except Exception as error:
-            await self._write(StepInfo(*place, _RAISED, digest, error=f"{type(error).__name__}: {error}"))
+            await self._write(step, RAISED, error=f"{type(error).__name__}: {error}")
             raise
-        return await self._finish(place, digest, value)
-
-    async def _finish(self, place: tuple[str, str], digest: bytes | None, value: Any) -> Any:
-        await self._write(StepInfo(*place, _DONE, digest, value))
+        except BaseException:
+            step.status = _INTERRUPTED  # nothing is stored: the next attempt calls it again
+            self._tell(STEP_END, step)
+            raise
+        await self._write(step, DONE, value)
         return value
+
+    def _tell(self, name: str, step: StepInfo) -> None:
+        duration_s = max(0, step._ended - step._began) / 1e6
+        self._run._tell(
+            name,
+            step=step.name,
+            key=step.key,
+            status=step.status,
+            error=step.error,
+            duration_s=duration_s,
+        )
 
     async def _settle(self, step: StepInfo, policy: Any) -> tuple[bool, Any]:
         """Decide about a step that had begun when its process died: (it has a value, the value)."""
@@ -227,26 +240,32 @@ class Ledger:
             f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
         )
 
-    async def _write(self, step: StepInfo) -> None:
+    async def _write(self, step: StepInfo, status: str, value: Any = None, error: str | None = None) -> None:
+        """Store the outcome of a step. If that fails, the step is as it was."""
         codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
-        body = codec.pack([step.arguments, step.value, step.error], where)
+        ended = 0 if status == STARTED else run._engine.runtime.now()
+        body = codec.pack(step.pack(value, error, ended), where)
         if len(body) > MAX_RESULT:
             raise BadArgument(
                 f"{where} returned {len(body):,} bytes, and a step can store at most {MAX_RESULT:,}; "
                 "save them in the state instead"
             )
+        place = (step.name, step.key)
         entry = EntryRecord(
             STEP,
             f"{run.id}\n{step.name}\n{step.key}",
             body,
-            step.status,
+            status,
             epoch=run._rank[0],
             fence=run._rank[1],
-            revision=self._order[step.name, step.key],
+            revision=self._order[place],
         )
         await run._write_entries(entry)
-        self._steps[step.name, step.key] = step
+        step.status, step.value, step.error, step._ended = status, value, error, ended
+        self._steps[place] = step
+        if ended and run._engine.watched.is_on:
+            self._tell(STEP_END, step)
 
 
 async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[int, StepInfo]]:
@@ -258,8 +277,6 @@ async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[
             name, step_key = entry.key[len(run_id) + 1 :].split("\n", 1)
             # An id may contain a line break: then the prefix also matches steps of other runs.
             if "\n" not in step_key:
-                arguments, value, error = engine.codec.unpack(entry.body or b"")
-                steps.append(
-                    (entry.revision, StepInfo(name, step_key, entry.status, arguments, value, error))
-                )
+                fields = engine.codec.unpack(entry.body or b"")
+                steps.append((entry.revision, StepInfo.unpack(name, step_key, entry.status, fields)))
     return sorted(steps, key=lambda numbered: numbered[0])

@@ -1,6 +1,7 @@
 """The contract of a store: what a user sees, on every backend and sync and async."""
 
 from outlive.testing.store.arguments import ArgumentContract
+from outlive.testing.store.attempts import AttemptContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
@@ -35,6 +36,7 @@ class StoreContract(
     DelayedContract,
     ArgumentContract,
     RunContract,
+    AttemptContract,
 ):
     """What a thread and a store do, each a test."""
 
