@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
     from outlive.runs.recovery import FailedRun as FailedRun
@@ -84,6 +85,7 @@ _MODULES = {
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.attempts": "Attempt",
+    "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
     "runs.recovery": "FailedRun Recovered SkippedRun",
@@ -122,6 +124,7 @@ __all__ = [
     "CheckpointInfo",
     "Corrupt",
     "DeletionCount",
+    "EffectKey",
     "Event",
     "FailedRun",
     "FailedTry",

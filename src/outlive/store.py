@@ -37,8 +37,19 @@ from outlive.errors import (
     StoreClosed,
     StoreError,
     raise_all,
+    well_formed,
 )
-from outlive.runs.lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
+from outlive.runs.lease import (
+    CANCELLED,
+    PARKED,
+    RUN,
+    RunInfo,
+    find,
+    find_all,
+    seed_of,
+    unpack_or_tell,
+    unpack_run,
+)
 from outlive.runs.lock import AsyncLock
 from outlive.runs.options import RunOptions
 from outlive.runs.renewal import LeaseRenewer
@@ -167,6 +178,8 @@ class AsyncStore(AsyncContext):
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        progress_s:    without progress for that long, the lease is not renewed any more: another process can
+                       take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
@@ -181,6 +194,7 @@ class AsyncStore(AsyncContext):
         lease_s, throttle_s = options.get("lease_s", 30.0), options.get("throttle_s", 0)
         max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
         check_run(lease_s, throttle_s, max_attempts, clock)
+        progress_s = options.get("progress_s")
         if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
@@ -195,6 +209,7 @@ class AsyncStore(AsyncContext):
             code_version=None if code_version is None else check_text("code_version", code_version),
             exclusive=options.get("exclusive", True),
             lease_s=float(lease_s),
+            progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
         return self._run(
             info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
@@ -651,8 +666,10 @@ class AsyncStore(AsyncContext):
         """
         from outlive.runs.steps import read_steps
 
-        key, _ = await self._the_run(run_id, thread)
-        return [step for _, step in await read_steps(self._engine, key, run_id)]
+        key, entry = await self._the_run(run_id, thread)
+        with well_formed(f"run {run_id!r}", key.id):
+            seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
+        return [step for _, step in await read_steps(self._engine, key, run_id, seed)]
 
     async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
         """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.

@@ -70,6 +70,7 @@ class RunInfo:
     exclusive: bool = True
     shares_place: bool = False  # it shares the place of its parent
     lease_s: float = 30.0
+    progress_s: float | None = None  # without progress for that long, its lease is not renewed
     owner: Owner | None = None
     started_at: dt.datetime | None = None
     updated_at: dt.datetime | None = None  # the last write or step; a heartbeat notes those of steps
@@ -77,6 +78,7 @@ class RunInfo:
     ended_at: dt.datetime | None = None
     attempts: tuple[attempts.Attempt, ...] = ()  # the last 20, oldest first
     lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
+    effect_seed: bytes = field(default=b"", repr=False)  # of the keys of its effects
     is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
 
@@ -96,7 +98,7 @@ class RunInfo:
 _FIELDS = (
     "namespace", "attempt", "failures", "max_attempts", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
     "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
-    "ended_at", "step",
+    "ended_at", "step", "progress_s", "effect_seed",
 )  # fmt: skip
 
 
@@ -113,6 +115,7 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     """Return the run that an entry describes."""
     with well_formed(f"run {entry.key!r}", key.id):
         fields = codec.unpack(entry.body or b"")
+        seed_of(fields)
         owner, tried = fields.pop("owner", None), attempts.unpack(fields.pop("attempts", []))
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         return RunInfo(
@@ -125,6 +128,14 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             _entry=entry,
             **known,
         )
+
+
+def seed_of(fields: Any) -> bytes:
+    """Return the seed of the effects of a stored run. Raises Corrupt."""
+    seed = fields.get("effect_seed", b"")
+    if not isinstance(seed, bytes) or len(seed) > 64:
+        raise Corrupt("the seed of the effects of a run is damaged")
+    return seed
 
 
 def pack_progress(codec: Codec, body: bytes, updated_at: dt.datetime | None, step: str | None) -> bytes:

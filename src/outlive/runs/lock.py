@@ -126,6 +126,9 @@ class AsyncLock(AsyncContext):
     def _token(entry: EntryRecord) -> tuple[str, str, int, int]:
         return (LOCK, entry.key, entry.epoch, entry.fence)
 
+    def _is_stalled(self) -> bool:
+        return False
+
     def _renewal(self) -> Commit:
         entry = self._held
         if entry is None:

@@ -44,6 +44,10 @@ class Progress:
         self._is_news = True
         self.moved_at = time.monotonic()
 
+    def quiet_s(self) -> float:
+        """Return the seconds since the last progress."""
+        return time.monotonic() - self.moved_at
+
     def take_news(self, codec: Codec, info: RunInfo, revision: int) -> bytes | None:
         """Return the record with the progress, for a heartbeat of this revision; None if there is none to take."""
         is_news, self._is_news = self._is_news, False  # first: what comes after this is news again
@@ -53,8 +57,7 @@ class Progress:
         if stored != revision:
             self._is_news = True
             return None
-        ago_s = time.monotonic() - self.moved_at
-        info.updated_at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=ago_s)
+        info.updated_at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.quiet_s())
         return pack_progress(codec, body, info.updated_at, info.step)
 
     def tell_again(self) -> None:

@@ -25,6 +25,10 @@ class LeaseHolder(Protocol):
         """The thread that works under the lease, if it is only one."""
         ...
 
+    def _is_stalled(self) -> bool:
+        """Tell whether nothing works under the lease any more: it is left to expire."""
+        ...
+
     def _renewal(self) -> Commit: ...
     def _renewed(self, is_stored: bool) -> None:
         """Note whether the commit of the last `_renewal` was stored."""
@@ -74,7 +78,7 @@ class LeaseRenewer:
 
     async def beat(self) -> None:
         """Renew all leases. The next beat, or the next write of a run, retries what failed."""
-        runs = list(self._runs.values())
+        runs = [run for run in list(self._runs.values()) if not run._is_stalled()]
         commits = [run._renewal() for run in runs]
         if not commits:
             return

@@ -39,14 +39,16 @@ from outlive.errors import (
     RunForked,
     RunNotStarted,
 )
-from outlive.events import CLAIM, END, LOSS, Event
+from outlive.events import CLAIM, END, LOSS, STALL, Event
 from outlive.runs import attempts, lease
 from outlive.runs.deferred_saves import Deferred, Kept
+from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import CANCELLED, COMPLETED, FAILED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
-from outlive.runs.steps import Ledger, StepOptions
+from outlive.runs.step_options import StepOptions
+from outlive.runs.steps import Ledger
 from outlive.runtime.runtime import Ticker, new_id
 from outlive.runtime.wrong_mode import AsyncContext
 from outlive.threads.engine import Draft, Engine
@@ -96,6 +98,7 @@ class AsyncRun(AsyncContext):
         self._is_lost = False
         self._thread_ident = engine.runtime.thread_ident()
         self._progress = Progress()
+        self._was_stalled = False
         self._ledger = Ledger(self)
         self._responses = AsyncResponses(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
@@ -317,7 +320,17 @@ class AsyncRun(AsyncContext):
     ) -> Coroutine[Any, Any, T]: ...
     @overload
     def step(
-        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+        self,
+        name: str,
+        /,
+        *,
+        key: str | None = None,
+        effect: bool = False,
+        on_unfinished: Any = "retry",
+        retries: int = 0,
+        backoff_s: float = 1.0,
+        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        timeout_s: float | None = None,
     ) -> AsyncStepDecorator: ...
     def step(
         self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
@@ -329,9 +342,14 @@ class AsyncRun(AsyncContext):
         `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
-        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
+                        function gets a key for it, as `run.effect_key` and in a parameter annotated `outlive.EffectKey`
         on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
                         function of a `StepInfo` that returns one of these
+        retries:        how often the function is called again in this attempt after an exception of `retry_on`
+        backoff_s:      how long to wait before that; twice as long each time, at most a minute, at random up to a third less
+        timeout_s:      raise StepTimeout if the function takes longer. A coroutine is cancelled; any other function runs in
+                        a thread of its own, which nothing can stop: it continues alone, and its result is dropped
         """
         if function is not None:
             return self._ledger.step(name, function, args, kwargs)
@@ -345,6 +363,22 @@ class AsyncRun(AsyncContext):
             return call
 
         return decorate
+
+    @property
+    def effect_key(self) -> EffectKey:
+        """The key of the effect that the caller is in: the same in every call of this step, and of no other.
+
+        Read it inside the function of a step with `effect=True`. Raises NoEffect elsewhere.
+        """
+        return self._ledger.effect_key()
+
+    def alive(self) -> None:
+        """Tell that the run makes progress, during a long call: with `progress_s` its lease is renewed only then.
+
+        Stores nothing. Raises LeaseLost if this process knows that it has lost the run.
+        """
+        self._check_live()
+        self._progress.moved()
 
     # Ending
 
@@ -545,6 +579,14 @@ class AsyncRun(AsyncContext):
         if not self._fence:
             return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+
+    def _is_stalled(self) -> bool:
+        limit_s = self.info.progress_s
+        is_stalled = limit_s is not None and self._progress.quiet_s() > limit_s
+        if is_stalled and not self._was_stalled:
+            self._tell(STALL, step=self.info.step, duration_s=self._progress.quiet_s())
+        self._was_stalled = is_stalled
+        return is_stalled
 
     def _renewed(self, is_stored: bool) -> None:
         if not is_stored:

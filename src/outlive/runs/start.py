@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
 from outlive.runs import attempts, lease
+from outlive.runs.effect_keys import new_seed
 from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
@@ -98,6 +99,7 @@ class Start:
     def _begin_attempt(self, owner: Owner) -> None:
         info = self._info
         info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
+        info.effect_seed = info.effect_seed or new_seed()
         now = moment(self._engine.runtime.now())
         info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
 

@@ -1,7 +1,8 @@
 """A step as it is stored: its value, and when, in which attempt and how often its function was called.
 
 The body of its entry is a list: a digest of the arguments, the value, the error, when the last call
-began and ended in microseconds, its attempt, the number of calls, and the calls that failed before.
+began and ended in microseconds, its attempt, the number of calls, the calls that failed before, and
+whether it has an effect.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from outlive.errors import Corrupt
+from outlive.runs.effect_keys import effect_key
 from outlive.values import micros, moment
 
 STARTED, DONE, RAISED = "started", "done", "raised"
@@ -36,7 +38,8 @@ class StepInfo:
     `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
     key. `began_at`, `ended_at`, `attempt` and `error` are those of the last call of its function,
     `failures` the calls before it that failed, the last 10. `tries` counts all calls that are
-    stored: one that ended with its process is stored only with effect=True.
+    stored: one that ended with its process is stored only with effect=True. `effect_key` is the key
+    of its effect; None if it has none.
     """
 
     name: str
@@ -48,6 +51,7 @@ class StepInfo:
     attempt: int = 0
     tries: int = 1
     failures: tuple[FailedTry, ...] = ()
+    effect_key: str | None = None
     _began: int = 0  # microseconds, which cost less than a datetime for every step
     _ended: int = 0
 
@@ -62,27 +66,34 @@ class StepInfo:
         return moment(self._ended) if self._ended else None
 
     @classmethod
-    def unpack(cls, name: str, key: str, status: str, fields: Any) -> Self:
+    def unpack(cls, name: str, key: str, status: str, fields: Any, seed: bytes) -> Self:
         """Return a step from the body of its entry. Raises Corrupt."""
-        arguments, value, error, began, ended, attempt, tries, failures = fields
+        arguments, value, error, began, ended, attempt, tries, failures, is_effect = fields
         if tuple(map(type, (began, ended, attempt, tries))) != _NUMBERS:
             raise Corrupt(f"step {name!r:.100} is damaged")
         tried = tuple([_unpack_try(*failed) for failed in failures])
-        return cls(name, key, status, arguments, value, error, attempt, tries, tried, began, ended)
+        effect = effect_key(seed, name, key) if is_effect else None
+        return cls(name, key, status, arguments, value, error, attempt, tries, tried, effect, began, ended)
 
     def pack(self, value: Any, error: str | None, ended: int) -> list[Any]:
         """Return the body of the entry of this step with another outcome."""
         failures = [_pack_try(failed) for failed in self.failures] if self.failures else []
-        return [self.arguments, value, error, self._began, ended, self.attempt, self.tries, failures]
+        is_effect = self.effect_key is not None
+        return [
+            self.arguments, value, error, self._began, ended, self.attempt, self.tries, failures, is_effect
+        ]  # fmt: skip
 
-    def again(self, arguments: bytes | None, attempt: int, now: int) -> StepInfo:
+    def again(
+        self, arguments: bytes | None, attempt: int, now: int, effect_key: str | None = None
+    ) -> StepInfo:
         """Return this step, which was not done, with another call of its function."""
         error = self.error or "its process ended before the call did"
         failed = FailedTry(self.attempt, self.began_at, self.ended_at, error[:_MAX_ERROR])
         failures = (*self.failures, failed)[-KEPT:]
         return StepInfo(
-            self.name, self.key, STARTED, arguments, None, None, attempt, self.tries + 1, failures, now
-        )
+            self.name, self.key, STARTED, arguments, None, None,
+            attempt, self.tries + 1, failures, effect_key, now,
+        )  # fmt: skip
 
 
 def _unpack_try(attempt: int, began: int, ended: int, error: str) -> FailedTry:

@@ -8,23 +8,39 @@ in which attempt of the run the function was called, from when until when, how o
 what went wrong then.
 
 A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect
-is known afterwards, and `on_unfinished` decides instead of a silent repetition.
+is known afterwards, and `on_unfinished` decides instead of a silent repetition. The same holds for
+an effect that ran out of time (`timeout_s`). Its function gets a key that is the same in every call
+(`effect_keys.py`).
+
+With `retries=` a function that raises is called again. Each failed call is stored, so a later
+attempt of the run knows of it; its own retries count from zero.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.paging import all_entries
-from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
+from outlive.errors import (
+    AmbiguousStep,
+    BadArgument,
+    StepMismatch,
+    StepTimeout,
+    StepUnfinished,
+    Unencodable,
+    well_formed,
+)
 from outlive.events import STEP_BEGIN, STEP_END
+from outlive.runs.effect_keys import EffectKey, current_key, effect_key, inside_effect, with_key
 from outlive.runs.lease import STEP, RunInfo
 from outlive.runs.progress import Progress
+from outlive.runs.step_options import DEFAULTS, StepOptions
 from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.threads.engine import Engine
 
@@ -52,27 +68,6 @@ class Writer(Protocol):
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """The key of a step, and what to do if its process died in the middle of it."""
-
-    key: str | None = None
-    effect: bool = False
-    on_unfinished: Any = "retry"
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, Any]) -> StepOptions:
-        """Check the options of a decorator."""
-        for option in options:
-            if option not in cls.__slots__:
-                known = "key, effect and on_unfinished"
-                raise BadArgument(
-                    f"step {name!r} has no option {option!r}, only {known}; "
-                    "pass arguments of the function after the function"
-                )
-        return cls(**options)
-
-
 class Ledger:
     """The steps of one run: read once at its start, then kept up to date."""
 
@@ -89,7 +84,8 @@ class Ledger:
         """Read what earlier attempts did."""
         if is_new:
             return
-        for number, step in await read_steps(self._run._engine, self._run._key, self._run.id):
+        run = self._run
+        for number, step in await read_steps(run._engine, run._key, run.id, run.info.effect_seed):
             self._steps[step.name, step.key] = step
             self._order[step.name, step.key] = number
             self._begun = max(self._begun, number)
@@ -109,7 +105,7 @@ class Ledger:
         has lost or ended the run, the function is not called.
         """
         self._run._check_live()
-        options = options or StepOptions()
+        options = options or DEFAULTS
         place = self._enter(name, options.key)
         self._run._progress.moved()
         try:
@@ -145,13 +141,12 @@ class Ledger:
             if settled:
                 await self._write(known, DONE, value)
                 return value
-        # 3. Note that the side effect begins. The write has the fence of the run: if another
-        #    process owns the run, it is refused and nothing is called. A crash from here on until
-        #    the result is stored leaves the step "started".
-        step = self._begin(place, digest, known)
-        if options.effect:
-            await self._write(step, STARTED)
-        return await self._call(step, function, args, kwargs)
+        # 3. Call the function, if need be more than once.
+        key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
+        if key is not None:
+            kwargs = with_key(function, kwargs, key)
+        call = functools.partial(function, *args, **kwargs)
+        return await self._try(self._begin(place, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
         """Return the name and key of the step, and note that it is running."""
@@ -186,41 +181,73 @@ class Ledger:
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
-    def _begin(self, place: tuple[str, str], digest: bytes | None, known: StepInfo | None) -> StepInfo:
+    def _begin(
+        self, place: tuple[str, str], digest: bytes | None, known: StepInfo | None, key: EffectKey | None
+    ) -> StepInfo:
         attempt, now = self._run.info.attempt, self._run._engine.runtime.now()
         if known is not None:
-            return known.again(digest, attempt, now)
-        return StepInfo(*place, STARTED, digest, attempt=attempt, _began=now)
+            return known.again(digest, attempt, now, key)
+        return StepInfo(*place, STARTED, digest, attempt=attempt, effect_key=key, _began=now)
 
-    async def _call(
-        self, step: StepInfo, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def _try(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
+        """Call the function of a step until it returns, as often as the options say."""
+        failures = 0
+        while True:
+            # Note that the side effect begins. The write has the fence of the run: if another
+            # process owns the run, it is refused and nothing is called. A crash from here on until
+            # the outcome is stored leaves the step "started".
+            if options.effect:
+                await self._write(step, STARTED)
+            try:
+                return await self._call(step, call, options)
+            except options.retry_on:
+                # Without an error in the step, it is a write that failed, not the function.
+                if failures == options.retries or step.error is None:
+                    raise
+            failures += 1
+            runtime = self._run._engine.runtime
+            await runtime.bell().wait(options.pause_s(failures))
+            self._run._check_live()
+            step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
+
+    async def _call(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
         if self._run._engine.watched.is_on:
-            self._tell(STEP_BEGIN, step)
+            self._tell(STEP_BEGIN, step, STARTED)
         try:
-            value = function(*args, **kwargs)
-            if inspect.isawaitable(value):
-                value = await value
+            value = await self._value(step, call, options)
         except Exception as error:
-            await self._write(step, RAISED, error=f"{type(error).__name__}: {error}")
+            # An effect that ran out of time may have happened: that is for `on_unfinished` to say.
+            is_open = options.effect and isinstance(error, StepTimeout)
+            await self._write(step, STARTED if is_open else RAISED, error=f"{type(error).__name__}: {error}")
             raise
         except BaseException:
-            step.status = _INTERRUPTED  # nothing is stored: the next attempt calls it again
-            self._tell(STEP_END, step)
+            self._tell(STEP_END, step, _INTERRUPTED)  # nothing is stored: the next attempt calls it again
             raise
         await self._write(step, DONE, value)
         return value
 
-    def _tell(self, name: str, step: StepInfo) -> None:
+    async def _value(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
+        if options is DEFAULTS:
+            value = call()
+            return await value if inspect.isawaitable(value) else value
+        key = step.effect_key
+        with contextlib.nullcontext() if key is None else inside_effect(self, EffectKey(key)):
+            if options.timeout_s is None:
+                value = call()
+                return await value if inspect.isawaitable(value) else value
+            is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+        if not is_done:
+            raise StepTimeout(self._run.id, step.name, step.key, options.timeout_s)
+        return value
+
+    def effect_key(self) -> EffectKey:
+        """Return the key of the effect that the caller is in. Raises NoEffect."""
+        return current_key(self, self._run.id)
+
+    def _tell(self, name: str, step: StepInfo, status: str) -> None:
         duration_s = max(0, step._ended - step._began) / 1e6
-        self._run._tell(
-            name,
-            step=step.name,
-            key=step.key,
-            status=step.status,
-            error=step.error,
-            duration_s=duration_s,
-        )
+        fields = {"step": step.name, "key": step.key, "status": status}
+        self._run._tell(name, **fields, error=step.error, duration_s=duration_s)
 
     async def _settle(self, step: StepInfo, policy: Any) -> tuple[bool, Any]:
         """Decide about a step that had begun when its process died: (it has a value, the value)."""
@@ -244,7 +271,7 @@ class Ledger:
         """Store the outcome of a step. If that fails, the step is as it was."""
         codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
-        ended = 0 if status == STARTED else run._engine.runtime.now()
+        ended = 0 if status == STARTED and error is None else run._engine.runtime.now()
         body = codec.pack(step.pack(value, error, ended), where)
         if len(body) > MAX_RESULT:
             raise BadArgument(
@@ -265,10 +292,10 @@ class Ledger:
         step.status, step.value, step.error, step._ended = status, value, error, ended
         self._steps[place] = step
         if ended and run._engine.watched.is_on:
-            self._tell(STEP_END, step)
+            self._tell(STEP_END, step, status if error is None else RAISED)
 
 
-async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[int, StepInfo]]:
+async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:
     """Return the stored steps of a run with their numbers, in the order in which they began."""
     query = EntryQuery(key.tenant, STEP, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
     steps: list[tuple[int, StepInfo]] = []
@@ -278,5 +305,5 @@ async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[
             # An id may contain a line break: then the prefix also matches steps of other runs.
             if "\n" not in step_key:
                 fields = engine.codec.unpack(entry.body or b"")
-                steps.append((entry.revision, StepInfo.unpack(name, step_key, entry.status, fields)))
+                steps.append((entry.revision, StepInfo.unpack(name, step_key, entry.status, fields, seed)))
     return sorted(steps, key=lambda numbered: numbered[0])

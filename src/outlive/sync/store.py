@@ -87,6 +87,8 @@ class Store(SyncContext):
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        progress_s:    without progress for that long, the lease is not renewed any more: another process can
+                       take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`

@@ -6,6 +6,7 @@ from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
 from outlive.testing.store.diffs import DiffContract
+from outlive.testing.store.effects import EffectContract
 from outlive.testing.store.heads import HeadContract
 from outlive.testing.store.history import HistoryContract
 from outlive.testing.store.interleavings import InterleavingContract
@@ -37,6 +38,7 @@ class StoreContract(
     ArgumentContract,
     RunContract,
     AttemptContract,
+    EffectContract,
 ):
     """What a thread and a store do, each a test."""
 
