@@ -112,7 +112,7 @@ def test_a_folder_keeps_the_store_and_is_not_used_twice(tmp_path):
     assert "is not empty" in error
 
 
-def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path):
+def test_a_demo_in_which_something_is_off_says_so_and_fails(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("kill_and_resume", DEMO)
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)

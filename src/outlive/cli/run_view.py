@@ -19,7 +19,7 @@ from outlive.cli.output.values import lines, one_line, to_json
 if TYPE_CHECKING:
     from outlive.cli.opened_store import OpenedStore
     from outlive.runs.lease import RunInfo
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
 
 _UNLIMITED = 1_000_000  # characters
 

@@ -17,6 +17,7 @@ class RunOptions(TypedDict, total=False):
     attributes: Mapping[str, Any] | None
     code_version: str | None
     lease_s: float
+    progress_s: float | None
     throttle_s: float
     clock: Callable[[], float] | None
     durability: str

@@ -30,7 +30,7 @@ from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
 from outlive.runs.lease import UNFINISHED
-from outlive.runs.steps import StepInfo
+from outlive.runs.step_record import StepInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
     ANSWERED,
@@ -104,7 +104,11 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
-        step = StepInfo(wait.name, "", status, wait.digest or None, wait.value, error, kind)
+        ended = wait.answered_at or (wait.due_at if status == "done" else 0)
+        step = StepInfo(
+            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt,
+            kind=kind, _began=wait.asked_at, _ended=ended,
+        )  # fmt: skip
         steps.append((wait.order, step))
     return steps
 

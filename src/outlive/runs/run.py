@@ -43,9 +43,10 @@ from outlive.errors import (
     RunSuspended,
     StoreBusy,
 )
-from outlive.events import CLAIM, END, LOSS, Event
-from outlive.runs import lease, tickets, timers
+from outlive.events import CLAIM, END, LOSS, STALL, Event
+from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.deferred_saves import Deferred, Kept
+from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import (
     CANCELLED,
     COMPLETED,
@@ -58,9 +59,11 @@ from outlive.runs.lease import (
     WAITING,
     RunInfo,
 )
+from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
-from outlive.runs.steps import Ledger, StepOptions
+from outlive.runs.step_options import StepOptions
+from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
 from outlive.runs.waiting import MISSING, Waiting
 from outlive.runs.waits import Waits
@@ -114,6 +117,8 @@ class AsyncRun(AsyncContext):
         self._is_lost = False
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
+        self._progress = Progress()
+        self._was_stalled = False
         self._ledger = Ledger(self)
         self._waits = Waits(self)
         self._responses = AsyncResponses(self)
@@ -179,6 +184,7 @@ class AsyncRun(AsyncContext):
             return self
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
+        self._progress.stored(holding.revision, holding.body)
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -279,6 +285,7 @@ class AsyncRun(AsyncContext):
             kept = Kept.of(self._engine.codec, state, draft)
             if not is_named or draft.replace or not await self._is_taken(draft):
                 self._deferred.keep(kept, until_end=durability == "exit")
+                self._progress.moved()
                 return None
         return await self._store(state, draft)
 
@@ -294,14 +301,18 @@ class AsyncRun(AsyncContext):
         if self._fence:
             draft.fence = self._token()
         queued = await self.thread._home._delayed(self._key).save(state, draft)
+        self._progress.moved()
         self._deferred.stored()
         return queued
 
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
+        body = None
         if self._fence:
             draft.fence = self._token()
-            draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
+            body = lease.pack_run(self._engine, self.info)
+            draft.entries = self._renewals(body)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        self._progress.stored(self._revision, body)
         self._deferred.stored()
         return saved
 
@@ -337,7 +348,17 @@ class AsyncRun(AsyncContext):
     ) -> Coroutine[Any, Any, T]: ...
     @overload
     def step(
-        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+        self,
+        name: str,
+        /,
+        *,
+        key: str | None = None,
+        effect: bool = False,
+        on_unfinished: Any = "retry",
+        retries: int = 0,
+        backoff_s: float = 1.0,
+        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        timeout_s: float | None = None,
     ) -> AsyncStepDecorator: ...
     def step(
         self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
@@ -349,9 +370,14 @@ class AsyncRun(AsyncContext):
         `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
-        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
+                        function gets a key for it, as `run.effect_key` and in a parameter annotated `outlive.EffectKey`
         on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
                         function of a `StepInfo` that returns one of these
+        retries:        how often the function is called again in this attempt after an exception of `retry_on`
+        backoff_s:      how long to wait before that; twice as long each time, at most a minute, at random up to a third less
+        timeout_s:      raise StepTimeout if the function takes longer. A coroutine is cancelled; any other function runs in
+                        a thread of its own, which nothing can stop: it continues alone, and its result is dropped
         """
         if function is not None:
             return self._ledger.step(name, function, args, kwargs)
@@ -365,6 +391,22 @@ class AsyncRun(AsyncContext):
             return call
 
         return decorate
+
+    @property
+    def effect_key(self) -> EffectKey:
+        """The key of the effect that the caller is in: the same in every call of this step, and of no other.
+
+        Read it inside the function of a step with `effect=True`. Raises NoEffect elsewhere.
+        """
+        return self._ledger.effect_key()
+
+    def alive(self) -> None:
+        """Tell that the run makes progress, during a long call: with `progress_s` its lease is renewed only then.
+
+        Stores nothing. Raises LeaseLost if this process knows that it has lost the run.
+        """
+        self._check_live()
+        self._progress.moved()
 
     # Waiting
 
@@ -448,7 +490,8 @@ class AsyncRun(AsyncContext):
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
         async with self._mutex:
             self._check_live()
-            parked = replace(self.info, status=WAITING, waits=waiting)
+            tried = attempts.end(self.info.attempts, WAITING, moment(self._engine.runtime.now()))
+            parked = replace(self.info, status=WAITING, waits=waiting, step=None, attempts=tried)
             body = lease.pack_run(self._engine, parked)
             await self._flush()
             self._is_suspended = True  # before the run is not live any more, for steps of other branches
@@ -458,6 +501,7 @@ class AsyncRun(AsyncContext):
                 self._is_suspended = False
                 raise
             self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
+            self.info.step, self.info.attempts = None, tried
             self._tell(END)
 
     async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
@@ -532,7 +576,12 @@ class AsyncRun(AsyncContext):
         """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
         async with self._mutex:
             self._check_live()
-            ended_at = None if status in (RELEASED, WAITING, PARKED) else moment(self._engine.runtime.now())
+            now = moment(self._engine.runtime.now())
+            tried = attempts.end(
+                self.info.attempts, FAILED if "error" in changes else status, now, changes.get("error")
+            )
+            changes = {**changes, "attempts": tried, "step": None}
+            ended_at = None if status in (RELEASED, WAITING, PARKED) else now
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
@@ -609,11 +658,11 @@ class AsyncRun(AsyncContext):
             self.info.status = stored.status
             raise RunEnded(self.id, stored.status)
 
-    def _tell(self, name: str) -> None:
-        info = self.info
-        self._engine.watched.tell(
-            Event(name, info.thread, info.namespace, run=info.id, status=info.status, attempt=info.attempt)
-        )
+    def _tell(self, name: str, **details: Any) -> None:
+        if self._engine.watched.is_on:
+            info = self.info
+            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
+            self._engine.watched.tell(Event(name, info.thread, info.namespace, **fields))
 
     def _stop(self) -> None:
         self._is_live = False
@@ -703,10 +752,10 @@ class AsyncRun(AsyncContext):
         self._revision += 1
         return self._leases(body)
 
-    def _leases(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
+    def _leases(self, body: bytes | None = None, revision: int | None = None) -> tuple[EntryRecord, ...]:
         run = EntryRecord(
-            RUN, self.id, body, RUNNING,
-            epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
+            RUN, self.id, body, RUNNING, epoch=self._epoch, fence=self._fence,
+            revision=self._revision if revision is None else revision, lease_s=self.info.lease_s,
         )  # fmt: skip
         return (run, self._lock(None)) if self._has_place else (run,)
 
@@ -729,6 +778,18 @@ class AsyncRun(AsyncContext):
         if not self._fence:
             return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+
+    def _is_stalled(self) -> bool:
+        limit_s = self.info.progress_s
+        is_stalled = limit_s is not None and self._progress.quiet_s() > limit_s
+        if is_stalled and not self._was_stalled:
+            self._tell(STALL, step=self.info.step, duration_s=self._progress.quiet_s())
+        self._was_stalled = is_stalled
+        return is_stalled
+
+    def _renewed(self, is_stored: bool) -> None:
+        if not is_stored:
+            self._progress.tell_again()
 
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         """Note that another process has taken this run or its place over."""
@@ -753,13 +814,20 @@ class AsyncRun(AsyncContext):
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
-        return await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        receipt = await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        self._progress.wrote(self._revision)
+        return receipt
 
     def _renewal(self) -> Commit:
-        """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
+        """Return the commit that renews the leases, with the progress if it has news. It is of no newer revision than the last write."""
         fence = self._token() if self._fence else None
+        revision = self._revision
+        body = self._progress.take_news(self._engine.codec, self.info, revision)
         return Commit(
-            self._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.info.lease_s / 3)
+            self._key,
+            entries=self._leases(body, revision),
+            fence=fence,
+            timeout_s=max(1.0, self.info.lease_s / 3),
         )
 
 

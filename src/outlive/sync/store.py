@@ -24,11 +24,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
+    from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.recovery import Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
 
 
 class Store(SyncContext):
@@ -87,6 +88,8 @@ class Store(SyncContext):
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        progress_s:    without progress for that long, the lease is not renewed any more: another process can
+                       take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
@@ -130,6 +133,14 @@ class Store(SyncContext):
         `thread` is the thread of the run, if several have a run of this id. Raises RunMissing and AmbiguousRun.
         """
         return run_now(self._store.steps(run_id, thread=thread))
+
+    def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
+        """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.
+
+        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id. Raises
+        RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.attempts(run_id, thread=thread))
 
     def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.
