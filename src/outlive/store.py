@@ -13,6 +13,7 @@ from outlive.arguments import (
     check_count,
     check_durability,
     check_filter,
+    check_flag,
     check_handlers,
     check_id,
     check_limit,
@@ -173,11 +174,13 @@ class AsyncStore(AsyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> AsyncRun:
         """Return a run on a thread: `async with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
-        agent:         which handler of `store.recover` resumes it
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
+        agent:         which handler of a worker or `store.recover` resumes it
         prompt, attributes:  stored with the run; `store.runs` filters by attributes
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
@@ -201,8 +204,18 @@ class AsyncStore(AsyncContext):
         info = self._new_info(thread_id, options, throttle_s, clock)
         if durability == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
-        is_named = options.get("run_id") is not None
-        return self._run(info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=is_named)
+        is_named, is_new = options.get("run_id") is not None, check_flag("new", options.get("new", False))
+        if is_named and is_new:
+            raise BadArgument("new=True starts a run with an id of its own: leave out run_id")
+        return self._run(
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=is_named,
+            continues=not is_named and not is_new,
+            supersedes=is_new,
+        )
 
     def _new_info(
         self, thread_id: str, options: SubmitOptions, throttle_s: float = 0, clock: Any = None

@@ -51,6 +51,8 @@ from outlive.runs.lease import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    FREE,
+    LEFT,
     LOCK,
     PARKED,
     RELEASED,
@@ -630,7 +632,8 @@ class AsyncRun(AsyncContext):
             now = self._engine.runtime.now()
             entries = [*self._ticketed(ended, self.info, now), *waits]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
-            entries.append(replace(self._lock(None), status="free", lease_s=None))
+            place = LEFT if status in (RELEASED, WAITING) else FREE
+            entries.append(replace(self._lock(None), status=place, lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:

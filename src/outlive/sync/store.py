@@ -80,11 +80,13 @@ class Store(SyncContext):
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
 
-        With the id of a released run, or of one whose process died, it continues that run. With the id of a
-        run that has ended, `run.is_finished` is true and `run.result` is its result.
+        Executed again after its process was killed, it continues the run: the same id, the next attempt. So it
+        does with a run of this thread, namespace, agent and prompt that was released, or that waits.
 
-        run_id:        the id of the run (default: a new one)
-        agent:         which handler of `store.recover` resumes it
+        run_id:        the id of the run (default: that of the unfinished run, or a new one). With the id of a run
+                       that has ended, `run.is_finished` is true and `run.result` is its result.
+        new:           do not continue an unfinished run: cancel it, and start another one
+        agent:         which handler of a worker or `store.recover` resumes it
         prompt, attributes:  stored with the run; `store.runs` filters by attributes
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
@@ -246,7 +248,8 @@ class Store(SyncContext):
     ) -> Worker:
         """Return a worker, which claims submitted, woken and dead runs: `store.worker(handlers).run()`.
 
-        handlers:      maps an agent, or "*" for all others, to a function that is called with its run, in a thread
+        handlers:      maps an agent, or "*" for all others, to a function that is called with its run. Plain
+                       functions are called in threads.
         concurrency:   how many runs it works on at a time
         interval_s:    how often it looks for dead runs; submitted and woken runs are noticed at once
         limits:        how many runs of an agent all workers of this store together work on: `{"planner": 2}`
