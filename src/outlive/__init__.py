@@ -1,7 +1,7 @@
 """State that outlives the process: checkpoints for AI agents.
 
-The names in `__all__` are the public API, with `outlive.errors`, `outlive.backend` (for authors of backends), `outlive.testing`,
-`outlive.adapters` and `outlive.otel`. Every other module is private and may change in any release.
+The names in `__all__` are the public API, with `outlive.errors`, `outlive.adapters`, `outlive.otel`, and for authors of backends
+`outlive.backend`, `outlive.authoring` and `outlive.testing`. Every other module is private and may change in any release.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ _MODULES = {
     "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-_SUBMODULES = ("adapters", "backend", "errors", "otel", "testing")
+_SUBMODULES = ("adapters", "authoring", "backend", "errors", "otel", "testing")
 
 __all__ = [
     "NEW",
