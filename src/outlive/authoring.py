@@ -14,6 +14,7 @@ from outlive.backends.local.memory import Table
 from outlive.backends.local.protocol import Local
 from outlive.backends.rules.clock import Clock, clock, has_lapsed, lease_facts, new_token
 from outlive.backends.rules.decide import decide
+from outlive.backends.rules.expectations import check_found
 from outlive.backends.rules.snapshot import Snapshot, Wanted, done_before
 from outlive.backends.rules.view import Effect, Row, View, fitting, write_order
 from outlive.backends.server.attempts import AbandonedCommits, AttemptFailed, Attempts
@@ -38,6 +39,7 @@ __all__ = [
     "Table",
     "View",
     "Wanted",
+    "check_found",
     "check_kinds",
     "clock",
     "decide",

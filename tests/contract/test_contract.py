@@ -60,7 +60,7 @@ class TestSQLite(BackendContract):
 class TestPostgres(BackendContract):
     @pytest.fixture
     def backend(self, postgres_store):
-        return served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
+        return Opener.served(postgres_url.parse_url(postgres_store, {"pool_size": 4}))
 
 
 class _InShort(RecordsContract, MachineContract):
@@ -77,18 +77,14 @@ class TestSQLiteInMemory(BackendContract if LONG else _InShort):
 class TestRedis(BackendContract):
     @pytest.fixture
     def backend(self, valkey_url):
-        return served(redis_url.parse_url(valkey_url, {}))
+        return Opener.served(redis_url.parse_url(valkey_url, {}))
 
 
 @pytest.mark.long_io_mode("sync")
 class TestRedisCluster(BackendContract if LONG else RecordsContract):
     @pytest.fixture
     def backend(self, cluster):
-        return served(redis_url.parse_url(cluster.url, {}))
-
-
-def served(found):
-    return Opener(lambda: found.sync(30), lambda: found.asynchronous(30))
+        return Opener.served(redis_url.parse_url(cluster.url, {}))
 
 
 # Joining -------------------------------------------------------------------------------------------------
