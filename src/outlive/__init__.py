@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from outlive.errors import CallerError as CallerError
     from outlive.errors import CheckpointExists as CheckpointExists
+    from outlive.errors import Conflict as Conflict
     from outlive.errors import Corrupt as Corrupt
     from outlive.errors import HeadMoved as HeadMoved
     from outlive.errors import LeaseLost as LeaseLost
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. It is imported when it is first used: `outlive --help` needs none, and starts at once.
 _MODULES = {
-    "errors": "CallerError CheckpointExists Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded StoreError ThreadBusy",
+    "errors": "CallerError CheckpointExists Conflict Corrupt HeadMoved LeaseLost NotReplicated OutcomeUnknown OutliveError RunBusy RunEnded StoreError ThreadBusy",
     "events": "Event",
     "factory": "open open_async",
     "format.extensions": "Opaque",
@@ -116,6 +117,7 @@ __all__ = [
     "CheckpointExists",
     "CheckpointFile",
     "CheckpointInfo",
+    "Conflict",
     "Corrupt",
     "DeletionCount",
     "Event",
@@ -172,7 +174,9 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        is_error = hasattr(importlib.import_module(f"{__name__}.errors"), name)
+        where = f"; it is {__name__}.errors.{name}" if is_error and name[:1].isupper() else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 

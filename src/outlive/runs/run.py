@@ -500,7 +500,9 @@ class AsyncRun(AsyncContext):
             return
         if self.info.status == RUNNING and not self._has_begun:
             raise RunNotStarted(self.id)
-        raise RunEnded(self.id, "left without an end" if self.info.status == RUNNING else self.status)
+        raise RunEnded(
+            self.id, "not running in this process any more" if self.info.status == RUNNING else self.status
+        )
 
     def _token(self) -> tuple[str, str, int, int]:
         return (RUN, self.id, self._epoch, self._fence)
