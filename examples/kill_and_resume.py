@@ -161,7 +161,7 @@ def show_diff(thread: outlive.Thread, old: outlive.CheckpointInfo, new: outlive.
 def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
     """Let the story go another way, in a thread of its own."""
     before = thread.load()
-    branch = thread.fork("trip-by-night", at=at.id)
+    branch = thread.fork("trip-by-night", checkpoint=at.id)
     copied = branch.size().stored_bytes
     state = branch.load()
     state["notes"]["note 1"] = "take the night ferry"

@@ -20,6 +20,7 @@ from outlive.errors import BadArgument
 
 if TYPE_CHECKING:
     from outlive.sync.run import Run
+    from outlive.values import Source
 
 THREAD, RUN, AGENT = "trip", "plan-the-trip", "travel"
 STEPS = ("search ferries", "read timetable", "compare fares", "book the ferry")
@@ -102,7 +103,7 @@ def _act(run: Run, *, is_killed: bool) -> str:
         state["notes"][name] = "done"
         state["messages"].append({"role": "tool", "name": name, "text": text})
         usage = {"input_tokens": 120 * number, "output_tokens": 15 * number, "cost_usd": 0.0012 * number}
-        source = "loop" if number < len(STEPS) else "final"
+        source: Source = "loop" if number < len(STEPS) else "final"
         run.save(state, step=number, iteration=number, phase=name, usage=usage, source=source)
         print(f"  process {os.getpid()}: {name}: saved as step {number}", flush=True)
     return "booked: the early ferry"
