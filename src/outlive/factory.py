@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 from outlive.arguments import check_count, check_durability, check_flag, check_timeout
 from outlive.backend import RESERVED, Backend, escape
@@ -51,6 +51,17 @@ class StoreConfig:
     replication: Replication | None = None
     is_single: bool = False  # one store of a pair is used alone
     creates: bool = True
+    codec: Codec | None = None  # None: one that builds values of the types that the program registers
+
+
+class StoreParts(NamedTuple):
+    """What a store is made of: the arguments of `AsyncStore`."""
+
+    engine: Engine
+    settings: Settings
+    opener: Opener | None
+    retain: Retain | None
+    pair: Replicate | None
 
 
 def open(
@@ -231,6 +242,12 @@ def _paired(config: StoreConfig, url: Any, replication: object, backend_options:
 
 
 async def _open_inline(target: StoreConfig) -> AsyncStore:
+    return AsyncStore(*await open_parts(target))
+
+
+async def open_parts(target: StoreConfig) -> StoreParts:
+    """Open what a sync store is made of, for a program that reads below the store."""
+
     async def another(url: str, tenant: str) -> AsyncStore:
         return await _open_inline(configure(url, tenant, key=target.ring))
 
@@ -242,7 +259,7 @@ async def _open_inline(target: StoreConfig) -> AsyncStore:
 
     runtime = SyncRuntime()
     primary, secondary = await _made(target, opener, runtime)
-    return await _build(primary, secondary, target, runtime, another, checks_pair=True)
+    return await _build(primary, secondary, target, runtime, another)
 
 
 async def _open_threaded(target: StoreConfig) -> AsyncStore:
@@ -264,7 +281,7 @@ async def _open_threaded(target: StoreConfig) -> AsyncStore:
         for backend in (primary, secondary)
     ]
     assert homed[0] is not None
-    store = await _build(homed[0], homed[1], target, runtime, another, checks_pair=True)
+    store = AsyncStore(*await _build(homed[0], homed[1], target, runtime, another))
     store._sync_sibling = lambda: _sync_sibling(primary, secondary, target)
     return store
 
@@ -319,7 +336,7 @@ def _sync_sibling(primary: Backend, secondary: Backend | None, target: StoreConf
     if secondary is not None and target.secondary is not None:
         other = same(secondary, target.secondary)
     first, target = same(primary, target.served), replace(target, retain=None)
-    return run_now(_build(first, other, target, SyncRuntime(), None, checks_pair=True))
+    return AsyncStore(*run_now(_build(first, other, target, SyncRuntime(), None)))
 
 
 async def _build(
@@ -328,16 +345,14 @@ async def _build(
     target: StoreConfig,
     runtime: SyncRuntime,
     opener: Opener | None,
-    *,
-    checks_pair: bool = False,
-) -> AsyncStore:
+) -> StoreParts:
     pair = None if secondary is None else _replicated(primary, secondary, target, runtime)
     backend = _sealing(primary if pair is None else cast(Backend, pair), target.ring)
     try:
         key = await backend.identity(secrets.token_bytes(32))
         if is_sealed(key):
             raise KeyMissing(key_of(await _newest(backend) or key))
-        if pair is None and checks_pair:
+        if pair is None:
             settings = target.settings
             alone = await guarded(primary, settings.tenant, settings.timeout_s, may_write=target.is_single)
             backend = _sealing(alone, target.ring)
@@ -347,10 +362,10 @@ async def _build(
     namer = _namer(key, target.settings.tenant)
     confirm = {} if pair is None else {"confirm": pair.confirm}
     engine = Engine(
-        backend, Codec(), namer, Cache(target.cache_bytes), runtime,
+        backend, target.codec or Codec(), namer, Cache(target.cache_bytes), runtime,
         watched=target.watched, timeout_s=target.settings.timeout_s, **confirm,
     )  # fmt: skip
-    return AsyncStore(engine, target.settings, opener, retain=target.retain, pair=pair)
+    return StoreParts(engine, target.settings, opener, target.retain, pair)
 
 
 def _sealing(backend: Backend, ring: KeyRing | None) -> Backend:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outlive.backends.server.urls import BackendFactory
-from outlive.cli.config import configure_store, open_backend
+from outlive.cli.config import configure_store
 from outlive.cli.output.units import format_count, format_duration, format_size
 from outlive.errors import KeyMissing, OutliveError, StoreError, StoreMissing, StoreUnavailable
+from outlive.factory import existing_backend
 from outlive.layers.encryption.keyring import KeyRing, is_sealed, key_of
 from outlive.layers.replication.backlog import Backlog
 from outlive.layers.replication.pair import (
@@ -78,8 +79,11 @@ def _forget_ended(replica: Replica, other: Replica) -> Replica:
 
 
 def _inspect(role: int, served: BackendFactory, tenant: str, timeout_s: float) -> Replica:
+    async def make() -> Any:
+        return served.sync(timeout_s)
+
     try:
-        backend = open_backend(served, timeout_s)
+        backend = run_now(existing_backend(served, make))
         try:
             return run_now(_read_replica(role, served.shown, backend, tenant, timeout_s))
         finally:

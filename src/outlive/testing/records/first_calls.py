@@ -1,4 +1,4 @@
-"""Whatever a thread is begun with, every index that is kept beside it shows it as it is."""
+"""Whichever call begins a thread, every index of the backend shows that thread correctly."""
 
 from __future__ import annotations
 
