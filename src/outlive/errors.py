@@ -73,7 +73,7 @@ class SyncAsyncMixed(CallerError, TypeError):
     """A sync store is used as an async one, or the other way round."""
 
 
-class MissingExtra(CallerError, ImportError):
+class ExtraMissing(CallerError, ImportError):
     """An optional dependency is not installed.
 
     `extra` is the extra of outlive that installs it, or "" if none does.
@@ -505,7 +505,7 @@ class ReplicaOpenedAlone(CallerError):
         self.is_old_copy = is_old_copy
 
 
-class NotReplicatedStore(CallerError):
+class NoSecondary(CallerError):
     """The call needs a pair of stores, and this store has no secondary."""
 
     def __init__(self) -> None:
@@ -537,7 +537,7 @@ class FolderMissing(BadURL, StoreUnavailable):
     """The folder of a local store does not exist: the path is wrong, or its disk is not mounted."""
 
 
-class MissingSchema(StoreUnavailable):
+class SchemaMissing(StoreUnavailable):
     """The server answers, but the tables of the store do not exist: not yet created, or dropped."""
 
 
@@ -572,40 +572,40 @@ class StoreBusy(StoreUnavailable):
 class OutcomeUnknown(StoreError):
     """The call ended before the store answered: it may or may not have saved.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it stores the state once.
-    For a call that saves nothing, such as a deletion, `checkpoint_id` is empty: repeat the call.
+    `thread.save(state, id=error.checkpoint)` is the safe retry: it stores the state once.
+    For a call that saves nothing, such as a deletion, `checkpoint` is empty: repeat the call.
     """
 
-    def __init__(self, thread: str, checkpoint_id: str, timeout_s: float | None, reason: str = "") -> None:
+    def __init__(self, thread: str, checkpoint: str, timeout_s: float | None, reason: str = "") -> None:
         why = reason or f"no answer within {timeout_s} s"
-        what = f"{why}: checkpoint {checkpoint_id!r} of thread {thread!r} may or may not be stored"
-        retry = f"retry with save(state, id={checkpoint_id!r}), which stores it once"
-        if not checkpoint_id:
+        what = f"{why}: checkpoint {checkpoint!r} of thread {thread!r} may or may not be stored"
+        retry = f"retry with save(state, id={checkpoint!r}), which stores it once"
+        if not checkpoint:
             what, retry = f"{why}: thread {thread!r} may or may not be changed", "repeat the call"
         super().__init__(f"{what}; {retry}")
         self.thread = thread
-        self.checkpoint_id = checkpoint_id
+        self.checkpoint = checkpoint
         self.timeout_s = timeout_s
 
 
 class NotReplicated(OutcomeUnknown):
     """The primary has stored it, but too few replicas confirmed in time: a failover may lose it.
 
-    `thread.save(state, id=error.checkpoint_id)` is the safe retry: it waits for the replicas again.
-    For a call that saves nothing, such as a deletion, `checkpoint_id` is empty: repeat the call.
+    `thread.save(state, id=error.checkpoint)` is the safe retry: it waits for the replicas again.
+    For a call that saves nothing, such as a deletion, `checkpoint` is empty: repeat the call.
     """
 
-    def __init__(self, thread: str, checkpoint_id: str, confirmed: object, wanted: int) -> None:
+    def __init__(self, thread: str, checkpoint: str, confirmed: object, wanted: int) -> None:
         what, retry = f"done this on thread {thread!r}", "repeat the call"
-        if checkpoint_id:
-            what = f"stored checkpoint {checkpoint_id!r} of thread {thread!r}"
-            retry = f"retry with save(state, id={checkpoint_id!r})"
+        if checkpoint:
+            what = f"stored checkpoint {checkpoint!r} of thread {thread!r}"
+            retry = f"retry with save(state, id={checkpoint!r})"
         StoreError.__init__(
             self,
             f"the primary has {what}, but only {confirmed} of {wanted} replicas confirmed it in time; {retry}",
         )
         self.thread = thread
-        self.checkpoint_id = checkpoint_id
+        self.checkpoint = checkpoint
         self.timeout_s = None
         self.confirmed = confirmed
         self.wanted = wanted

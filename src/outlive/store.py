@@ -31,7 +31,7 @@ from outlive.errors import (
     BadArgument,
     Corrupt,
     KeyMissing,
-    NotReplicatedStore,
+    NoSecondary,
     RunMissing,
     SeveralFailed,
     StoreClosed,
@@ -594,7 +594,7 @@ class AsyncStore(AsyncContext):
 
     def _replicated(self) -> Replicate:
         if self._pair is None:
-            raise NotReplicatedStore
+            raise NoSecondary
         return self._pair
 
     async def ping(self, *, timeout_s: float | None = None) -> dict[str, float]:

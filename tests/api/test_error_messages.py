@@ -15,7 +15,7 @@ def test_a_state_that_needs_numpy_is_not_called_corrupt(monkeypatch):
     with outlive.open("memory:") as store:
         store.thread("t").save({"array": numpy.arange(4)})
         monkeypatch.setitem(sys.modules, "numpy", None)
-        with pytest.raises(outlive.errors.MissingExtra, match="needs numpy: pip install numpy"):
+        with pytest.raises(outlive.errors.ExtraMissing, match="needs numpy: pip install numpy"):
             store.thread("t").load()
 
 

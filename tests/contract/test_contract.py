@@ -329,7 +329,7 @@ def test_an_async_call_ends_with_its_deadline(local):
                 await thread.save({"n": 2}, timeout_s=1.5)
             with pytest.raises(StoreBusy):
                 await thread.load(timeout_s=0.02)
-        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint_id)  # stored once, whoever was faster
+        saved = await thread.save({"n": 2}, id=unknown.value.checkpoint)  # stored once, whoever was faster
         assert (saved.seq, await thread.load()) == (2, {"n": 2})
         await store.close()
 

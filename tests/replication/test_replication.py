@@ -60,7 +60,7 @@ def test_when_the_secondary_is_down_a_strict_save_is_refused_and_its_retry_is_in
         with pytest.raises(outlive.NotReplicated) as refused:
             await store.thread("t").save(2)
         rig.heal()
-        await store.thread("t").save(2, id=refused.value.checkpoint_id)
+        await store.thread("t").save(2, id=refused.value.checkpoint)
         alone = await rig.alone(1)
         assert await alone.thread("t").load() == 2
         assert len(await ids(alone, "t")) == 2

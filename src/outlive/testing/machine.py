@@ -163,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.run(handle.save(state.value(), id=id))
         except OutcomeUnknown as unknown:
-            assert unknown.checkpoint_id == id
+            assert unknown.checkpoint == id
 
     @rule(call=CALLS, how=st.sampled_from(("same", "other", "replace", "replace")))
     def save_an_id_again(self, call: Call, how: str) -> None:

@@ -78,9 +78,9 @@ from outlive.errors import (
     EpochPassed,
     HeadMoved,
     LeaseLost,
-    MissingSchema,
     NewerFormat,
     OutliveError,
+    SchemaMissing,
     StaleBase,
     StoreError,
 )
@@ -144,7 +144,7 @@ class PostgresBackend:
     async def identity(self, offered: bytes) -> bytes:
         try:
             answer = await self._ask(self._sql.identity)
-        except MissingSchema:
+        except SchemaMissing:
             answer = []
         if not (answer or offered):
             return offered
