@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -30,4 +30,4 @@ class RunOptions(SubmitOptions, total=False):
     new: bool
     throttle_s: float
     clock: Callable[[], float] | None
-    durability: str
+    durability: Literal["sync", "async", "exit"]
