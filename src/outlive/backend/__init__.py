@@ -3,7 +3,7 @@
 from outlive.backend.entries import OUTBOX, TOMBSTONE
 from outlive.backend.keys import NAMING_THREAD, RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
 from outlive.backend.paging import all_entries, all_records, entry_pages, lineage, retry_stale
-from outlive.backend.protocol import Backend, commit
+from outlive.backend.protocol import Backend, Watch, commit
 from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
 from outlive.backend.records import (
     ABSENT,
@@ -59,7 +59,7 @@ __all__ = [
     "ThreadKey",
     "ThreadQuery",
     "ThreadRow",
-    "WriteRecord",
+    "Watch", "WriteRecord",
     "all_entries",
     "all_records",
     "checksum",

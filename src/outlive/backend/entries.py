@@ -28,6 +28,7 @@ class EntryKind:
     )
     is_replicated: bool = True  # the other store of a pair gets it
     is_copied: bool = True  # `copy_to` and `backup` copy it
+    wakes: bool = False  # storing it wakes those who watch the tenant
 
 
 RUN, LOCK, STEP, RESPONSE, SWEEP = "run", "lock", "step", "response", "sweep"
@@ -46,9 +47,9 @@ KINDS = {
         EntryKind(RUN),
         EntryKind(STEP),
         EntryKind(RESPONSE),
-        EntryKind(WAIT),
-        EntryKind(TIMER),
-        EntryKind(READY),
+        EntryKind(WAIT, wakes=True),
+        EntryKind(TIMER, wakes=True),
+        EntryKind(READY, wakes=True),
         EntryKind(STREAM),
         EntryKind(LOCK, is_copied=False),  # a lock counts only in its own store
         EntryKind(WORKER, is_copied=False),  # a worker works on its own store
@@ -66,11 +67,19 @@ KINDS = {
 SEALED = tuple(kind.name for kind in KINDS.values() if kind.is_sealed)
 REPLICATED = tuple(kind.name for kind in KINDS.values() if kind.is_replicated)
 COPIED = tuple(kind.name for kind in KINDS.values() if kind.is_copied)
+WAKING = frozenset(kind.name for kind in KINDS.values() if kind.wakes)
 
 
 class _Entry(Protocol):
     @property
     def kind(self) -> str: ...
+    @property
+    def gone(self) -> bool: ...
+
+
+def wakes(entries: Iterable[_Entry]) -> bool:
+    """Tell whether a commit of these entries wakes those who watch its tenant."""
+    return any(entry.kind in WAKING and not entry.gone for entry in entries)
 
 
 def check_kinds(entries: Iterable[_Entry]) -> None:

@@ -80,6 +80,27 @@ from outlive.backend.records import (
 from outlive.errors import Corrupt, OutliveError
 
 
+class Watch(Protocol):
+    """Waits for work in a tenant: an entry of a kind that `wakes` (`entries.py`) is stored.
+
+    It is used by one task or thread at a time. It may report work when there is none, and miss some
+    that is stored by a client of another version or through a pooler. So its user looks again after
+    every call, and at some interval whatever it says.
+    """
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True as soon as work was stored after `watch` or the last call; False when the time is over.
+
+        A lost connection is opened again, which counts as work. Raises nothing because of a store
+        that cannot be reached.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop watching."""
+        ...
+
+
 class Backend(Protocol):
     """A store of records. Every method is one round trip.
 
@@ -173,6 +194,10 @@ class Backend(Protocol):
         lease_clock_us  the moment by the clock that times leases
         lease_clock     the id of that clock, if it is one of this machine and not of a server
         """
+        ...
+
+    async def watch(self, tenant: str) -> Watch:
+        """Begin to watch a tenant. Watches are closed before the backend."""
         ...
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@
     DIR/store           the naming key, written once
     DIR/index           a log of all threads and runs
     DIR/reserve         space for deletions on a full disk
+    DIR/wake            other bytes after every commit that brings work for other processes
     DIR/threads/X.log   the log of a thread; X is the digest of (tenant, id) in hex
 
 Theory of operation
@@ -39,6 +40,7 @@ For local file systems, with flock and rename as on Linux, and up to some thousa
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -57,6 +59,7 @@ from outlive.backend import (
     ThreadRow,
     escape,
 )
+from outlive.backend.entries import wakes
 from outlive.backends.file.batch import Batch
 from outlive.backends.file.disk import BUSY_S, THREADS, Disk, WriteLock, busy, translated
 from outlive.backends.file.group_writer import GroupWriter
@@ -75,6 +78,7 @@ T = TypeVar("T")
 _GROUP = 64  # commits, and so at most as many open files
 _CACHED_TABLES = 4096  # a search for entries reads all threads, and is frequent
 _CACHED_BYTES = 32 << 20
+_WAKE, _WAKE_BYTES = "wake", 16  # its name, and its size
 _SETTLED = 256  # logs whose marks are synced at close; the kernel has long written older ones
 
 
@@ -136,7 +140,10 @@ class FileBackend(MemoryBackend):
         Large groups are split: open files are limited.
         """
         parts = (commits[at : at + _GROUP] for at in range(0, len(commits), _GROUP))
-        return [result for part in parts for result in self._commit_part(part)]
+        results = [result for part in parts for result in self._commit_part(part)]
+        if any(wakes(commit.entries) for commit in commits):
+            self._wake()
+        return results
 
     def _commit_part(self, commits: Sequence[Commit]) -> list[Receipt | OutliveError]:
         """Wait for the lock as long as the least patient commit.
@@ -381,6 +388,27 @@ class FileBackend(MemoryBackend):
         with translated(), contextlib.suppress(FileNotFoundError):  # which has no naming key yet
             facts |= {"format": read_format(self._disk), "format_written": FORMAT}
         return facts
+
+    def version(self) -> object:
+        """Return what is in the file that a commit writes when it brings work."""
+        with translated():
+            try:
+                fd = self._disk.open(_WAKE)
+            except FileNotFoundError:
+                return b""
+            try:
+                return self._disk.read(fd, _WAKE_BYTES, 0)
+            finally:
+                self._disk.close(fd)
+
+    def _wake(self) -> None:
+        """Let other processes see that there is work. If this fails, they find it later."""
+        with contextlib.suppress(OutliveError), translated():
+            fd = self._disk.open(_WAKE, create=True)
+            try:
+                self._disk.write(fd, os.urandom(_WAKE_BYTES), 0)
+            finally:
+                self._disk.close(fd)
 
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with translated():

@@ -18,6 +18,7 @@ from typing import Any
 
 from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
+from outlive.backends.local.watch import ThreadAlarm, bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import hold_while_forking
 
@@ -43,6 +44,7 @@ class SyncLocal(LocalCalls):
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._waiting: collections.deque[object] = collections.deque()  # threads, for the lock
         self._closed = False
+        self._bell = bell_of(local)
         keep_for_fork(local)
         _inline.add(self)
 
@@ -104,6 +106,7 @@ class SyncLocal(LocalCalls):
             return
         commits = [waiting.commit for waiting in group]
         results = self.local.commit_all(commits)
+        self._bell.ring(commits)
         for waiting, result in zip(group, results, strict=True):
             if isinstance(result, StoreBusy) and time.monotonic() + _YIELD_S * 50 < waiting.until:
                 self._queue.append(waiting)  # it has more time than the least patient of its group
@@ -124,6 +127,9 @@ class SyncLocal(LocalCalls):
             # A thread that reads in a loop would take the lock again before the others wake up.
             if self._waiting:
                 time.sleep(_YIELD_S)
+
+    def _alarm(self) -> ThreadAlarm:
+        return ThreadAlarm()
 
     async def close(self) -> None:
         with self.local.lock:

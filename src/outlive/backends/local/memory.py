@@ -361,6 +361,10 @@ class MemoryBackend:
     def facts(self) -> dict[str, object]:
         return {"backend": self.name, **lease_facts()}
 
+    def version(self) -> object:
+        """No other process commits to this one's memory."""
+        return None
+
     def before_fork(self) -> None:
         """A child gets its own copy of everything."""
 

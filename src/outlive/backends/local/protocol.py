@@ -20,8 +20,10 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRow,
+    Watch,
     WriteRecord,
 )
+from outlive.backends.local.watch import Alarm, LocalWatch, bell_of
 from outlive.errors import Corrupt, OutliveError
 
 P = ParamSpec("P")
@@ -65,6 +67,10 @@ class Local(Protocol):
     def share(self, source: ThreadKey, target: ThreadKey, names: Sequence[bytes]) -> int: ...
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]: ...
     def facts(self) -> dict[str, object]: ...
+    def version(self) -> object:
+        """Return what is another value after a commit by another process; None if there is no other."""
+        ...
+
     def before_fork(self) -> None:
         """Put away what a child must not inherit; the next call takes it up again."""
         ...
@@ -145,3 +151,12 @@ class LocalCalls:
 
     async def facts(self) -> dict[str, object]:
         return await self._call(None, self.local.facts)
+
+    async def watch(self, tenant: str) -> Watch:
+        async def version() -> object:
+            return await self._call(None, self.local.version)
+
+        return await LocalWatch(bell_of(self.local), tenant, self._alarm(), version).begin()
+
+    def _alarm(self) -> Alarm:
+        raise NotImplementedError

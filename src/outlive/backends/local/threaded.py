@@ -11,6 +11,7 @@ from typing import Any
 from outlive.backend import Commit, Receipt, outcome_unknown
 from outlive.backends.local.inline import busy, keep_for_fork, shortest
 from outlive.backends.local.protocol import Local, LocalCalls, P, T
+from outlive.backends.local.watch import TaskAlarm, bell_of
 from outlive.errors import OutliveError, StoreBusy, StoreClosed
 from outlive.runtime.fork import reset_in_child
 
@@ -21,6 +22,7 @@ class AsyncLocal(LocalCalls):
     def __init__(self, local: Local) -> None:
         super().__init__(local)
         self._closed = False
+        self._bell = bell_of(local)
         self._reset()
         keep_for_fork(local)
         reset_in_child(self)
@@ -98,7 +100,9 @@ class AsyncLocal(LocalCalls):
 
     def _commit_group(self, commits: list[Commit]) -> list[Receipt | OutliveError]:
         with self.local.lock:
-            return self.local.commit_all(commits)
+            results = self.local.commit_all(commits)
+        self._bell.ring(commits)
+        return results
 
     def _answer(self, loop: asyncio.AbstractEventLoop, group: list[Any], done: asyncio.Future[Any]) -> None:
         failure = done.exception()
@@ -134,6 +138,9 @@ class AsyncLocal(LocalCalls):
     def _locked(self, method: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         with self.local.lock:
             return method(*args, **options)
+
+    def _alarm(self) -> TaskAlarm:
+        return TaskAlarm()
 
     async def close(self) -> None:
         """Finish what was handed over, then release the backend."""

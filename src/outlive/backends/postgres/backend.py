@@ -68,6 +68,7 @@ from outlive.backends.postgres.save import (
 )
 from outlive.backends.postgres.statements import PROBLEMS, VERSION, quoted, schema_script, statements
 from outlive.backends.postgres.transaction import Transaction
+from outlive.backends.postgres.watch import PostgresWatch, channel
 from outlive.backends.rules.clock import new_token
 from outlive.backends.rules.snapshot import is_plain
 from outlive.backends.server.attempts import AbandonedCommits, Attempts, lock_ms
@@ -419,6 +420,9 @@ class PostgresBackend:
             number(query.limit),
         ]
         statement = self._sql.entries
+        if query.statuses is not None and len(query.statuses) == 1 and thread is None:
+            # The index has the entries of one status in the order of their keys.
+            statement, parameters[8] = self._sql.entries_of_status, text(query.statuses[0])
         if thread is not None:
             statement = self._sql.entries_of_thread
             parameters.append(thread.digest)
@@ -483,6 +487,12 @@ class PostgresBackend:
             "settings": settings,
             "lease_clock_us": to_number(now),
         }
+
+    async def watch(self, tenant: str) -> PostgresWatch:
+        """Listen on a connection of its own, beside those of the pool."""
+        watch = PostgresWatch(self._pool, channel(self._schema, tenant))
+        await watch.listen(0.0)
+        return watch
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         if thread is None:

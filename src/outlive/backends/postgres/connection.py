@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from psycopg import OperationalError, conninfo, generators, pq
 
 from outlive.backends.server.attempts import AttemptFailed, lock_ms
-from outlive.backends.server.sockets import Wait, look_up
+from outlive.backends.server.sockets import READ, Wait, look_up
 from outlive.backends.server.urls import hide_secrets
 from outlive.errors import (
     BadArgument,
@@ -113,6 +113,20 @@ class Connection:
             lambda: self._connection.send_query_params(statement.encode(), parameters, None, formats, 1),
             deadline,
         )
+
+    async def notified(self, deadline: Deadline) -> bool:
+        """Wait for a notification; return False when the time is over."""
+        while True:
+            try:
+                self._connection.consume_input()
+            except OperationalError as error:
+                self._is_broken = True
+                raise AttemptFailed(_first_line(str(error)), sent=False) from None
+            is_notified = False
+            while self._connection.notifies() is not None:
+                is_notified = True
+            if is_notified or not await self._wait(self._connection.socket, READ, deadline):
+                return is_notified
 
     async def begin(self, deadline: Deadline) -> None:
         """Start a transaction that the server itself ends when its client is gone."""

@@ -43,6 +43,13 @@ create function {schema}.thread_seal_1(t {schema}.thread) returns bigint languag
     )
 $outlive$;
 
+-- Return the channel that work in a tenant is notified on.
+create function {schema}.channel_1(p_tenant_digest bytea) returns text language sql stable as $outlive$
+    select 'outlive_' || encode(
+        substr(sha256(convert_to($schema${schema}$schema$, 'UTF8') || p_tenant_digest), 1, 16), 'hex'
+    )
+$outlive$;
+
 -- Saving -----------------------------------------------------------------------------------------
 
 -- Whether an entry may not replace the stored one: it is older, not expected, or a lease runs.
@@ -433,6 +440,9 @@ begin
         v_settled := v_settled
             || jsonb_build_object('fence', s.fence, 'until', s.until, 'clock', s.clock, 'status', s.status);
         settled_bodies := settled_bodies || s.body;
+        if x ? 'wakes' then
+            perform pg_notify({schema}.channel_1(p_tenant_digest), '');
+        end if;
         if x->>'name' like '01%' then
             t.step_sum := t.step_sum # s.delta;
         else

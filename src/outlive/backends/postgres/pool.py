@@ -61,6 +61,12 @@ class Pool:
             self._release()
             raise
 
+    async def connect(self, deadline: Deadline) -> Connection:
+        """Return a connection that is not of the pool; the caller closes it."""
+        if self._closed:
+            raise StoreClosed
+        return await self._connect(deadline)
+
     def give_back(self, connection: Connection) -> None:
         if connection.is_usable and not self._closed:
             self._idle.append(connection)

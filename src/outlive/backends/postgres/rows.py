@@ -22,7 +22,7 @@ from outlive.backend import (
     escape,
     unescape,
 )
-from outlive.backend.entries import OUTBOX, RESPONSE, STEP, STREAM, TOMBSTONE, check_stored_kind
+from outlive.backend.entries import OUTBOX, RESPONSE, STEP, STREAM, TOMBSTONE, check_stored_kind, wakes
 from outlive.backends.rules.view import Row, write_order
 from outlive.errors import BadArgument, Corrupt, DamagedEntry
 
@@ -247,6 +247,7 @@ def entry_documents(entries: Iterable[EntryRecord]) -> list[dict[str, Any]]:
             "expect_lapsed": entry.expect_lapsed,
             "gone": entry.gone,
             "checksum": entry_checksum(entry).hex(),
+            **({"wakes": True} if wakes((entry,)) else {}),
         }
         for entry in entries
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outlive.backend import CheckpointKey, CheckpointRecord, Commit, EntryRecord, Receipt, WriteRecord
+from outlive.backend.entries import wakes
 from outlive.backends.postgres.connection import Connection, Parameter
 from outlive.backends.postgres.rows import (
     CHECKPOINT,
@@ -301,6 +302,9 @@ class Transaction:
                 documents(sealed_entries(self._commit.thread, batch)),
                 blobs([entry.body or b"" for entry in batch]),
             )
+        if wakes(last.values()):
+            tenant = digest(self._commit.thread.tenant)
+            await self._query("select pg_notify({schema}.channel_1($1), '')::text", tenant)
 
     async def _put_row(self, effect: Effect, change: Sums) -> None:
         row = effect.row

@@ -38,6 +38,7 @@ from outlive.backends.redis.listing import Listing, filter_args
 from outlive.backends.redis.repair import IndexRepair
 from outlive.backends.redis.rows import StoredThread, checkpoint_field, to_bytes
 from outlive.backends.redis.session import Session
+from outlive.backends.redis.watch import RedisWatch
 from outlive.backends.rules.view import write_order
 from outlive.errors import Corrupt, OutliveError
 
@@ -69,6 +70,12 @@ class RedisBackend:
             await self.session.attempt(lambda deadline: self.session.client.warm(count, deadline))
         await self.store_identity.check_eviction()
         return key
+
+    async def watch(self, tenant: str) -> RedisWatch:
+        """Subscribe on a connection of its own, beside those of the pool."""
+        watch = RedisWatch(self.session, tenant)
+        await watch.listen(0.0)
+        return watch
 
     # Committing
 

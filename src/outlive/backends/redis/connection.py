@@ -96,6 +96,21 @@ class Connection:
                     raise refusal(reply)
             return replies
 
+    async def next_message(self, deadline: Deadline) -> Reply:
+        """Return what the server sends by itself to a subscriber; None when the time is over."""
+        with self._closing_on_failure(sent=False):
+            while (message := self._reader.gets()) is _INCOMPLETE:
+                try:
+                    count = self._socket.recv_into(self._buffer)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    if not await self._io_mode.wait(self._socket.fileno(), READ, deadline):
+                        return None
+                    continue
+                if not count:
+                    raise OSError("the server closed the connection")
+                self._reader.feed(self._buffer, 0, count)  # type: ignore[arg-type]
+            return message
+
     def close(self) -> None:
         """Close at once, without a goodbye that could wait."""
         self._socket.close()

@@ -16,6 +16,7 @@ from outlive.backend import (
     WriteRecord,
     stamped,
 )
+from outlive.backend.entries import wakes
 from outlive.backends.redis import rows
 from outlive.backends.redis.rows import checkpoint_field, pack_args, to_bytes
 from outlive.backends.rules.clock import Clock, new_token
@@ -91,6 +92,7 @@ def commit_args(
         touch,
         len(commit.chunks),
         bool(naming_key),
+        wakes(commit.entries),
     )
     args = [False if value is None else value for value in header]
     return [
@@ -130,6 +132,7 @@ def effect_args(
         to_bytes(thread.id),
         len(effect.chunks),
         bool(naming_key),
+        wakes(effect.entries),
     )
     names = rows.pack_names(effect.removed_chunks)
     return [

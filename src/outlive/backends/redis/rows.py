@@ -88,6 +88,11 @@ class Keys:
         )
 
 
+def wake_channel(prefix: str, tenant: str) -> bytes:
+    """Return the channel on which a script publishes that there is work (`ring` in thread.lua)."""
+    return f"{prefix}wake:".encode() + to_bytes(tenant)
+
+
 def threads_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:threads"
 

@@ -65,6 +65,10 @@ class Pool:
         finally:
             idle.limiter.leave()
 
+    async def connect(self, deadline: Deadline) -> Connection:
+        """Return a connection that is not of the pool; the caller closes it."""
+        return await Connection.open(self._settings, self._io_mode, deadline)
+
     async def warm(self, count: int, deadline: Deadline) -> None:
         """Open connections in advance."""
         idle = self._own()

@@ -309,6 +309,11 @@ class SQLiteBackend:
                 **lease_facts(),
             }
 
+    def version(self) -> object:
+        """Return a number that every commit on another connection changes."""
+        with self._connection.translated():
+            return fetch_one(self._connection.db(), "pragma data_version")[0]
+
     def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         with self._connection.translated(), self._connection.transaction("deferred") as db:
             if thread is not None:

@@ -45,6 +45,7 @@ from outlive.backend import (
     ThreadKey,
     ThreadQuery,
     ThreadRow,
+    Watch,
     WriteRecord,
     escape,
 )
@@ -325,6 +326,9 @@ class Encrypted:
 
     async def facts(self) -> dict[str, object]:
         return await self.inner.facts()
+
+    async def watch(self, tenant: str) -> Watch:
+        return await self.inner.watch(tenant)
 
     async def audit(self, thread: ThreadKey | None) -> list[Corrupt]:
         return await self.inner.audit(thread)

@@ -105,6 +105,7 @@ from outlive.layers.replication.pair import (
 from outlive.layers.replication.stores import Stores, is_unreachable
 from outlive.layers.replication.switch import RoleSwitch
 from outlive.layers.replication.transfer import IsNamed
+from outlive.layers.replication.watch import PairWatch
 from outlive.runtime.runtime import Deadline, Runtime, Ticker
 
 _READS = frozenset(
@@ -226,6 +227,12 @@ class Replicate:
     async def facts(self) -> dict[str, object]:
         """Return the facts of the active store."""
         return await self.stores.active.facts()
+
+    async def watch(self, tenant: str) -> PairWatch:
+        """Watch the store that is active, whichever that is."""
+        watch = PairWatch(self.stores, tenant)
+        await watch.follow()
+        return watch
 
     def __getattr__(self, name: str) -> Any:
         if name not in _READS:

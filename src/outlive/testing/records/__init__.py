@@ -10,6 +10,7 @@ from outlive.testing.records.odd_ids import IdContract
 from outlive.testing.records.order import OrderContract
 from outlive.testing.records.reading import ReadingContract
 from outlive.testing.records.threads import ThreadContract
+from outlive.testing.records.watching import WatchContract
 from outlive.testing.records.writes import WriteContract
 
 
@@ -25,6 +26,7 @@ class RecordsContract(
     ThreadContract,
     FirstCallContract,
     IdContract,
+    WatchContract,
 ):
     """The rules of `outlive.backend.protocol`, each a test."""
 

@@ -2,8 +2,8 @@
 -- With a base, ordinary saves may have come between: they change nothing that was looked at.
 -- Everything that can fail is done before the first write. Removals come first: then a full server
 -- accepts the rest.
-local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks, has_naming_key =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 16)
+local tokens, expected, base, new, everything, removed, records, writes, entries, info, projection, ttl_ms, tenant, id, chunks, has_naming_key, wakes =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 17)
 local removed_chunks = split(ARGV[2])
 local is_deletion = base and everything -- also of a damaged thread
 local raw, row, damage, expired
@@ -180,4 +180,5 @@ if info then
 end
 
 raw = settle(old_state, row, tenant, id, ttl_ms, is_new and not damage and not expired, new_bucket)
+if wakes then ring(tenant) end
 return { 'ok', raw, removed_count, freed_bytes }

@@ -2,8 +2,8 @@
 -- hold.
 --
 -- 1. Was it done before: is the checkpoint stored, or the token known?
-local new_generation, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks, has_naming_key =
-  unpack(cmsgpack.unpack(ARGV[1]), 1, 15)
+local new_generation, tokens, generation, epoch, fence, expect, draft, entries, writes, ttl_ms, tenant, id, touch, chunks, has_naming_key, wakes =
+  unpack(cmsgpack.unpack(ARGV[1]), 1, 16)
 local blob, at = ARGV[2], now()
 local raw, row, damage, expired = look(true)
 if damage then return { 'damaged', damage } end
@@ -189,4 +189,5 @@ if #entries > 0 then
 end
 
 settle(old_state, row, tenant, id, ttl_ms, is_new and not expired, new_bucket)
+if wakes then ring(tenant) end
 return { 'ok', row.generation, row.revision, row.seq, row.epoch, at, parent, table.concat(accepted), kept, is_new and 1 or 0 }

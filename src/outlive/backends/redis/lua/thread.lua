@@ -290,6 +290,9 @@ local function keep_alive(row, ttl_ms)
   return int(ends)
 end
 
+-- Tell those who watch a tenant that there is work. A user may lack the right to the channel.
+local function ring(tenant) redis.pcall('PUBLISH', string.match(M, '^(.-){') .. 'wake:' .. tenant, '') end
+
 -- A read extends the TTL as a commit does.
 local function refresh(raw, row, ttl_ms)
   if row.ends == 0 then
