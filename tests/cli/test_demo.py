@@ -22,6 +22,7 @@ DEMO = PROJECT / "examples" / "kill_and_resume.py"
 
 
 RECOVERY = PROJECT / "examples" / "recover_a_run.py"
+APPROVAL = PROJECT / "examples" / "approval.py"
 
 
 def run(*arguments, script=DEMO, **options):
@@ -126,3 +127,13 @@ def test_a_killed_run_is_recovered_and_a_zombie_is_refused():
     assert re.findall(r"step (\d) .* was done before", stopped) == ["1", "2"]
     assert "run-1 is completed, attempt 2" in killed
     assert stopped.index("run-2 is completed, attempt 2") < stopped.index("woken up, and refused")
+
+
+def test_an_approval_comes_from_another_process_and_the_run_continues():
+    code, output, error = run(script=APPROVAL)
+    assert (code, error) == (0, ""), error
+    lines = [line.strip() for line in output.splitlines()]
+    assert "the run is waiting" in lines
+    assert "refused: answer.approved: must be boolean, not 'yes'" in lines
+    assert "too late: answered by support desk" in lines
+    assert lines[-1] == "the run is completed, attempt 1: paid 180 EUR"

@@ -51,7 +51,9 @@ def race(pool, stores, id, chance):
     """Let one process ask, two answer, and recover whatever is ready; return what was booked and who answered first."""
     agent = Booking()
     asking = pool.submit(begin, stores[0], id, agent, chance.random() * 0.01)
-    answers = [pool.submit(answer, stores[1 + n % 2], id, f"desk {n}", chance.random() * 0.03) for n in range(2)]
+    answers = [
+        pool.submit(answer, stores[1 + n % 2], id, f"desk {n}", chance.random() * 0.03) for n in range(2)
+    ]
     asking.result()
     first = [who for who in (each.result() for each in answers) if who is not None]
     return agent, first
