@@ -39,6 +39,7 @@ from outlive.errors import (
     raise_all,
     well_formed,
 )
+from outlive.runs.budget import Budget, check_budget
 from outlive.runs.lease import (
     CANCELLED,
     PARKED,
@@ -184,6 +185,8 @@ class AsyncStore(AsyncContext):
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -212,7 +215,12 @@ class AsyncStore(AsyncContext):
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
         return self._run(
-            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=run_id is not None,
+            budget=check_budget(options.get("budget")),
         )
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
@@ -227,10 +235,16 @@ class AsyncStore(AsyncContext):
         stored = await self._find_run(run_id, thread)
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
-    async def retry(self, run_id: str, *, thread: str | None = None) -> AsyncRun:
-        """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`."""
+    async def retry(
+        self, run_id: str, *, thread: str | None = None, budget: Budget | None = None
+    ) -> AsyncRun:
+        """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
+
+        `budget` replaces the budget of the run.
+        """
         key, entry = await self._the_run(run_id, thread)
-        return self._run(unpack_run(self._engine.codec, key, entry), retries=True)
+        info = unpack_run(self._engine.codec, key, entry)
+        return self._run(info, retries=True, budget=check_budget(budget))
 
     async def _give_back(self, run_id: str, thread: str) -> RunInfo:
         """Make a run a candidate for recovery, unless it is completed, without reading what it did. Raises RunBusy, ThreadBusy."""

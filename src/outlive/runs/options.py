@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from outlive.runs.budget import Budget
+
 
 class RunOptions(TypedDict, total=False):
     """The options of `store.run`."""
@@ -22,4 +24,5 @@ class RunOptions(TypedDict, total=False):
     clock: Callable[[], float] | None
     durability: str
     max_attempts: int
+    budget: Budget | None
     exclusive: bool

@@ -142,6 +142,8 @@ class Ledger:
                 await self._write(known, DONE, value)
                 return value
         # 3. Call the function, if need be more than once.
+        if known is None and self._run.info.budget is not None:
+            self._run.info.budget.check_step(self._run.id, len(self._steps))
         key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
         if key is not None:
             kwargs = with_key(function, kwargs, key)

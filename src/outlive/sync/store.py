@@ -8,6 +8,7 @@ from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
+from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions
 from outlive.runtime.runtime import run_now
@@ -93,6 +94,8 @@ class Store(SyncContext):
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
         max_attempts:  `recover` parks the run after that many failed attempts (default: 5)
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -143,9 +146,12 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None) -> Run:
-        """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`."""
-        return Run(run_now(self._store.retry(run_id, thread=thread)))
+    def retry(self, run_id: str, *, thread: str | None = None, budget: Budget | None = None) -> Run:
+        """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
+
+        `budget` replaces the budget of the run.
+        """
+        return Run(run_now(self._store.retry(run_id, thread=thread, budget=budget)))
 
     def park(self, run_id: str, *, thread: str | None = None) -> RunInfo:
         """Set a run aside, wherever it is: nothing recovers it until `retry`. A live run is refused at its next write.

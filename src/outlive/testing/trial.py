@@ -230,6 +230,13 @@ class _Awaited:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    async def __aenter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> Any:
+        return self._inner.__exit__(*error)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # internals that a test looks at are the same sync and async
             return getattr(_wrapped(self._inner), name)
