@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from outlive.retention.policy import DeletionCount as DeletionCount
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
+    from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.budget import Budget as Budget
+    from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
     from outlive.runs.questions import QuestionInfo as QuestionInfo
@@ -48,7 +51,8 @@ if TYPE_CHECKING:
     from outlive.runs.response_values import WriteProposal as WriteProposal
     from outlive.runs.responses import AsyncResponses as AsyncResponses
     from outlive.runs.run import AsyncRun as AsyncRun
-    from outlive.runs.steps import StepInfo as StepInfo
+    from outlive.runs.step_record import FailedTry as FailedTry
+    from outlive.runs.step_record import StepInfo as StepInfo
     from outlive.runs.waiting import Waiting as Waiting
     from outlive.runs.waits import Question as Question
     from outlive.runs.worker import AsyncWorker as AsyncWorker
@@ -85,6 +89,9 @@ _MODULES = {
     "layers.encryption.rotation": "Rotated",
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
+    "runs.attempts": "Attempt",
+    "runs.budget": "Budget",
+    "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
     "runs.questions": "QuestionInfo",
@@ -92,7 +99,7 @@ _MODULES = {
     "runs.response_values": "FanOut ModelResponse PartialResponse Usage WriteProposal",
     "runs.responses": "AsyncResponses",
     "runs.run": "AsyncRun",
-    "runs.steps": "StepInfo",
+    "runs.step_record": "FailedTry StepInfo",
     "runs.waiting": "Waiting",
     "runs.waits": "Question",
     "runs.worker": "AsyncWorker",
@@ -117,6 +124,8 @@ __all__ = [
     "AsyncStore",
     "AsyncThread",
     "AsyncWorker",
+    "Attempt",
+    "Budget",
     "CallerError",
     "Change",
     "Checkpoint",
@@ -125,8 +134,10 @@ __all__ = [
     "CheckpointInfo",
     "Corrupt",
     "DeletionCount",
+    "EffectKey",
     "Event",
     "FailedRun",
+    "FailedTry",
     "FanOut",
     "HeadMoved",
     "Interrupt",

@@ -489,6 +489,45 @@ class RunSuspended(BaseException):
         super().__init__(f"run {run!r} waits{what}: let this exception leave the block of the run")
 
 
+class StepTimeout(CallerError, TimeoutError):
+    """The function of a step did not return within its `timeout_s`."""
+
+    def __init__(self, run: str, name: str, key: str, timeout_s: float) -> None:
+        super().__init__(
+            f"step {name!r} ({key}) of run {run!r} did not return within {timeout_s:g} s; "
+            "its effects may have happened, or happen later"
+        )
+        self.run = run
+        self.name = name
+        self.key = key
+        self.timeout_s = timeout_s
+
+
+class NoEffect(CallerError):
+    """`run.effect_key` was read outside of a step with a side effect."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(
+            f"run {run!r} is in no effect here: read run.effect_key inside the function of a step with "
+            "effect=True, in the thread or task that the step was called in"
+        )
+        self.run = run
+
+
+class BudgetSpent(CallerError):
+    """A run used more than its budget. What crossed it is stored, and the run is parked."""
+
+    def __init__(self, run: str, what: str, used: float, limit: float) -> None:
+        super().__init__(
+            f"run {run!r} has used {used:,.10g} of {limit:,.10g} {what}; "
+            f"continue it with store.retry({run!r}, budget=...) and a larger budget"
+        )
+        self.run = run
+        self.what = what
+        self.used = used
+        self.limit = limit
+
+
 class KeyMissing(CallerError):
     """The key ring does not have the key, or an encrypted store was opened without a ring."""
 

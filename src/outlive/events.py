@@ -13,13 +13,19 @@ from dataclasses import dataclass
 
 SAVE, LOAD, CLAIM, END, LOSS = "save", "load", "claim", "end", "loss"
 FAILOVER, FAILBACK, SWEEP = "failover", "failback", "sweep"
+STEP_BEGIN, STEP_END, STALL = "step_begin", "step_end", "stall"
+QUESTION, ANSWER, WAKE = "question", "answer", "wake"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened: a save, a load, a sweep, a failover or failback.
+    """Something that happened. `name` says what:
 
-    Or a run that started, was claimed, ended, or was lost to another process.
+    "save", "load", "sweep", "failover", "failback"
+    "claim", "end", "loss":        a run started or was claimed, ended, or was lost to another process
+    "step_begin", "step_end":      the function of a step was called, and returned or raised
+    "stall":                       a run made no progress for `progress_s`: its lease is not renewed
+    "question", "answer", "wake":  a run asks and waits, got an answer, or can continue
     """
 
     name: str
@@ -27,12 +33,14 @@ class Event:
     namespace: str = ""
     checkpoint: str | None = None
     run: str | None = None
-    status: str | None = None  # of a run; of a sweep "done", "stopped" or "failed"
+    status: str | None = None  # of a run or a step; of a sweep "done", "stopped" or "failed"
     attempt: int | None = None
     state_bytes: int | None = None  # of a sweep: the bytes that it freed
     new_bytes: int | None = None
     duration_s: float = 0.0
-    error: str | None = None  # of a sweep: what went wrong
+    error: str | None = None  # of a sweep or a step: what went wrong
+    step: str | None = None  # the name of a step, a question or a wait
+    key: str | None = None  # of a step
 
 
 Watcher = Callable[[Event], None]

@@ -31,6 +31,8 @@ def spans(tracer: Any = None) -> Watcher:
             "run",
             "status",
             "attempt",
+            "step",
+            "key",
             "state_bytes",
             "new_bytes",
             "error",

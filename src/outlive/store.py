@@ -39,8 +39,20 @@ from outlive.errors import (
     StoreClosed,
     StoreError,
     raise_all,
+    well_formed,
 )
-from outlive.runs.lease import CANCELLED, PARKED, RUN, RunInfo, find, find_all, unpack_or_tell, unpack_run
+from outlive.runs.budget import Budget, check_budget
+from outlive.runs.lease import (
+    CANCELLED,
+    PARKED,
+    RUN,
+    RunInfo,
+    find,
+    find_all,
+    seed_of,
+    unpack_or_tell,
+    unpack_run,
+)
 from outlive.runs.lock import AsyncLock
 from outlive.runs.options import RunOptions
 from outlive.runs.renewal import LeaseRenewer
@@ -62,11 +74,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
     from outlive.retention.sweeper import Sweeper
+    from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.recovery import Handler, Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
     from outlive.runs.worker import AsyncWorker
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
@@ -169,6 +182,8 @@ class AsyncStore(AsyncContext):
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        progress_s:    without progress for that long, the lease is not renewed any more: another process can
+                       take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
@@ -176,6 +191,8 @@ class AsyncStore(AsyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -187,6 +204,7 @@ class AsyncStore(AsyncContext):
         max_attempts, durability = options.get("max_attempts", 5), options.get("durability", "sync")
         check_run(lease_s, throttle_s, max_attempts, clock)
         backoff_s = options.get("backoff_s")
+        progress_s = options.get("progress_s")
         if check_run_durability(durability) == "exit" and throttle_s > 0:
             raise BadArgument('durability="exit" stores nothing before the run ends: leave out throttle_s')
         info = RunInfo(
@@ -203,9 +221,15 @@ class AsyncStore(AsyncContext):
             code_version=None if code_version is None else check_text("code_version", code_version),
             exclusive=options.get("exclusive", True),
             lease_s=float(lease_s),
+            progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
         return self._run(
-            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=run_id is not None,
+            budget=check_budget(options.get("budget")),
         )
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
@@ -221,12 +245,18 @@ class AsyncStore(AsyncContext):
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
     async def retry(
-        self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
     ) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -234,7 +264,7 @@ class AsyncStore(AsyncContext):
             from outlive.runs.end import retry_at
 
             await retry_at(self._engine, key, info, micros(not_before))
-        return self._run(info, retries=True)
+        return self._run(info, retries=True, budget=check_budget(budget))
 
     # Questions
 
@@ -723,12 +753,21 @@ class AsyncStore(AsyncContext):
         from outlive.runs.questions import read_wait_steps
         from outlive.runs.steps import read_steps
 
-        key, _ = await self._the_run(run_id, thread)
-        steps = [
-            *await read_steps(self._engine, key, run_id),
-            *await read_wait_steps(self._engine, key, run_id),
-        ]
+        key, entry = await self._the_run(run_id, thread)
+        with well_formed(f"run {run_id!r}", key.id):
+            seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
+        steps = await read_steps(self._engine, key, run_id, seed)
+        steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
+
+    async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
+        """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.
+
+        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id. Raises
+        RunMissing and AmbiguousRun.
+        """
+        stored = await self._the_run(run_id, thread)
+        return list(unpack_run(self._engine.codec, *stored).attempts)
 
     async def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.

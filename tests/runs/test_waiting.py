@@ -46,6 +46,22 @@ def test_a_plain_block_ends_without_an_error_and_says_what_it_waits_for(store):
     assert (run.status, run.info.attempt) == ("completed", 1)
 
 
+def test_questions_answers_and_wakes_are_told():
+    told = []
+    with outlive.open("memory:", on_event=lambda event: told.append((event.name, event.step))) as store:
+        with store.run("t", run_id="r", agent="x") as run:
+            approve(run)
+        store.answer("r", "ok?", 1)
+        store.recover({"x": approve})
+        assert [(info.number, info.outcome) for info in store.attempts("r")] == [
+            (1, "waiting"),
+            (1, "completed"),
+        ]
+    names = ["claim", "question", "end", "answer", "wake", "claim", "end"]
+    assert [name for name, _ in told if name in names] == names
+    assert [step for name, step in told if name in ("question", "answer")] == ["ok?", "ok?"]
+
+
 def test_nothing_is_done_for_a_suspended_run(store):
     run = store.run("t", run_id="r").start()
     with pytest.raises(RunSuspended):

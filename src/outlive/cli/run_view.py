@@ -18,7 +18,7 @@ from outlive.cli.output.values import lines, one_line, to_json
 
 if TYPE_CHECKING:
     from outlive.runs.lease import RunInfo
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
     from outlive.sync.store import Store
 
 _UNLIMITED = 1_000_000  # characters

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from outlive.backend import NEXT, Commit, EntryRecord, ThreadKey
 from outlive.errors import EntryHeld, RunBusy, RunEnded
-from outlive.runs import lease, tickets, timers
+from outlive.runs import attempts, lease, tickets, timers
 from outlive.runs.lease import CANCELLED, COMPLETED, LOCK, PARKED, RUN, RUNNING, WAITING, Lock, RunInfo
 from outlive.runs.wait_entry import OPEN, put, read_waits, withdrawn
 from outlive.runs.waiting import Reason, Waiting
@@ -56,6 +56,7 @@ async def delay_run(engine: Engine, key: ThreadKey, run: RunInfo, reason: Reason
     stored = run._entry
     assert stored is not None
     leftovers = [*_leftovers(stored, run), *await _freed(engine, key, run)]
+    lease.end_dead_attempt(run)
     run.status, run.waits = WAITING, Waiting(reason, moment(engine.runtime.now()), moment(due))
     entry = EntryRecord(RUN, run.id, lease.pack_run(engine, run), WAITING, epoch=stored.epoch, fence=NEXT)
     rings = timers.timer(due, run.id, timers.OF_RUN, stored.epoch)
@@ -71,7 +72,7 @@ async def retry_at(engine: Engine, key: ThreadKey, run: RunInfo, due: int) -> No
     if run.status == RUNNING:
         raise lease.run_busy(engine.codec, run.id, stored)
     if run.is_finished:
-        run.attempt, run.failures, run.error, run.ended_at = 0, 0, None, None
+        run.failures, run.error, run.ended_at = 0, None, None
     try:
         await delay_run(engine, key, run, "start", due)
     except EntryHeld as error:
@@ -84,9 +85,11 @@ def _leftovers(stored: EntryRecord, run: RunInfo) -> tuple[EntryRecord, ...]:
 
 
 def _ended(engine: Engine, run: RunInfo, stored: EntryRecord, status: str) -> EntryRecord:
-    run.status, run.waits = status, None
+    now = dt.datetime.now(dt.UTC)
+    run.status, run.step, run.attempts = status, None, attempts.end(run.attempts, status, now)
+    run.waits = None
     if status == CANCELLED:
-        run.ended_at = dt.datetime.now(dt.UTC)
+        run.ended_at = now
     body = lease.pack_run(engine, run)
     return EntryRecord(RUN, run.id, body, status, epoch=stored.epoch, fence=NEXT, expect=stored.rank)
 

@@ -33,6 +33,8 @@ from outlive.errors import (
     well_formed,
 )
 from outlive.format.codec import Codec
+from outlive.runs import attempts
+from outlive.runs.budget import Budget
 from outlive.runs.owner import Owner
 from outlive.runs.waiting import Waiting
 from outlive.threads.engine import Engine
@@ -68,16 +70,21 @@ class RunInfo:
     phase: str | None = None
     completed_phases: list[str] = field(default_factory=list)  # in the order in which they were left
     usage: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget | None = None
     error: str | None = None
     result: Any = None
     exclusive: bool = True
     shares_place: bool = False  # it shares the place of its parent
     lease_s: float = 30.0
+    progress_s: float | None = None  # without progress for that long, its lease is not renewed
     owner: Owner | None = None
     started_at: dt.datetime | None = None
-    updated_at: dt.datetime | None = None  # the last write: at the start, by a save, at the end
+    updated_at: dt.datetime | None = None  # the last write or step; a heartbeat notes those of steps
+    step: str | None = None  # the step that it is in, as of the last heartbeat
     ended_at: dt.datetime | None = None
+    attempts: tuple[attempts.Attempt, ...] = ()  # the last 20, oldest first
     lease_expires_at: dt.datetime | None = None  # unless it is renewed; None: no lease
+    effect_seed: bytes = field(default=b"", repr=False)  # of the keys of its effects
     is_readable: bool = True  # if not: only id, thread and status are known; see `error`
     _entry: EntryRecord | None = field(default=None, repr=False)
 
@@ -86,11 +93,18 @@ class RunInfo:
         """Tell whether the run has ended or is parked."""
         return self.status not in UNFINISHED
 
+    @property
+    def quiet_s(self) -> float | None:
+        """The seconds since the last write, by the clock of this process; None unless the run is running."""
+        if self.status != RUNNING or self.updated_at is None:
+            return None
+        return max(0.0, (dt.datetime.now(dt.UTC) - self.updated_at).total_seconds())
+
 
 _FIELDS = (
     "namespace", "attempt", "failures", "max_attempts", "backoff_s", "priority", "agent", "prompt", "parent", "attributes", "code_version", "iteration",
     "phase", "completed_phases", "usage", "error", "result", "exclusive", "shares_place", "lease_s", "started_at", "updated_at",
-    "ended_at",
+    "ended_at", "step", "progress_s", "effect_seed",
 )  # fmt: skip
 
 
@@ -100,6 +114,8 @@ def pack_run(engine: Engine, run: RunInfo) -> bytes:
     fields = {name: getattr(run, name) for name in _FIELDS}
     fields["owner"] = None if run.owner is None else run.owner.pack()
     fields["waits"] = None if run.waits is None else run.waits.pack()
+    fields["attempts"] = attempts.pack(run.attempts)
+    fields["budget"] = None if run.budget is None else run.budget.pack()
     return engine.codec.pack(fields, f"run {run.id!r}")
 
 
@@ -107,7 +123,10 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
     """Return the run that an entry describes."""
     with well_formed(f"run {entry.key!r}", key.id):
         fields = codec.unpack(entry.body or b"")
-        owner, waits = fields.pop("owner", None), fields.pop("waits", None)
+        seed_of(fields)
+        budget = fields.pop("budget", None)
+        owner, tried = fields.pop("owner", None), attempts.unpack(fields.pop("attempts", []))
+        waits = fields.pop("waits", None)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         return RunInfo(
             id=entry.key,
@@ -116,9 +135,37 @@ def unpack_run(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:
             lease_expires_at=lapses_at(entry),
             owner=None if owner is None else Owner.unpack(owner),
             waits=None if waits is None else Waiting.unpack(waits),
+            attempts=tried,
+            budget=None if budget is None else Budget.unpack(budget),
             _entry=entry,
             **known,
         )
+
+
+def seed_of(fields: Any) -> bytes:
+    """Return the seed of the effects of a stored run. Raises Corrupt."""
+    seed = fields.get("effect_seed", b"")
+    if not isinstance(seed, bytes) or len(seed) > 64:
+        raise Corrupt("the seed of the effects of a run is damaged")
+    return seed
+
+
+def pack_progress(codec: Codec, body: bytes, run: RunInfo) -> bytes:
+    """Return a stored body of a run with its last write, the step that it is in, and its usage."""
+    fields = codec.unpack(body, opaque=True)
+    return codec.pack({**fields, "updated_at": run.updated_at, "step": run.step, "usage": run.usage})
+
+
+def end_dead_attempt(run: RunInfo) -> None:
+    """Note that the last attempt of a run ended without a word, if that is so."""
+    if run.status != RUNNING:
+        return
+    is_gone = run.owner is not None and run.owner.is_gone()
+    last = run.updated_at
+    if run.lease_expires_at is not None:  # every write and heartbeat renewed the lease
+        last = run.lease_expires_at - dt.timedelta(seconds=run.lease_s)
+    run.attempts = attempts.end(run.attempts, attempts.DIED if is_gone else attempts.LAPSED, last)
+    run.step = None
 
 
 def unpack_or_tell(codec: Codec, key: ThreadKey, entry: EntryRecord) -> RunInfo:

@@ -126,6 +126,9 @@ class AsyncLock(AsyncContext):
     def _token(entry: EntryRecord) -> tuple[str, str, int, int]:
         return (LOCK, entry.key, entry.epoch, entry.fence)
 
+    def _is_stalled(self) -> bool:
+        return False
+
     def _renewal(self) -> Commit:
         entry = self._held
         if entry is None:
@@ -134,6 +137,9 @@ class AsyncLock(AsyncContext):
             LOCK, entry.key, None, RUNNING, entry.epoch, entry.fence, entry.revision, lease_s=self._lease_s
         )
         return Commit(self._key, entries=(renewed,), fence=self._token(entry))
+
+    def _renewed(self, is_stored: bool) -> None:
+        """Do nothing: a renewal of a lock has nothing else to store."""
 
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         self._held = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from outlive.runs.budget import Budget
+
 
 class RunOptions(TypedDict, total=False):
     """The options of `store.run`."""
@@ -17,10 +19,12 @@ class RunOptions(TypedDict, total=False):
     attributes: Mapping[str, Any] | None
     code_version: str | None
     lease_s: float
+    progress_s: float | None
     throttle_s: float
     clock: Callable[[], float] | None
     durability: str
     max_attempts: int
     backoff_s: float | None
     priority: int
+    budget: Budget | None
     exclusive: bool

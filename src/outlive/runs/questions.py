@@ -26,11 +26,12 @@ from outlive.errors import (
     RunEnded,
     RunMissing,
 )
+from outlive.events import ANSWER, Event
 from outlive.format.codec import Codec
 from outlive.runs import timers, wakes
 from outlive.runs.answer_schema import Mismatch, check, plain
 from outlive.runs.lease import UNFINISHED
-from outlive.runs.steps import StepInfo
+from outlive.runs.step_record import StepInfo
 from outlive.runs.store_clock import store_now
 from outlive.runs.wait_entry import (
     ANSWERED,
@@ -104,7 +105,11 @@ async def read_wait_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[t
         status = "done" if is_over else _STEP_STATUS[wait.status]
         error = wait.status if wait.status in (EXPIRED, WITHDRAWN) and not is_over else None
         kind = _KINDS.get(wait.type, "wait")
-        step = StepInfo(wait.name, "", status, wait.digest or None, wait.value, error, kind)
+        step = StepInfo(
+            wait.name, "", status, wait.digest or None, wait.value, error, wait.attempt, kind=kind
+        )
+        ended = wait.due_at if is_over else wait.answered_at
+        step = replace(step, _began=wait.asked_at, _ended=0 if status == "started" else ended)
         steps.append((wait.order, step))
     return steps
 
@@ -159,6 +164,8 @@ async def answer(
             await engine.commit(Commit(key, entries=tuple(entries)))
         except EntryHeld:
             continue  # another answer, or the run itself, was faster: look again
+        engine.watched.tell(Event(ANSWER, key.id, run=run_id, step=name))
+        wakes.tell(engine, key, entries)
         return info_of(key, run_id, answered)
     raise RunBusy(run_id, None)
 

@@ -35,6 +35,7 @@ from outlive.runs.lease import (
     STATUSES,
     WAITING,
     RunInfo,
+    end_dead_attempt,
     unpack_or_tell,
     unreadable,
 )
@@ -241,6 +242,7 @@ class Recovery:
     async def _park(self, key: ThreadKey, info: RunInfo) -> None:
         """Park a run whose process died too often."""
         info.failures = _failures(info)
+        end_dead_attempt(info)
         info.error = info.error or f"its process died {info.failures} times"
         # The commit expects the entry as it was listed: a process that claimed the run since wins.
         try:

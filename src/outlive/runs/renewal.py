@@ -25,7 +25,15 @@ class LeaseHolder(Protocol):
         """The thread that works under the lease, if it is only one."""
         ...
 
+    def _is_stalled(self) -> bool:
+        """Tell whether nothing works under the lease any more: it is left to expire."""
+        ...
+
     def _renewal(self) -> Commit: ...
+    def _renewed(self, is_stored: bool) -> None:
+        """Note whether the commit of the last `_renewal` was stored."""
+        ...
+
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost: ...
     def _is_overtaken(self, error: LeaseLost | EntryHeld) -> bool: ...
     async def _give_up(self) -> None: ...
@@ -63,6 +71,11 @@ class LeaseRenewer:
             self._stop()
         terminator.discard(id(self))
 
+    def find(self, run_id: str) -> LeaseHolder | None:
+        """Return the live run with this id."""
+        runs = list(self._runs.values())
+        return next((run for run in runs if getattr(run, "id", None) == run_id), None)
+
     def _stop(self) -> None:
         if self._ticker is not None:
             self._ticker.stop()
@@ -70,15 +83,16 @@ class LeaseRenewer:
 
     async def beat(self) -> None:
         """Renew all leases. The next beat, or the next write of a run, retries what failed."""
-        runs = list(self._runs.values())
+        runs = [run for run in list(self._runs.values()) if not run._is_stalled()]
         commits = [run._renewal() for run in runs]
         if not commits:
             return
         try:
             results = await self._engine.backend.commit_all(commits)
-        except OutliveError:
-            return
+        except OutliveError as error:
+            results = [error] * len(runs)
         for run, result in zip(runs, results, strict=True):
+            run._renewed(not isinstance(result, OutliveError))
             if isinstance(result, LeaseLost | EntryHeld) and not run._is_overtaken(result):
                 run._lose(result)
 

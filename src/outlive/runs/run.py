@@ -31,6 +31,7 @@ from outlive.backend import Commit, EntryRecord, Receipt, ThreadKey
 from outlive.backend.entries import WAIT
 from outlive.errors import (
     BadArgument,
+    BudgetSpent,
     CallerError,
     CheckpointExists,
     DelayedSaveFailed,
@@ -43,9 +44,10 @@ from outlive.errors import (
     RunSuspended,
     StoreBusy,
 )
-from outlive.events import CLAIM, END, LOSS, Event
-from outlive.runs import lease, tickets, timers
+from outlive.events import CLAIM, END, LOSS, QUESTION, STALL, Event
+from outlive.runs import attempts, budget, lease, tickets, timers
 from outlive.runs.deferred_saves import Deferred, Kept
+from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import (
     CANCELLED,
     COMPLETED,
@@ -58,9 +60,11 @@ from outlive.runs.lease import (
     WAITING,
     RunInfo,
 )
+from outlive.runs.progress import Progress
 from outlive.runs.responses import AsyncResponses
 from outlive.runs.start import Start, StartOptions
-from outlive.runs.steps import Ledger, StepOptions
+from outlive.runs.step_options import StepOptions
+from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
 from outlive.runs.waiting import MISSING, Waiting
 from outlive.runs.waits import Waits
@@ -93,6 +97,9 @@ class Live(Protocol):
 
     def add(self, run: AsyncRun) -> None: ...
     def discard(self, run: AsyncRun) -> None: ...
+    def find(self, run_id: str) -> Any:
+        """Return the live run with this id, if this store has it."""
+        ...
 
 
 class AsyncRun(AsyncContext):
@@ -114,6 +121,11 @@ class AsyncRun(AsyncContext):
         self._is_lost = False
         self._is_suspended = False  # by this process: it waits, and nothing is left to do here
         self._thread_ident = engine.runtime.thread_ident()
+        self._progress = Progress()
+        self._was_stalled = False
+        self._used: budget.Usage = {}  # in all attempts
+        self._used_by_children: budget.Usage = {}  # since this start
+        self._usage_lock = engine.runtime.lock()
         self._ledger = Ledger(self)
         self._waits = Waits(self)
         self._responses = AsyncResponses(self)
@@ -179,6 +191,8 @@ class AsyncRun(AsyncContext):
             return self
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
+        self._progress.stored(holding.revision, holding.body)
+        self._used, self._used_by_children = self.info.usage, {}
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -217,13 +231,16 @@ class AsyncRun(AsyncContext):
     ) -> CheckpointInfo | None:
         """Save a state as a checkpoint of this run, and record its progress: `await run.save(state, phase="draft")`.
 
-        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        iteration, phase:         the progress, shown by `run.info`
+        usage:                    what was used since the last save, such as {"cost_usd": 0.02, "tokens": 900}: numbers are
+                                  added to what the run and its children have used, other values replace what was there
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
         The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
         of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was.
+        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
+        crosses the budget of the run or of its parent.
         """
         check_options("run.save", options, RunSaveOptions.__optional_keys__)
         durability = options.get("durability")
@@ -233,22 +250,27 @@ class AsyncRun(AsyncContext):
             draft = self.thread._draft(**options, run=self.id)
             before = self._note(iteration, phase, usage)
             try:
-                return await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
+                saved = await self._save_as(chosen, state, draft, is_named=options.get("id") is not None)
             except BaseException:
                 self._note_again(before)
                 raise
+        if usage is not None:
+            self._spend(budget.numbers(usage))
+        return saved
 
     def _note(
         self, iteration: int | None, phase: str | None, usage: Mapping[str, Any] | None
     ) -> tuple[Any, ...]:
         """Record the progress of the run, and return the progress before. Raises BadArgument, Unencodable."""
         info = self.info
-        before = (info.iteration, info.phase, info.completed_phases, info.usage)
-        merged = info.usage if usage is None else {**info.usage, **self._copied(check_usage(usage))}
+        before = (info.iteration, info.phase, info.completed_phases, self._used)
+        added = None if usage is None else self._copied(check_usage(usage))
         iteration = info.iteration if iteration is None else check_iteration(iteration)
         if phase is not None and check_phase(phase) != info.phase:
             self._enter_phase(phase)
-        info.iteration, info.usage = iteration, merged
+        info.iteration = iteration
+        if added is not None:
+            self._set_used(budget.add(self._used, added))
         return before
 
     def _copied(self, usage: dict[str, Any]) -> Any:
@@ -264,7 +286,27 @@ class AsyncRun(AsyncContext):
         info.phase = info.phase if phase is None else phase
 
     def _note_again(self, before: tuple[Any, ...]) -> None:
-        self.info.iteration, self.info.phase, self.info.completed_phases, self.info.usage = before
+        self.info.iteration, self.info.phase, self.info.completed_phases, used = before
+        self._set_used(used)
+
+    def _set_used(self, used: budget.Usage, by_children: budget.Usage | None = None) -> None:
+        with self._usage_lock:  # children may be in other threads
+            if by_children:
+                self._used_by_children = budget.add(self._used_by_children, by_children)
+            self._used = used
+            self.info.usage = budget.add(used, self._used_by_children)
+
+    def _spend(self, used: budget.Usage) -> None:
+        """Count what was used towards the budgets of this run and of its parents. Raises BudgetSpent."""
+        parent = None if self.info.parent is None else self._heart.find(self.info.parent)
+        try:
+            if self.info.budget is not None:
+                self.info.budget.check(self.id, self.info.usage)
+        finally:
+            if parent is not None:
+                parent._set_used(parent._used, used)
+                parent._progress.moved()
+                parent._spend(used)
 
     async def _save_as(
         self, chosen: str | None, state: Any, draft: Draft, *, is_named: bool
@@ -279,6 +321,7 @@ class AsyncRun(AsyncContext):
             kept = Kept.of(self._engine.codec, state, draft)
             if not is_named or draft.replace or not await self._is_taken(draft):
                 self._deferred.keep(kept, until_end=durability == "exit")
+                self._progress.moved()
                 return None
         return await self._store(state, draft)
 
@@ -294,14 +337,18 @@ class AsyncRun(AsyncContext):
         if self._fence:
             draft.fence = self._token()
         queued = await self.thread._home._delayed(self._key).save(state, draft)
+        self._progress.moved()
         self._deferred.stored()
         return queued
 
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
+        body = None
         if self._fence:
             draft.fence = self._token()
-            draft.entries = self._renewals(body=lease.pack_run(self._engine, self.info))
+            body = lease.pack_run(self._engine, self.info)
+            draft.entries = self._renewals(body)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        self._progress.stored(self._revision, body)
         self._deferred.stored()
         return saved
 
@@ -337,7 +384,17 @@ class AsyncRun(AsyncContext):
     ) -> Coroutine[Any, Any, T]: ...
     @overload
     def step(
-        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+        self,
+        name: str,
+        /,
+        *,
+        key: str | None = None,
+        effect: bool = False,
+        on_unfinished: Any = "retry",
+        retries: int = 0,
+        backoff_s: float = 1.0,
+        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        timeout_s: float | None = None,
     ) -> AsyncStepDecorator: ...
     def step(
         self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
@@ -349,9 +406,14 @@ class AsyncRun(AsyncContext):
         `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
-        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
+                        function gets a key for it, as `run.effect_key` and in a parameter annotated `outlive.EffectKey`
         on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
                         function of a `StepInfo` that returns one of these
+        retries:        how often the function is called again in this attempt after an exception of `retry_on`
+        backoff_s:      how long to wait before that; twice as long each time, at most a minute, at random up to a third less
+        timeout_s:      raise StepTimeout if the function takes longer. A coroutine is cancelled; any other function runs in
+                        a thread of its own, which nothing can stop: it continues alone, and its result is dropped
         """
         if function is not None:
             return self._ledger.step(name, function, args, kwargs)
@@ -365,6 +427,22 @@ class AsyncRun(AsyncContext):
             return call
 
         return decorate
+
+    @property
+    def effect_key(self) -> EffectKey:
+        """The key of the effect that the caller is in: the same in every call of this step, and of no other.
+
+        Read it inside the function of a step with `effect=True`. Raises NoEffect elsewhere.
+        """
+        return self._ledger.effect_key()
+
+    def alive(self) -> None:
+        """Tell that the run makes progress, during a long call: with `progress_s` its lease is renewed only then.
+
+        Stores nothing. Raises LeaseLost if this process knows that it has lost the run.
+        """
+        self._check_live()
+        self._progress.moved()
 
     # Waiting
 
@@ -448,7 +526,9 @@ class AsyncRun(AsyncContext):
         """Make the run wait: one commit stores why, and frees the place. Raises EntryHeld if an answer came first."""
         async with self._mutex:
             self._check_live()
-            parked = replace(self.info, status=WAITING, waits=waiting)
+            now = moment(self._engine.runtime.now())
+            tried = attempts.end(self.info.attempts, WAITING, now)
+            parked = replace(self.info, status=WAITING, waits=waiting, attempts=tried, step=None)
             body = lease.pack_run(self._engine, parked)
             await self._flush()
             self._is_suspended = True  # before the run is not live any more, for steps of other branches
@@ -457,7 +537,10 @@ class AsyncRun(AsyncContext):
             except BaseException:
                 self._is_suspended = False
                 raise
-            self.info.status, self.info.waits, self.info.updated_at = WAITING, waiting, parked.updated_at
+            for name in ("status", "waits", "attempts", "step", "updated_at"):
+                setattr(self.info, name, getattr(parked, name))
+            for name in waiting.names:
+                self._tell(QUESTION, step=name)
             self._tell(END)
 
     async def _suspend_also(self, waiting: Waiting | None, entries: Sequence[EntryRecord], now: int) -> bool:
@@ -469,6 +552,8 @@ class AsyncRun(AsyncContext):
         async with self._mutex:
             if not self._is_suspended:
                 return False
+            if self.info.status == RELEASED:  # because of another branch: this one asks when it is resumed
+                return True
             info = self.info
             if waiting is not None:
                 info = replace(info, waits=waiting if info.waits is None else info.waits.joined(waiting))
@@ -486,6 +571,8 @@ class AsyncRun(AsyncContext):
                 raise
             self._revision += 1
             self.info.waits, self.info.status = info.waits, also[0].status
+            for group in () if waiting is None else waiting.groups:
+                self._tell(QUESTION, step=", ".join(group.names))
             return True
 
     # Ending
@@ -532,7 +619,10 @@ class AsyncRun(AsyncContext):
         """Store what was held back, then the end. When that is refused or fails, the run continues as before."""
         async with self._mutex:
             self._check_live()
-            ended_at = None if status in (RELEASED, WAITING, PARKED) else moment(self._engine.runtime.now())
+            now = moment(self._engine.runtime.now())
+            tried = attempts.end(self.info.attempts, status, now, changes.get("error"))
+            changes = {**changes, "attempts": tried, "step": None}
+            ended_at = None if status in (RELEASED, WAITING, PARKED) else now
             ended = replace(self.info, status=status, ended_at=ended_at, **changes)
             if status == COMPLETED and ended.phase is not None and ended.phase not in ended.completed_phases:
                 ended.completed_phases = [*ended.completed_phases, ended.phase]
@@ -609,11 +699,11 @@ class AsyncRun(AsyncContext):
             self.info.status = stored.status
             raise RunEnded(self.id, stored.status)
 
-    def _tell(self, name: str) -> None:
-        info = self.info
-        self._engine.watched.tell(
-            Event(name, info.thread, info.namespace, run=info.id, status=info.status, attempt=info.attempt)
-        )
+    def _tell(self, name: str, **details: Any) -> None:
+        if self._engine.watched.is_on:
+            info = self.info
+            fields = {"run": info.id, "status": info.status, "attempt": info.attempt, **details}
+            self._engine.watched.tell(Event(name, info.thread, info.namespace, **fields))
 
     def _stop(self) -> None:
         self._is_live = False
@@ -653,9 +743,13 @@ class AsyncRun(AsyncContext):
         if error is None:
             await self._complete_or_fail()
         elif not is_lost:
-            is_failure = isinstance(error, Exception)
             try:
-                await (self.fail(error) if is_failure else self._engine.runtime.shielded(self.release()))
+                if isinstance(error, BudgetSpent):
+                    await self._end(PARKED, error=_text(error))
+                elif isinstance(error, Exception):
+                    await self.fail(error)
+                else:
+                    await self._engine.runtime.shielded(self.release())
             except RunEnded:
                 pass  # by an earlier call that was cut off
             except DelayedSaveFailed as lost:  # the run has ended, and a cancelled task is to stay cancelled
@@ -703,10 +797,10 @@ class AsyncRun(AsyncContext):
         self._revision += 1
         return self._leases(body)
 
-    def _leases(self, body: bytes | None = None) -> tuple[EntryRecord, ...]:
+    def _leases(self, body: bytes | None = None, revision: int | None = None) -> tuple[EntryRecord, ...]:
         run = EntryRecord(
-            RUN, self.id, body, RUNNING,
-            epoch=self._epoch, fence=self._fence, revision=self._revision, lease_s=self.info.lease_s,
+            RUN, self.id, body, RUNNING, epoch=self._epoch, fence=self._fence,
+            revision=self._revision if revision is None else revision, lease_s=self.info.lease_s,
         )  # fmt: skip
         return (run, self._lock(None)) if self._has_place else (run,)
 
@@ -729,6 +823,18 @@ class AsyncRun(AsyncContext):
         if not self._fence:
             return await self._engine.commit(commit)
         return await self._kept(self._engine.commit(replace(commit, fence=self._token())))  # type: ignore[no-any-return]
+
+    def _is_stalled(self) -> bool:
+        limit_s = self.info.progress_s
+        is_stalled = limit_s is not None and self._progress.quiet_s() > limit_s
+        if is_stalled and not self._was_stalled:
+            self._tell(STALL, step=self.info.step, duration_s=self._progress.quiet_s())
+        self._was_stalled = is_stalled
+        return is_stalled
+
+    def _renewed(self, is_stored: bool) -> None:
+        if not is_stored:
+            self._progress.tell_again()
 
     def _lose(self, error: LeaseLost | EntryHeld) -> LeaseLost:
         """Note that another process has taken this run or its place over."""
@@ -753,13 +859,20 @@ class AsyncRun(AsyncContext):
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
-        return await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        receipt = await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        self._progress.wrote(self._revision)
+        return receipt
 
     def _renewal(self) -> Commit:
-        """Return the commit that renews the leases and nothing else. It is of no newer revision than the last write."""
+        """Return the commit that renews the leases, with the progress if it has news. It is of no newer revision than the last write."""
         fence = self._token() if self._fence else None
+        revision = self._revision
+        body = self._progress.take_news(self._engine.codec, self.info, revision)
         return Commit(
-            self._key, entries=self._leases(), fence=fence, timeout_s=max(1.0, self.info.lease_s / 3)
+            self._key,
+            entries=self._leases(body, revision),
+            fence=fence,
+            timeout_s=max(1.0, self.info.lease_s / 3),
         )
 
 

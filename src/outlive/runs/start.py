@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 from outlive.backend import Commit, EntryRecord, Receipt, Removal, ThreadKey
 from outlive.errors import EntryHeld, LeaseLost, OutliveError, RunBusy, RunElsewhere, ThreadBusy
-from outlive.runs import lease, tickets, timers
+from outlive.runs import attempts, lease, tickets, timers
+from outlive.runs.budget import Budget
+from outlive.runs.effect_keys import new_seed
 from outlive.runs.lease import COMPLETED, LOCK, RELEASED, RUN, RUNNING, RunInfo
 from outlive.runs.owner import Owner
 from outlive.runs.thread_lock import TRIES, Claim, Place
@@ -35,6 +37,7 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    budget: Budget | None = None  # replaces that of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Holding:
     lock_epoch: int = 0
     has_place: bool = False
     before: EntryRecord | None = None  # the record that was claimed; None: the run is new
+    body: bytes | None = None  # of the record as this start stored it
 
 
 class Start:
@@ -76,7 +80,7 @@ class Start:
         # 2. Only an expired lease frees a run whose owner may be alive. The store checks that in
         #    the commit, by its own clock.
         is_held = self._is_held(stored)
-        self._info.owner, self._info.status = Owner.me(), RUNNING
+        self._begin_attempt(Owner.me())
         refusal: EntryHeld | LeaseLost | None = None
         for _ in range(TRIES):
             # 3. Take record and place in one commit. A crash before it changes nothing. A crash
@@ -97,13 +101,21 @@ class Start:
         assert refusal is not None
         raise self._busy(refusal)
 
+    def _begin_attempt(self, owner: Owner) -> None:
+        info = self._info
+        info.owner, info.status, info.step, info.ended_at = owner, RUNNING, None, None
+        info.effect_seed = info.effect_seed or new_seed()
+        info.budget = self._options.budget or info.budget
+        now = moment(self._engine.runtime.now())
+        info.attempts = attempts.begin(info.attempts, info.attempt, owner, now)
+
     def _freeze(self) -> None:
         """Copy what the caller may change later: every write of the run stores it.
 
         Raises Unencodable.
         """
         info, codec = self._info, self._engine.codec
-        info.started_at = moment(self._engine.runtime.now())
+        info.started_at, info.attempts = moment(self._engine.runtime.now()), ()
         for name in ("prompt", "attributes"):
             packed = codec.pack(getattr(info, name), f"run {info.id!r}.{name}")
             try:
@@ -116,12 +128,12 @@ class Start:
         self._info = info = lease.unpack_run(self._engine.codec, self._key, stored)
         self._is_untried = False
         if self._options.retries and info.is_finished and info.status != COMPLETED:
-            info.attempt, info.failures, info.error, info.waits = 0, 0, None, None
-            info.status = RELEASED
+            info.failures, info.error, info.waits, info.status = 0, None, None, RELEASED
         elif info.is_finished:
             return False
         else:
             self._is_untried = info.attempt == 0
+        lease.end_dead_attempt(info)
         self._leftovers = (*tickets.removed(stored, info), *timers.run_timer_removed(info))
         # A run that waited for an answer continues the attempt that asked.
         self._is_attempt = info.status == RUNNING or info.waits is None or not info.waits.is_pause
@@ -153,7 +165,7 @@ class Start:
         taken = receipt.entries if receipt.existing is None else await self._taken_before(entries)
         is_alone = bool(claim.entries) and not claim.is_shared
         if not taken:  # the null store gives no fence
-            return Holding(info, self._is_untried, has_place=is_alone, before=stored)
+            return Holding(info, self._is_untried, has_place=is_alone, before=stored, body=run.body)
         run_entry, lock_entry = taken[0], taken[len(claim.entries)]
         return Holding(
             info,
@@ -164,6 +176,7 @@ class Start:
             lock_entry.epoch,
             is_alone,
             stored,
+            run.body,
         )
 
     async def _begin(
@@ -267,7 +280,7 @@ class Start:
     async def release(self, holding: Holding) -> None:
         """Leave the run to recovery. Nothing was tried, so this does not count as an attempt."""
         info = self._info
-        info.attempt -= self._is_attempt
+        info.attempt, info.attempts = info.attempt - self._is_attempt, info.attempts[:-1]
         await self._give_back(holding, self._ended(holding, lease.pack_run(self._engine, info), RELEASED))
 
     def _ended(self, holding: Holding, body: bytes | None, status: str) -> EntryRecord:

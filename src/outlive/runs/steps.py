@@ -3,29 +3,50 @@
 A step is an entry of kind "step" under (run, name, key). When its function has returned, one
 durable write stores the value. Later attempts of the run return that value and do not call the
 function. The entry has a digest of the arguments: a call with other arguments raises StepMismatch.
-The revision of the entry is its position in the order in which the steps began.
+The revision of the entry is its position in the order in which the steps began. The same write says
+in which attempt of the run the function was called, from when until when, how often before, and
+what went wrong then.
 
 A step with `effect=True` is also stored before it begins. So a crash in the middle of a side effect
-is known afterwards, and `on_unfinished` decides instead of a silent repetition.
+is known afterwards, and `on_unfinished` decides instead of a silent repetition. The same holds for
+an effect that ran out of time (`timeout_s`). Its function gets a key that is the same in every call
+(`effect_keys.py`).
+
+With `retries=` a function that raises is called again. Each failed call is stored, so a later
+attempt of the run knows of it; its own retries count from zero.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outlive.backend import EntryQuery, EntryRecord, Receipt, ThreadKey
 from outlive.backend.paging import all_entries
-from outlive.errors import AmbiguousStep, BadArgument, StepMismatch, StepUnfinished, Unencodable, well_formed
-from outlive.runs.lease import STEP
+from outlive.errors import (
+    AmbiguousStep,
+    BadArgument,
+    StepMismatch,
+    StepTimeout,
+    StepUnfinished,
+    Unencodable,
+    well_formed,
+)
+from outlive.events import STEP_BEGIN, STEP_END
+from outlive.runs.effect_keys import EffectKey, current_key, effect_key, inside_effect, with_key
+from outlive.runs.lease import STEP, RunInfo
+from outlive.runs.progress import Progress
+from outlive.runs.step_options import DEFAULTS, StepOptions
+from outlive.runs.step_record import DONE, RAISED, STARTED, StepInfo
 from outlive.threads.engine import Engine
 
 MAX_RESULT = 16 << 20  # bytes
-_STARTED, _DONE, _RAISED = "started", "done", "raised"
+_INTERRUPTED = "interrupted"
 _PAGE = 500
 # The steps inside which this task or thread is: (id of the ledger, name, key).
 _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_steps", default=())
@@ -33,6 +54,9 @@ _around: ContextVar[tuple[tuple[int, str, str], ...]] = ContextVar("outlive_step
 
 class Writer(Protocol):
     """The run that a ledger belongs to."""
+
+    info: RunInfo
+    _progress: Progress
 
     @property
     def id(self) -> str: ...
@@ -43,45 +67,8 @@ class Writer(Protocol):
     @property
     def _rank(self) -> tuple[int, int]: ...
     def _check_live(self) -> None: ...
+    def _tell(self, name: str, **details: Any) -> None: ...
     async def _write_entries(self, *entries: EntryRecord) -> Receipt: ...
-
-
-@dataclass(slots=True)
-class StepInfo:
-    """A stored step of a run.
-
-    `status` is "started", "done" or "raised". `key` is "=KEY", or "#N" for the Nth step without a
-    key.
-    """
-
-    name: str
-    key: str
-    status: str
-    arguments: bytes | None
-    value: Any = None
-    error: str | None = None
-    kind: str = "step"  # or "ask", "wait", "sleep"
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """The key of a step, and what to do if its process died in the middle of it."""
-
-    key: str | None = None
-    effect: bool = False
-    on_unfinished: Any = "retry"
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, Any]) -> StepOptions:
-        """Check the options of a decorator."""
-        for option in options:
-            if option not in cls.__slots__:
-                known = "key, effect and on_unfinished"
-                raise BadArgument(
-                    f"step {name!r} has no option {option!r}, only {known}; "
-                    "pass arguments of the function after the function"
-                )
-        return cls(**options)
 
 
 class Ledger:
@@ -93,14 +80,15 @@ class Ledger:
         self._counts: dict[str, int] = {}
         self._order: dict[tuple[str, str], int] = {}  # the position in the order of beginning, from 1
         self._begun = 0
-        self._in_flight: set[tuple[str, str]] = set()
+        self._in_flight: dict[tuple[str, str], None] = {}  # in the order in which they began
         self._lock = run._engine.runtime.lock()  # steps may begin in many threads at once
 
     async def read(self, *, is_new: bool) -> None:
         """Read what earlier attempts did."""
         if is_new:
             return
-        for number, step in await read_steps(self._run._engine, self._run._key, self._run.id):
+        run = self._run
+        for number, step in await read_steps(run._engine, run._key, run.id, run.info.effect_seed):
             self._steps[step.name, step.key] = step
             self._order[step.name, step.key] = number
             self._begun = max(self._begun, number)
@@ -120,15 +108,17 @@ class Ledger:
         has lost or ended the run, the function is not called.
         """
         self._run._check_live()
-        options = options or StepOptions()
+        options = options or DEFAULTS
         place = self._enter(name, options.key)
         around = _around.set((*_around.get(), (id(self), *place)))
+        self._run._progress.moved()
         try:
             return await self._do(place, function, args, kwargs, options)
         finally:
             _around.reset(around)
             with self._lock:
-                self._in_flight.discard(place)
+                del self._in_flight[place]
+                self._run.info.step = next(reversed(self._in_flight))[0] if self._in_flight else None
 
     # What waits of this run need
 
@@ -154,7 +144,7 @@ class Ledger:
         """Tell whether steps are in flight in other branches than the one that asks."""
         mine = {(name, key) for ledger, name, key in _around.get() if ledger == id(self)}
         with self._lock:
-            return bool(self._in_flight - mine)
+            return bool(self._in_flight.keys() - mine)
 
     async def _do(
         self,
@@ -174,19 +164,22 @@ class Ledger:
             and known.arguments != digest
         ):
             raise StepMismatch(self._run.id, *place)
-        if known is not None and known.status == _DONE:
+        if known is not None and known.status == DONE:
             return known.value
         # 2. A side effect that had begun when its process died: the policy of the caller decides.
-        if known is not None and known.status == _STARTED and options.effect:
+        if known is not None and known.status == STARTED and options.effect:
             settled, value = await self._settle(known, options.on_unfinished)
             if settled:
-                return await self._finish(place, digest, value)
-        # 3. Note that the side effect begins. The write has the fence of the run: if another
-        #    process owns the run, it is refused and nothing is called. A crash from here on until
-        #    the result is stored leaves the step "started".
-        if options.effect:
-            await self._write(StepInfo(*place, _STARTED, digest))
-        return await self._call(place, digest, function, args, kwargs)
+                await self._write(known, DONE, value)
+                return value
+        # 3. Call the function, if need be more than once.
+        if known is None and self._run.info.budget is not None:
+            self._run.info.budget.check_step(self._run.id, len(self._steps))
+        key = effect_key(self._run.info.effect_seed, *place) if options.effect else None
+        if key is not None:
+            kwargs = with_key(function, kwargs, key)
+        call = functools.partial(function, *args, **kwargs)
+        return await self._try(self._begin(place, digest, known, key), call, options)
 
     def _enter(self, name: str, key: str | None) -> tuple[str, str]:
         """Return the name and key of the step, and note that it is running."""
@@ -206,7 +199,8 @@ class Ledger:
                 raise AmbiguousStep(self._run.id, name)
             if key is None:
                 self._counts[name] = self._counts.get(name, 0) + 1
-            self._in_flight.add(place)
+            self._in_flight[place] = None
+            self._run.info.step = name
             if place not in self._order:
                 self._begun += 1
                 self._order[place] = self._begun
@@ -220,26 +214,73 @@ class Ledger:
             return None
         return hashlib.blake2b(packed, digest_size=8, person=b"outlive.step").digest()
 
-    async def _call(
-        self,
-        place: tuple[str, str],
-        digest: bytes | None,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        try:
-            value = function(*args, **kwargs)
-            if inspect.isawaitable(value):
-                value = await value
-        except Exception as error:
-            await self._write(StepInfo(*place, _RAISED, digest, error=f"{type(error).__name__}: {error}"))
-            raise
-        return await self._finish(place, digest, value)
+    def _begin(
+        self, place: tuple[str, str], digest: bytes | None, known: StepInfo | None, key: EffectKey | None
+    ) -> StepInfo:
+        attempt, now = self._run.info.attempt, self._run._engine.runtime.now()
+        if known is not None:
+            return known.again(digest, attempt, now, key)
+        return StepInfo(*place, STARTED, digest, attempt=attempt, effect_key=key, _began=now)
 
-    async def _finish(self, place: tuple[str, str], digest: bytes | None, value: Any) -> Any:
-        await self._write(StepInfo(*place, _DONE, digest, value))
+    async def _try(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
+        """Call the function of a step until it returns, as often as the options say."""
+        failures = 0
+        while True:
+            # Note that the side effect begins. The write has the fence of the run: if another
+            # process owns the run, it is refused and nothing is called. A crash from here on until
+            # the outcome is stored leaves the step "started".
+            if options.effect:
+                await self._write(step, STARTED)
+            try:
+                return await self._call(step, call, options)
+            except options.retry_on:
+                # Without an error in the step, it is a write that failed, not the function.
+                if failures == options.retries or step.error is None:
+                    raise
+            failures += 1
+            runtime = self._run._engine.runtime
+            await runtime.bell().wait(options.pause_s(failures))
+            self._run._check_live()
+            step = step.again(step.arguments, step.attempt, runtime.now(), step.effect_key)
+
+    async def _call(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
+        if self._run._engine.watched.is_on:
+            self._tell(STEP_BEGIN, step, STARTED)
+        try:
+            value = await self._value(step, call, options)
+        except Exception as error:
+            # An effect that ran out of time may have happened: that is for `on_unfinished` to say.
+            is_open = options.effect and isinstance(error, StepTimeout)
+            await self._write(step, STARTED if is_open else RAISED, error=f"{type(error).__name__}: {error}")
+            raise
+        except BaseException:
+            self._tell(STEP_END, step, _INTERRUPTED)  # nothing is stored: the next attempt calls it again
+            raise
+        await self._write(step, DONE, value)
         return value
+
+    async def _value(self, step: StepInfo, call: Callable[[], Any], options: StepOptions) -> Any:
+        if options is DEFAULTS:
+            value = call()
+            return await value if inspect.isawaitable(value) else value
+        key = step.effect_key
+        with contextlib.nullcontext() if key is None else inside_effect(self, EffectKey(key)):
+            if options.timeout_s is None:
+                value = call()
+                return await value if inspect.isawaitable(value) else value
+            is_done, value = await self._run._engine.runtime.call_within(options.timeout_s, call)
+        if not is_done:
+            raise StepTimeout(self._run.id, step.name, step.key, options.timeout_s)
+        return value
+
+    def effect_key(self) -> EffectKey:
+        """Return the key of the effect that the caller is in. Raises NoEffect."""
+        return current_key(self, self._run.id)
+
+    def _tell(self, name: str, step: StepInfo, status: str) -> None:
+        duration_s = max(0, step._ended - step._began) / 1e6
+        fields = {"step": step.name, "key": step.key, "status": status}
+        self._run._tell(name, **fields, error=step.error, duration_s=duration_s)
 
     async def _settle(self, step: StepInfo, policy: Any) -> tuple[bool, Any]:
         """Decide about a step that had begun when its process died: (it has a value, the value)."""
@@ -259,29 +300,35 @@ class Ledger:
             f'on_unfinished must be or return "retry", "skip", "ask" or ("value", x), not {policy!r:.100}'
         )
 
-    async def _write(self, step: StepInfo) -> None:
+    async def _write(self, step: StepInfo, status: str, value: Any = None, error: str | None = None) -> None:
+        """Store the outcome of a step. If that fails, the step is as it was."""
         codec, run = self._run._engine.codec, self._run
         where = f"step {step.name!r}"
-        body = codec.pack([step.arguments, step.value, step.error], where)
+        ended = 0 if status == STARTED and error is None else run._engine.runtime.now()
+        body = codec.pack(step.pack(value, error, ended), where)
         if len(body) > MAX_RESULT:
             raise BadArgument(
                 f"{where} returned {len(body):,} bytes, and a step can store at most {MAX_RESULT:,}; "
                 "save them in the state instead"
             )
+        place = (step.name, step.key)
         entry = EntryRecord(
             STEP,
             f"{run.id}\n{step.name}\n{step.key}",
             body,
-            step.status,
+            status,
             epoch=run._rank[0],
             fence=run._rank[1],
-            revision=self._order[step.name, step.key],
+            revision=self._order[place],
         )
         await run._write_entries(entry)
-        self._steps[step.name, step.key] = step
+        step.status, step.value, step.error, step._ended = status, value, error, ended
+        self._steps[place] = step
+        if ended and run._engine.watched.is_on:
+            self._tell(STEP_END, step, status if error is None else RAISED)
 
 
-async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[int, StepInfo]]:
+async def read_steps(engine: Engine, key: ThreadKey, run_id: str, seed: bytes) -> list[tuple[int, StepInfo]]:
     """Return the stored steps of a run with their numbers, in the order in which they began."""
     query = EntryQuery(key.tenant, STEP, thread=key, prefix=f"{run_id}\n", limit=_PAGE)
     steps: list[tuple[int, StepInfo]] = []
@@ -290,8 +337,6 @@ async def read_steps(engine: Engine, key: ThreadKey, run_id: str) -> list[tuple[
             name, step_key = entry.key[len(run_id) + 1 :].split("\n", 1)
             # An id may contain a line break: then the prefix also matches steps of other runs.
             if "\n" not in step_key:
-                arguments, value, error = engine.codec.unpack(entry.body or b"")
-                steps.append(
-                    (entry.revision, StepInfo(name, step_key, entry.status, arguments, value, error))
-                )
+                fields = engine.codec.unpack(entry.body or b"")
+                steps.append((entry.revision, StepInfo.unpack(name, step_key, entry.status, fields, seed)))
     return sorted(steps, key=lambda numbered: numbered[0])

@@ -15,13 +15,13 @@ import contextlib
 import inspect
 import threading
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from outlive.errors import WrongLoop
 from outlive.runtime.fork import reset_in_child
-from outlive.runtime.runtime import Signal, SyncRuntime, Task, Ticker, Work
+from outlive.runtime.runtime import Signal, SyncRuntime, Task, Ticker, Work, call_in_thread
 
 T = TypeVar("T")
 
@@ -239,6 +239,19 @@ class AsyncRuntime(SyncRuntime):
             await asyncio.gather(*tasks, return_exceptions=True)
         if errors:
             raise errors[0]
+
+    async def call_within(self, timeout_s: float, function: Callable[[], Any]) -> tuple[bool, Any]:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                if inspect.iscoroutinefunction(function):
+                    return True, await function()
+                value = await asyncio.wrap_future(call_in_thread(function))
+                return True, (await value) if inspect.isawaitable(value) else value
+        except TimeoutError:
+            if limit.expired():
+                return False, None
+            raise
 
     def mutex(self) -> AbstractAsyncContextManager[Any]:
         return _LoopMutex(self.home)

@@ -7,15 +7,19 @@ thread, and a traceback that reads like a call. What the async side has instead 
 
 from __future__ import annotations
 
+import contextvars
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from outlive.runtime.fork import reset_in_child
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -122,6 +126,14 @@ class Runtime(Protocol):
         """
         ...
 
+    async def call_within(self, timeout_s: float, function: Callable[[], Any]) -> tuple[bool, Any]:
+        """Call a function; return (True, what it returned), or (False, None) when the time is up.
+
+        A coroutine is cancelled then. Other functions run in a thread that nothing can stop: it
+        continues alone, and what it returns or raises later is dropped.
+        """
+        ...
+
     def lock(self) -> AbstractContextManager[Any]:
         """Return a lock for a few lines that never wait."""
         ...
@@ -170,6 +182,23 @@ class _ThreadBell:
 
     async def wait(self, timeout_s: float) -> None:
         self._event.wait(timeout_s)
+
+
+def call_in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread of its own, which does not keep the process alive."""
+    from concurrent.futures import Future  # slow to import, and few steps have a timeout
+
+    future: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits, if it still does
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="outlive-step", daemon=True).start()
+    return future
 
 
 class _ThreadMutex:
@@ -241,6 +270,15 @@ class SyncRuntime:
                 await work()
         else:
             _in_threads(works, limit)
+
+    async def call_within(self, timeout_s: float, function: Callable[[], Any]) -> tuple[bool, Any]:
+        future = call_in_thread(function)
+        try:
+            return True, future.result(timeout_s)
+        except TimeoutError:
+            if future.done():  # its own
+                return True, future.result()
+            return False, None
 
     def lock(self) -> AbstractContextManager[Any]:
         return threading.Lock()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, Unpac
 
 from outlive.backend import ThreadKey
 from outlive.errors import BadArgument
+from outlive.runs.effect_keys import EffectKey
 from outlive.runs.lease import RunInfo
 from outlive.runs.lock import AsyncLock
 from outlive.runs.waiting import MISSING
@@ -110,13 +111,16 @@ class Run(SyncContext):
     ) -> CheckpointInfo | None:
         """Save a state as a checkpoint of this run, and record its progress: `run.save(state, phase="draft")`.
 
-        iteration, phase, usage:  the progress, shown by `run.info`; usage is merged with what was recorded before
+        iteration, phase:         the progress, shown by `run.info`
+        usage:                    what was used since the last save, such as {"cost_usd": 0.02, "tokens": 900}: numbers are
+                                  added to what the run and its children have used, other values replace what was there
         durability:               when it is stored (default: that of the run): "sync", before this returns;
                                   "async", in the background; "exit", when the run ends
 
         The other options are those of `thread.save`, without `run` and `fence`. With "exit", and within `throttle_s`
         of the last save, the state is held back: the call returns None, and the state is stored unless a newer save
-        replaces it. A call that raises leaves the run as it was.
+        replaces it. A call that raises leaves the run as it was. But BudgetSpent is raised after the save, if its usage
+        crosses the budget of the run or of its parent.
         """
         return run_now(self._run.save(state, iteration=iteration, phase=phase, usage=usage, **options))
 
@@ -128,7 +132,17 @@ class Run(SyncContext):
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     def step(
-        self, name: str, /, *, key: str | None = None, effect: bool = False, on_unfinished: Any = "retry"
+        self,
+        name: str,
+        /,
+        *,
+        key: str | None = None,
+        effect: bool = False,
+        on_unfinished: Any = "retry",
+        retries: int = 0,
+        backoff_s: float = 1.0,
+        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        timeout_s: float | None = None,
     ) -> StepDecorator: ...
     def step(
         self, name: str, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
@@ -140,9 +154,14 @@ class Run(SyncContext):
         `@run.step("ask", key="a")`.
 
         key:            which of several steps of this name; without it they are counted in the order in which they begin
-        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed
+        effect:         store that the step begins, so that a crash in the middle of a side effect is noticed; the
+                        function gets a key for it, as `run.effect_key` and in a parameter annotated `outlive.EffectKey`
         on_unfinished:  what to do about such a step: "retry", "skip", "ask" (raise StepUnfinished), ("value", x), or a
                         function of a `StepInfo` that returns one of these
+        retries:        how often the function is called again in this attempt after an exception of `retry_on`
+        backoff_s:      how long to wait before that; twice as long each time, at most a minute, at random up to a third less
+        timeout_s:      raise StepTimeout if the function takes longer. A coroutine is cancelled; any other function runs in
+                        a thread of its own, which nothing can stop: it continues alone, and its result is dropped
         """
         if function is not None:
             return run_now(self._run.step(name, _blocking(name, function), *args, **kwargs))
@@ -153,6 +172,21 @@ class Run(SyncContext):
             return functools.wraps(wrapped)(lambda *args, **kwargs: run_now(call(*args, **kwargs)))
 
         return decorate
+
+    @property
+    def effect_key(self) -> EffectKey:
+        """The key of the effect that the caller is in: the same in every call of this step, and of no other.
+
+        Read it inside the function of a step with `effect=True`. Raises NoEffect elsewhere.
+        """
+        return self._run.effect_key
+
+    def alive(self) -> None:
+        """Tell that the run makes progress, during a long call: with `progress_s` its lease is renewed only then.
+
+        Stores nothing. Raises LeaseLost if this process knows that it has lost the run.
+        """
+        self._run.alive()
 
     @overload
     def ask(

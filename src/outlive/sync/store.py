@@ -8,6 +8,7 @@ from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
+from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions
 from outlive.runtime.runtime import run_now
@@ -24,11 +25,12 @@ if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
     from outlive.layers.replication.options import ReplicationStatus, RoleChange
     from outlive.retention.policy import Retain, Swept
+    from outlive.runs.attempts import Attempt
     from outlive.runs.questions import QuestionInfo
     from outlive.runs.recovery import Policy, Recovered
     from outlive.runs.response_values import ModelResponse
     from outlive.runs.run import AsyncRun
-    from outlive.runs.steps import StepInfo
+    from outlive.runs.step_record import StepInfo
 
 
 class Store(SyncContext):
@@ -87,6 +89,8 @@ class Store(SyncContext):
         parent:        the run that started this one
         code_version:  what `recover(policy="hold")` compares
         lease_s:       how long after the last sign of life the run counts as dead (default: 30)
+        progress_s:    without progress for that long, the lease is not renewed any more: another process can
+                       take the run over. A write, a step and `run.alive()` are progress (default: no limit)
         throttle_s:    store at most one save in this time (default: every save)
         clock:         measures `throttle_s` (default: time.monotonic)
         durability:    when its saves are stored (default: "sync"); see `run.save`
@@ -94,6 +98,8 @@ class Store(SyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -131,6 +137,14 @@ class Store(SyncContext):
         """
         return run_now(self._store.steps(run_id, thread=thread))
 
+    def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:
+        """Return the attempts of a run, oldest first: which process, from when until when, and how it ended.
+
+        The last 20 are stored. `thread` is the thread of the run, if several have a run of this id. Raises
+        RunMissing and AmbiguousRun.
+        """
+        return run_now(self._store.attempts(run_id, thread=thread))
+
     def responses(self, run_id: str, *, thread: str | None = None) -> list[ModelResponse]:
         """Return the stored responses of a run's models, in the order in which the models were named.
 
@@ -138,13 +152,21 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None) -> Run:
+    def retry(
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
+    ) -> Run:
         """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
-        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before)))
+        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before, budget=budget)))
 
     def answer(
         self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None

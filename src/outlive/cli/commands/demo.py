@@ -101,7 +101,7 @@ def _act(run: Run, *, is_killed: bool) -> str:
             continue
         state["notes"][name] = "done"
         state["messages"].append({"role": "tool", "name": name, "text": text})
-        usage = {"input_tokens": 120 * number, "output_tokens": 15 * number, "cost_usd": 0.0012 * number}
+        usage = {"input_tokens": 120, "output_tokens": 15, "cost_usd": 0.0012}
         source = "loop" if number < len(STEPS) else "final"
         run.save(state, step=number, iteration=number, phase=name, usage=usage, source=source)
         print(f"  process {os.getpid()}: {name}: saved as step {number}", flush=True)

@@ -1,10 +1,13 @@
 """The contract of a store: what a user sees, on every backend and sync and async."""
 
 from outlive.testing.store.arguments import ArgumentContract
+from outlive.testing.store.attempts import AttemptContract
+from outlive.testing.store.budgets import BudgetContract
 from outlive.testing.store.copies import CopyContract
 from outlive.testing.store.damage import DamageContract
 from outlive.testing.store.delayed import DelayedContract
 from outlive.testing.store.diffs import DiffContract
+from outlive.testing.store.effects import EffectContract
 from outlive.testing.store.heads import HeadContract
 from outlive.testing.store.history import HistoryContract
 from outlive.testing.store.interleavings import InterleavingContract
@@ -39,6 +42,9 @@ class StoreContract(
     RunContract,
     WaitingContract,
     TimerContract,
+    AttemptContract,
+    EffectContract,
+    BudgetContract,
 ):
     """What a thread and a store do, each a test."""
 
