@@ -231,6 +231,53 @@ def test_an_answer_after_a_failover(tmp_path):
         assert store.find_run("r").status == "completed"
 
 
+def test_a_branch_that_sleeps_is_waited_for(store):
+    done = []
+
+    def sleeper(run):
+        run.sleep(0.3)
+        run.step("after", done.append, 1)
+
+    with store.run("t", run_id="r") as run, ThreadPoolExecutor(2) as pool:
+        branch = pool.submit(sleeper, run)
+        time.sleep(0.1)
+        with pytest.raises(RunSuspended):
+            run.ask("ok?")
+        branch.result()
+    assert (run.status, done) == ("waiting", [1])
+
+
+def test_a_waiting_run_is_copied_with_its_timers_and_answered_there(tmp_path):
+    ring = outlive.KeyRing({"k": bytes(range(32))})
+
+    def agent(run):
+        return run.ask("ok?", {"secret": "word"}, timeout_s=3600)
+
+    with outlive.open(f"sqlite:///{tmp_path}/one.db?fsync=normal", key=ring) as store:
+        with store.run("t", run_id="r", agent="x", prompt="p") as run:
+            agent(run)
+        with store.run("u", run_id="s", agent="y") as run:
+            run.release()
+        with outlive.open("memory:") as other:
+            store.copy_to(other)
+            for each in (store, other):
+                assert each.verify().ok
+                assert [question.payload for question in each.questions()] == [{"secret": "word"}]
+                each.answer("r", "ok?", "yes")
+                report = each.recover({"x": agent, "y": lambda run: "resumed"})
+                assert [info.result for info in report.resumed] == ["yes", "resumed"]
+                assert list(each.questions()) == []
+    assert b"secret" not in (tmp_path / "one.db").read_bytes()
+
+
+def test_nothing_waits_in_a_store_that_keeps_nothing():
+    with outlive.open("null:") as store:
+        with store.run("t", run_id="r") as run:
+            run.ask("ok?")
+        assert run.status == "waiting"
+        assert list(store.questions()) == []
+
+
 SCHEMA = {
     "type": "object",
     "properties": {

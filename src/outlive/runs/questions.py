@@ -43,7 +43,7 @@ from outlive.runs.wait_entry import (
     STATUSES,
     WITHDRAWN,
     Wait,
-    check_name,
+    check_asked_name,
     put,
     read_run,
     read_waits,
@@ -141,7 +141,7 @@ async def answer(
     engine: Engine, key: ThreadKey, run_id: str, name: str, value: Any, by: str | None
 ) -> QuestionInfo:
     """Store an answer and wake the run that waits for it, in one commit."""
-    check_name(name)
+    check_asked_name(name)
     token = os.urandom(8)
     for _ in range(_TRIES):
         run, waits = await read_run(engine, key, run_id)
@@ -175,8 +175,6 @@ def _check_open(run: EntryRecord, wait: Wait) -> None:
         raise AlreadyAnswered(run.key, wait.name, wait.by, _moment(wait.answered_at))
     if run.status not in UNFINISHED:
         raise RunEnded(run.key, run.status)
-    if wait.type == SLEEP:
-        raise AnswerRefused(run.key, wait.name, "answer", "it is a sleep, which no answer ends")
     if wait.status != OPEN:
         raise QuestionClosed(run.key, wait.name, wait.status)
 

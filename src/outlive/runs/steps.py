@@ -22,7 +22,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -139,6 +139,18 @@ class Ledger:
     def continue_after(self, number: int) -> None:
         """Number what begins from now on after this one."""
         self._begun = max(self._begun, number)
+
+    @contextlib.contextmanager
+    def occupied(self, name: str) -> Iterator[None]:
+        """Let other branches know that this one sleeps, and continues soon."""
+        place = (name, "?sleep")
+        with self._lock:
+            self._in_flight[place] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight.pop(place, None)
 
     def is_busy_elsewhere(self) -> bool:
         """Tell whether steps are in flight in other branches than the one that asks."""

@@ -392,7 +392,7 @@ class WaitingContract(Contract):
         assert len(await _all(store.questions(older_than_s=0))) == 1
         with pytest.raises(BadArgument):
             await _all(store.questions(status="opened"))
-        for name in ("", "a\nb", "x" * 201):
+        for name in ("", "a\nb", "x" * 201, "sleep#1"):
             with pytest.raises(BadArgument):
                 await store.answer("r", name, 1)
 
