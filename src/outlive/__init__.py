@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outlive.retention.policy import Retain as Retain
     from outlive.retention.policy import Swept as Swept
     from outlive.runs.attempts import Attempt as Attempt
+    from outlive.runs.budget import Budget as Budget
     from outlive.runs.effect_keys import EffectKey as EffectKey
     from outlive.runs.lease import RunInfo as RunInfo
     from outlive.runs.lock import AsyncLock as AsyncLock
@@ -90,6 +91,7 @@ _MODULES = {
     "layers.replication.options": "Replication ReplicationStatus RoleChange",
     "retention.policy": "Retain Swept DeletionCount",
     "runs.attempts": "Attempt",
+    "runs.budget": "Budget",
     "runs.effect_keys": "EffectKey",
     "runs.lease": "RunInfo",
     "runs.lock": "AsyncLock",
@@ -124,6 +126,7 @@ __all__ = [
     "AsyncThread",
     "AsyncWorker",
     "Attempt",
+    "Budget",
     "CallerError",
     "Change",
     "Checkpoint",

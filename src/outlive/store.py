@@ -41,6 +41,7 @@ from outlive.errors import (
     raise_all,
     well_formed,
 )
+from outlive.runs.budget import Budget, check_budget
 from outlive.runs.lease import (
     CANCELLED,
     PARKED,
@@ -192,6 +193,8 @@ class AsyncStore(AsyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -223,7 +226,12 @@ class AsyncStore(AsyncContext):
             progress_s=None if progress_s is None else check_timeout(progress_s, "progress_s"),
         )
         return self._run(
-            info, throttle_s=throttle_s, clock=clock, durability=durability, is_named=run_id is not None
+            info,
+            throttle_s=throttle_s,
+            clock=clock,
+            durability=durability,
+            is_named=run_id is not None,
+            budget=check_budget(options.get("budget")),
         )
 
     def _run(self, info: RunInfo, **options: Any) -> AsyncRun:
@@ -239,12 +247,18 @@ class AsyncStore(AsyncContext):
         return None if stored is None else unpack_or_tell(self._engine.codec, *stored)
 
     async def retry(
-        self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
     ) -> AsyncRun:
         """Return a run that failed or was cancelled, parked or released, to continue it: `async with await store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
         key, entry = await self._the_run(run_id, thread)
         info = unpack_run(self._engine.codec, key, entry)
@@ -252,7 +266,7 @@ class AsyncStore(AsyncContext):
             from outlive.runs.end import retry_at
 
             await retry_at(self._engine, key, info, micros(not_before))
-        return self._run(info, retries=True)
+        return self._run(info, retries=True, budget=check_budget(budget))
 
     # Questions
 
@@ -753,10 +767,8 @@ class AsyncStore(AsyncContext):
         key, entry = await self._the_run(run_id, thread)
         with well_formed(f"run {run_id!r}", key.id):
             seed = seed_of(self._engine.codec.unpack(entry.body or b"", opaque=True))
-        steps = [
-            *await read_steps(self._engine, key, run_id, seed),
-            *await read_wait_steps(self._engine, key, run_id),
-        ]
+        steps = await read_steps(self._engine, key, run_id, seed)
+        steps += await read_wait_steps(self._engine, key, run_id)
         return [step for _, step in sorted(steps, key=lambda numbered: numbered[0])]
 
     async def attempts(self, run_id: str, *, thread: str | None = None) -> list[Attempt]:

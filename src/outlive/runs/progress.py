@@ -58,7 +58,7 @@ class Progress:
             self._is_news = True
             return None
         info.updated_at = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.quiet_s())
-        return pack_progress(codec, body, info.updated_at, info.step)
+        return pack_progress(codec, body, info)
 
     def tell_again(self) -> None:
         """Note that the heartbeat with the news was not stored."""

@@ -8,6 +8,7 @@ from types import TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
+from outlive.runs.budget import Budget
 from outlive.runs.lease import RunInfo
 from outlive.runs.options import RunOptions
 from outlive.runtime.runtime import run_now
@@ -103,6 +104,8 @@ class Store(SyncContext):
         backoff_s:     after a failure or a crash, wait this long before the next attempt, doubled each time
                        (default: None, a failure ends the run and a crash is recovered at once)
         priority:      0 to 999; of released runs of an agent, workers claim those with the greatest first
+        budget:        what the run may use, an `outlive.Budget`; when that is spent, the run is parked (default: the
+                       budget that it had, or none)
         exclusive:     hold the thread, so that no other run has it at the same time (default: True)
 
         Raises ThreadBusy, RunBusy and RunElsewhere when it starts.
@@ -155,13 +158,21 @@ class Store(SyncContext):
         """
         return run_now(self._store.responses(run_id, thread=thread))
 
-    def retry(self, run_id: str, *, thread: str | None = None, not_before: dt.datetime | None = None) -> Run:
+    def retry(
+        self,
+        run_id: str,
+        *,
+        thread: str | None = None,
+        not_before: dt.datetime | None = None,
+        budget: Budget | None = None,
+    ) -> Run:
         """Return a run that failed or was cancelled, parked or released, to continue it: `with store.retry(id) as run`.
 
         With `not_before`, a datetime with a time zone, it is left to `recover` and workers at that time: its status is
         "waiting" until then. Raises RunBusy for a run that is running and RunEnded for one that is completed.
+        `budget` replaces the budget of the run.
         """
-        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before)))
+        return Run(run_now(self._store.retry(run_id, thread=thread, not_before=not_before, budget=budget)))
 
     def answer(
         self, run_id: str, name: str, value: Any, *, by: str | None = None, thread: str | None = None

@@ -408,6 +408,9 @@ class PostgresBackend:
             number(query.limit),
         ]
         statement = self._sql.entries
+        if query.statuses is not None and len(query.statuses) == 1 and thread is None:
+            # The index has the entries of one status in the order of their keys.
+            statement, parameters[8] = self._sql.entries_of_status, text(query.statuses[0])
         if thread is not None:
             statement = self._sql.entries_of_thread
             parameters.append(thread.digest)

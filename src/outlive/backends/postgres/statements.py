@@ -213,13 +213,15 @@ from {{schema}}.entry e where e.thread = t.key
     and e.name < case when {_IS_MANY} then '\\x02'::bytea else '\\x01' end
 """
 _IS_OLD = f"a.sum <> case when {_IS_MANY} then t.step_sum else t.run_sum end"
+_STATUSES = "($9::text[] is null or e.status = any($9::text[]))"
 _ENTRY_FILTER = """
 e.kind = $3::text
     and left(e.key, 400) >= $4::text and left(e.key, 400) <= $5::text
     and starts_with(e.key, $6::text) and ($7::text is null or (e.key, {digest}) > ($7::text, $8::bytea))
-    and ($9::text[] is null or e.status = any($9::text[]))
+    and {statuses}
     and ($10::boolean is null or $10::boolean = (e.clock not in ('postgresql', 'wall') or e.until <= {schema}.now_us()))
 """
+_ENTRY_FILTER = _ENTRY_FILTER.replace("{statuses}", _STATUSES)
 _FILTER_OF_ALL = _ENTRY_FILTER.replace("{digest}", "coalesce(t.digest, r.digest)")
 _FILTER_OF_THREAD = _ENTRY_FILTER.replace("{digest}", "t.digest")
 # Ordered by what the index has, so that no plan reads more than a page; the last lines sort the ties.
@@ -340,6 +342,7 @@ class Statements:
     thread: str
     threads: str
     entries: str
+    entries_of_status: str
     entries_of_thread: str
     inventory: str
     fetch: str
@@ -416,6 +419,7 @@ def statements(schema: str) -> Statements:
         thread=of(_THREAD + _THREADS, record=newest("''::bytea")),
         threads=of(_LISTING + _THREADS + "limit $8::bigint", record=newest("''::bytea")),
         entries=of(_ENTRIES),
+        entries_of_status=of(_ENTRIES.replace(_STATUSES, "e.status = $9::text")),
         entries_of_thread=of(_ENTRIES_OF_THREAD),
         inventory=of(
             f"select case when t.key is null then {_IS_GONE} when {{schema}}.thread_seal_1(t) <> t.seal then {UNSEALED} "
