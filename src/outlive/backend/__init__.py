@@ -1,15 +1,24 @@
 """What the author of a backend needs: the protocol and its records, keys and queries."""
 
 from outlive.backend.entries import OUTBOX, TOMBSTONE
-from outlive.backend.keys import NAMING_THREAD, RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
-from outlive.backend.paging import all_entries, all_records, entry_pages, lineage, retry_stale
-from outlive.backend.protocol import Backend, commit
-from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.paging import (
+    all_entries,
+    all_records,
+    all_threads,
+    entry_pages,
+    lineage,
+    retry_stale,
+    thread_row,
+)
+from outlive.backend.protocol import Backend, EntryCursor, EntryQuery, HistoryQuery, ThreadQuery, commit
 from outlive.backend.records import (
     ABSENT,
     FORMAT,
+    NAMING_THREAD,
     NEXT,
+    RESERVED,
     CachedHead,
+    CheckpointKey,
     CheckpointRecord,
     Commit,
     Cursor,
@@ -21,12 +30,17 @@ from outlive.backend.records import (
     Receipt,
     ReencryptedBodies,
     Removal,
+    ThreadKey,
     ThreadRow,
     WriteRecord,
     checksum,
+    escape,
     outcome_unknown,
+    reserved,
+    shortest_timeout,
     stamped,
     tombstone_key,
+    unescape,
 )
 
 __all__ = [
@@ -34,6 +48,6 @@ __all__ = [
     "CheckpointKey", "CheckpointRecord", "Commit", "Cursor", "EntryCursor", "EntryQuery",
     "EntryRecord", "HistoryQuery", "Inventory", "Page", "Rank", "ReadResult", "Receipt",
     "ReencryptedBodies", "Removal", "ThreadKey", "ThreadQuery", "ThreadRow", "WriteRecord",
-    "all_entries", "all_records", "checksum", "commit", "entry_pages", "escape", "lineage",
-    "outcome_unknown", "reserved", "retry_stale", "stamped", "tombstone_key", "unescape",
+    "all_entries", "all_records", "all_threads", "checksum", "commit", "entry_pages", "escape", "lineage",
+    "outcome_unknown", "reserved", "retry_stale", "shortest_timeout", "stamped", "thread_row", "tombstone_key", "unescape",
 ]  # fmt: skip
