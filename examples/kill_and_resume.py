@@ -174,7 +174,7 @@ def show_fork(thread: outlive.Thread, at: outlive.CheckpointInfo) -> None:
 
 
 def show_cost(store: outlive.Store, folder: Path) -> None:
-    sizes = store.size()
+    sizes = store.thread(THREAD).size()
     store.close()  # SQLite moves its log into the file
     size = (folder / "agent.db").stat().st_size
     say(f"\nwhat {sizes.checkpoints} checkpoints cost")

@@ -4,7 +4,7 @@ from outlive.backend.entries import OUTBOX, TOMBSTONE
 from outlive.backend.keys import NAMING_THREAD, RESERVED, CheckpointKey, ThreadKey, escape, reserved, unescape
 from outlive.backend.paging import all_entries, all_records, entry_pages, lineage, retry_stale
 from outlive.backend.protocol import Backend, Watch, commit
-from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadQuery
+from outlive.backend.queries import EntryCursor, EntryQuery, HistoryQuery, ThreadCursor, ThreadQuery
 from outlive.backend.records import (
     ABSENT,
     FORMAT,
@@ -23,6 +23,7 @@ from outlive.backend.records import (
     ReencryptedBodies,
     Removal,
     ThreadRow,
+    Totals,
     WriteRecord,
     checksum,
     outcome_unknown,
@@ -56,10 +57,13 @@ __all__ = [
     "Receipt",
     "ReencryptedBodies",
     "Removal",
+    "ThreadCursor",
     "ThreadKey",
     "ThreadQuery",
     "ThreadRow",
-    "Watch", "WriteRecord",
+    "Totals",
+    "Watch",
+    "WriteRecord",
     "all_entries",
     "all_records",
     "checksum",

@@ -75,6 +75,7 @@ from outlive.backend.records import (
     ReadResult,
     Receipt,
     ThreadRow,
+    Totals,
     WriteRecord,
 )
 from outlive.errors import Corrupt, OutliveError
@@ -161,7 +162,11 @@ class Backend(Protocol):
         ...
 
     async def threads(self, query: ThreadQuery, *, timeout_s: float | None = None) -> list[ThreadRow]:
-        """Return a page of threads by escaped id."""
+        """Return a page of threads by escaped id, or those that changed last."""
+        ...
+
+    async def totals(self, tenant: str, *, timeout_s: float | None = None) -> Totals:
+        """Add up the listed threads of a tenant, from their rows alone."""
         ...
 
     async def inventory(self, thread: ThreadKey, timeout_s: float | None = None) -> Inventory:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outlive.backend.keys import ThreadKey
 from outlive.backend.records import Cursor
 
+ThreadCursor = tuple[int, str]  # (updated_at, id)
 EntryCursor = tuple[str, bytes]  # (key, digest of the thread)
 
 
@@ -44,7 +45,9 @@ class ThreadQuery:
     """A page of the threads of a tenant by escaped id; `after` is the last id of the page before.
 
     `only` selects one thread by its id. Without `heads` a damaged checkpoint does not hide its
-    thread.
+    thread. With `newest` the page is by time of the last change, newest first, then by escaped id;
+    then `before` is (updated_at, id) of the last thread of the page before, and `prefix` and
+    `after` are not used. An index finds that page, so a row that is lost does not show there.
     """
 
     tenant: str
@@ -53,3 +56,5 @@ class ThreadQuery:
     after: str | None = None
     limit: int = 100
     heads: bool = True
+    newest: bool = False
+    before: ThreadCursor | None = None

@@ -49,7 +49,7 @@ _row_pattern = re.compile(rb"(\d+ ){13}[0-9a-f]*")  # the same as ROW in thread.
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Six keys of a thread, and the two indexes and the roster of its bucket, all in one slot.
+    """Six keys of a thread, and the indexes and the roster of its bucket, all in one slot.
 
     On a single server the identity of the store is added: there one script may read both.
     """
@@ -83,6 +83,7 @@ class Keys:
                 threads_key(prefix, bucket),
                 entries_key(prefix, bucket),
                 roster_key(prefix, bucket),
+                recent_key(prefix, bucket),
                 *store,
             ),
         )
@@ -103,6 +104,10 @@ def entries_key(prefix: str, bucket: int) -> str:
 
 def roster_key(prefix: str, bucket: int) -> str:
     return f"{prefix}{{{bucket}}}:roster"
+
+
+def recent_key(prefix: str, bucket: int) -> str:
+    return f"{prefix}{{{bucket}}}:recent"
 
 
 BUCKET_KEYS = (threads_key, entries_key, roster_key)
