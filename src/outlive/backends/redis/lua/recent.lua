@@ -13,10 +13,10 @@ local function is_whole(index, roster)
 end
 
 local function find(key, low)
-  local lines, counted, offset, last = {}, 0, 0, nil
+  local lines, counted, offset, last, step = {}, 0, 0, nil, limit + 2
   local first = low ~= '' and END - tonumber(sub(low, 2, 17), 16)
   while true do
-    local part = redis.call('ZREVRANGEBYSCORE', key, first and string.format('%.0f', first) or '+inf', '-inf', 'WITHSCORES', 'LIMIT', offset, 100)
+    local part = redis.call('ZREVRANGEBYSCORE', key, first and string.format('%.0f', first) or '+inf', '-inf', 'WITHSCORES', 'LIMIT', offset, step)
     for i = 1, #part, 2 do
       local score = tonumber(part[i + 1])
       if counted >= limit and score ~= last then return lines end
@@ -26,8 +26,9 @@ local function find(key, low)
         last = score
       end
     end
-    if #part < 200 then return lines end
-    offset = offset + 100
+    if #part < 2 * step then return lines end
+    offset = offset + step
+    step = 100
   end
 end
 
