@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from outlive.values import Problem as Problem
     from outlive.values import Pruned as Pruned
     from outlive.values import Sizes as Sizes
+    from outlive.values import StoreSize as StoreSize
     from outlive.values import ThreadInfo as ThreadInfo
     from outlive.values import Verified as Verified
 
@@ -112,7 +113,7 @@ _MODULES = {
     "sync.thread": "Thread",
     "sync.worker": "Worker",
     "threads.thread": "AsyncThread",
-    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes ThreadInfo Verified",
+    "values": "NEW Change Checkpoint CheckpointInfo Interrupt PendingWrite Problem Pruned Sizes StoreSize ThreadInfo Verified",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _SUBMODULES = ("adapters", "authoring", "backend", "errors", "otel", "testing")
@@ -174,6 +175,7 @@ __all__ = [
     "StepInfo",
     "Store",
     "StoreError",
+    "StoreSize",
     "Swept",
     "Thread",
     "ThreadBusy",

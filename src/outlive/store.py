@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import (
     check_attributes,
@@ -18,6 +18,7 @@ from outlive.arguments import (
     check_limit,
     check_namespace,
     check_options,
+    check_order,
     check_priority,
     check_run,
     check_run_durability,
@@ -25,6 +26,7 @@ from outlive.arguments import (
     check_text,
     check_timeout,
     optional_id,
+    thread_cursor,
 )
 from outlive.backend import EntryRecord, ThreadKey, ThreadQuery
 from outlive.backend.entries import COPIED
@@ -66,7 +68,7 @@ from outlive.threads.listing import Threads
 from outlive.threads.thread import AsyncThread, S
 from outlive.threads.verify import verify_thread, verify_unlisted
 from outlive.threads.write_behind import Delayed
-from outlive.values import Problem, Sizes, ThreadInfo, Verified, micros
+from outlive.values import Problem, StoreSize, ThreadInfo, Verified, micros
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -153,19 +155,26 @@ class AsyncStore(AsyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> AsyncIterator[ThreadInfo]:
         """Iterate over threads by id: `async for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
+        newest = check_order(order, prefix) == "updated"
+        place = None if after is None else check_text("after", after)
         return Threads(
             self._engine,
             self._settings.tenant,
             prefix=check_text("prefix", prefix),
             filter=check_filter(filter),
             limit=check_limit(limit),
-            after=None if after is None else check_text("after", after),
+            after=None if newest else place,
+            newest=newest,
+            before=thread_cursor(place) if newest and place is not None else None,
         )
 
     # Runs
@@ -582,17 +591,11 @@ class AsyncStore(AsyncContext):
         sides = (backend.inner,) if self._pair is None else self._pair.stores.both
         return await rotate(sides, backend.ring, self._settings.tenant, progress)
 
-    async def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    async def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         await self.flush()
-        threads = checkpoints = stored = states = 0
-        async for info in self.threads():
-            sizes = await self.thread(info.id).size()
-            threads += 1
-            checkpoints += sizes.checkpoints
-            stored += sizes.stored_bytes
-            states += sizes.state_bytes
-        return Sizes(threads, checkpoints, stored, states)
+        totals = await self._engine.backend.totals(self._settings.tenant)
+        return StoreSize(totals.threads, totals.checkpoints, totals.stored)
 
     async def copy_to(
         self,

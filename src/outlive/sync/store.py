@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType, UnionType
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from outlive.arguments import check_handlers
 from outlive.runs.budget import Budget
@@ -19,7 +19,7 @@ from outlive.sync.run import Lock, Run
 from outlive.sync.thread import Thread
 from outlive.sync.worker import Worker
 from outlive.threads.thread import S
-from outlive.values import Sizes, ThreadInfo, Verified
+from outlive.values import StoreSize, ThreadInfo, Verified
 
 if TYPE_CHECKING:  # imported by the first call that needs them
     from outlive.layers.encryption.rotation import Rotated
@@ -73,13 +73,16 @@ class Store(SyncContext):
         filter: Mapping[str, Any] | None = None,
         limit: int | None = None,
         after: str | None = None,
+        order: Literal["id", "updated"] = "id",
     ) -> Iterator[ThreadInfo]:
         """Iterate over threads by id: `for info in store.threads()`.
 
-        `after` is the id to continue after, whether that thread still exists or not. `filter` has keys that the
-        threads' own metadata must have with equal values; `limit` is counted after the filter.
+        order="updated" begins with the thread that changed last. A thread that changes meanwhile is not listed
+        again. `after` is where to continue: an id, whether that thread still exists or not; with order="updated"
+        the `cursor` of a ThreadInfo. `filter` has keys that the threads' own metadata must have with equal values;
+        `limit` is counted after the filter. A prefix is for threads by id.
         """
-        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after))
+        return each(self._store.threads(prefix=prefix, filter=filter, limit=limit, after=after, order=order))
 
     def run(self, thread_id: str, **options: Unpack[RunOptions]) -> Run:
         """Return a run on a thread: `with store.run("trip", agent="planner") as run`.
@@ -335,8 +338,8 @@ class Store(SyncContext):
         """
         return run_now(self._store.rotate(progress=progress))
 
-    def size(self) -> Sizes:
-        """Return how much the store holds for this tenant."""
+    def size(self) -> StoreSize:
+        """Return how much the store holds for this tenant, from the rows of its threads alone."""
         return run_now(self._store.size())
 
     def copy_to(

@@ -203,6 +203,27 @@ gone as materialized (
 )
 """
 
+# A page of threads by time, newest first: $4 and $5 are the place of the last one before. The ties
+# of the last second are read too, and sorted.
+_NEWEST_PAGE = f"""
+with newest as materialized (
+    select t.key, t.updated_at, t.id from {{schema}}.thread t
+    where {_LISTED} and t.tenant_digest = $2::bytea and t.tenant = $3::text and t.recent <= $4::bigint / 1000000
+        and (t.updated_at < $4::bigint or (t.updated_at = $4::bigint and t.id > $5::text))
+    order by t.recent desc fetch first ($6::bigint) rows with ties
+),
+page as materialized (
+    select t.*, {{schema}}.thread_seal_1(t) <> t.seal as is_unsealed
+    from (select n.key from newest n order by n.updated_at desc, n.id limit $6::bigint) n
+    join {{schema}}.thread t on t.key = n.key
+),
+gone as materialized (select r.id, r.digest from {{schema}}.roster r where false)
+"""
+_TENANT_TOTALS = f"""
+select count(*), coalesce(sum(t.checkpoints), 0)::bigint, coalesce(sum(t.stored), 0)::bigint
+from {{schema}}.thread t where {_LISTED} and t.tenant_digest = $1::bytea and t.tenant = $2::text
+"""
+
 # All entries of a class (those of kinds that may be many, or the others) are added up, and compared
 # with what their thread's row says.
 _IS_MANY = "$3::text in ({})".format(", ".join(f"'{kind}'" for kind in MANY))
@@ -341,6 +362,8 @@ class Statements:
     writes_of_all: str
     thread: str
     threads: str
+    newest_threads: str
+    tenant_totals: str
     entries: str
     entries_of_status: str
     entries_of_thread: str
@@ -418,6 +441,10 @@ def statements(schema: str) -> Statements:
         ),
         thread=of(_THREAD + _THREADS, record=newest("''::bytea")),
         threads=of(_LISTING + _THREADS + "limit $8::bigint", record=newest("''::bytea")),
+        newest_threads=of(
+            _NEWEST_PAGE + _THREADS.replace("order by 2", "order by 10 desc, 2"), record=newest("''::bytea")
+        ),
+        tenant_totals=of(_TENANT_TOTALS),
         entries=of(_ENTRIES),
         entries_of_status=of(_ENTRIES.replace(_STATUSES, "e.status = $9::text")),
         entries_of_thread=of(_ENTRIES_OF_THREAD),
