@@ -43,6 +43,7 @@ class StartOptions:
     retries: bool = False  # a run that has ended starts again
     is_bare: bool = False  # an adapter stores the first checkpoint itself
     is_named: bool = False  # the caller chose its id: another thread may have it
+    is_fresh: bool = False  # its record was read a moment ago: the commit expects it unchanged
     continues: bool = False  # an unfinished run of this place, of the same agent
     supersedes: bool = False  # it is cancelled instead
     budget: Budget | None = None  # replaces that of the record
@@ -282,6 +283,8 @@ class Start:
 
         Raises RunElsewhere if the run is new and another thread has its id.
         """
+        if self._options.is_fresh:
+            return self._info._entry
         if self._options.continues:
             stored = await self._unfinished()
             return stored if stored is not None and self._is_same(stored) else None

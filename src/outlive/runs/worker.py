@@ -315,9 +315,8 @@ class AsyncWorker:
             return
         outcome: Outcome = "skipped"
         try:
-            outcome = await self._recovery.take(
-                ticket.thread, unpack_or_tell(engine.codec, ticket.thread, stored)
-            )
+            info = unpack_or_tell(engine.codec, ticket.thread, stored)
+            outcome = await self._recovery.take(ticket.thread, info, is_fresh=True)
         finally:
             place = place_of(ticket)
             if outcome == "busy":
