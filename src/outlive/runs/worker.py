@@ -313,7 +313,8 @@ class AsyncWorker:
         engine, queue = self._engine, self._queue
         stored = await find(engine, ticket.thread, RUN, ticket.run_id)
         if stored is None or stored.status != RELEASED:
-            await tickets.drop(engine, ticket)  # another worker has it, or it has ended
+            if queue.lost(ticket):
+                await tickets.drop(engine, ticket)
             return
         outcome: Outcome = "skipped"
         try:
