@@ -65,6 +65,7 @@ from outlive.runs.start import Start, StartOptions
 from outlive.runs.step_options import StepOptions
 from outlive.runs.steps import Ledger
 from outlive.runs.store_clock import store_now
+from outlive.runs.stream import Stream
 from outlive.runs.waiting import MISSING, Waiting
 from outlive.runs.waits import Waits
 from outlive.runtime.runtime import Ticker, new_id
@@ -122,6 +123,7 @@ class AsyncRun(AsyncContext):
         self._ledger = Ledger(self)
         self._waits = Waits(self)
         self._responses = AsyncResponses(self)
+        self._stream = Stream(self)
         self._deferred = Deferred(options.throttle_s, options.clock)
         self._ticker: Ticker | None = None
 
@@ -185,6 +187,7 @@ class AsyncRun(AsyncContext):
         self._fence, self._epoch, self._revision = holding.fence, holding.epoch, holding.revision
         self._lock_epoch, self._has_place = holding.lock_epoch, holding.has_place
         self._progress.stored(holding.revision, holding.body)
+        self._stream.begin(is_new=holding.is_new)
         try:
             await self._ledger.read(is_new=holding.is_new)
             await self._responses._read(is_new=holding.is_new)
@@ -306,21 +309,24 @@ class AsyncRun(AsyncContext):
         return queued
 
     async def _store(self, state: Any, draft: Draft) -> CheckpointInfo:
-        body = None
+        body, chunks = None, self._stream.take()
         if self._fence:
             draft.fence = self._token()
             body = lease.pack_run(self._engine, self.info)
-            draft.entries = self._renewals(body)
+            draft.entries = (*self._renewals(body), *chunks)
         saved: CheckpointInfo = await self._kept(self.thread._save(state, draft))
+        if not draft.is_repeated:
+            self._stream.settle(chunks)
         self._progress.stored(self._revision, body)
         self._deferred.stored()
         return saved
 
     async def flush(self) -> None:
-        """Store a save that was held back, and wait for those in the background."""
+        """Store a save that was held back and what was emitted, and wait for saves in the background."""
         async with self._mutex:
             self._check_live()
             await self._flush()
+            await self._stream.flush_held()
 
     async def _flush(self, timeout_s: float | None = None) -> None:
         kept = self._deferred.kept
@@ -407,6 +413,17 @@ class AsyncRun(AsyncContext):
         """
         self._check_live()
         self._progress.moved()
+
+    async def emit(self, chunk: Any) -> None:
+        """Emit a piece of output for clients that follow the run: `await run.emit({"text": "Lis"})`.
+
+        Any value that a state may hold, up to 1 MiB. It is stored with the next save, step or end of the run, or
+        after a fifth of a second, or when 64 KiB wait; `run.flush()` stores it at once. A crash loses what is not
+        stored. A run keeps the newest 16 MiB of its chunks. `store.follow(run.id)` reads them.
+
+        Raises Unencodable, BadArgument for a chunk that is too large, and LeaseLost.
+        """
+        await self._stream.emit(chunk)
 
     # Waiting
 
@@ -625,16 +642,18 @@ class AsyncRun(AsyncContext):
         ended = EntryRecord(
             RUN, self.id, body, status, epoch=self._epoch, fence=self._fence, revision=self._revision
         )
-        entries = [ended, *waits]
+        chunks = self._stream.take()
+        entries = [ended, *waits, *chunks]
         if status == RELEASED:
             now = self._engine.runtime.now()
-            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits]
+            entries = [*tickets.released(ended, self.info.agent, self.info.priority, now), *waits, *chunks]
         if self._has_place:  # freed, not deleted: another run may hold the thread by now
             entries.append(replace(self._lock(None), status="free", lease_s=None))
         commit = Commit(self._key, entries=tuple(entries), timeout_s=timeout_s)
         self._stop()  # a renewal that came after the end would be refused
         try:
             await self._commit_end(status, replace(commit, fence=self._token()) if self._fence else commit)
+            self._stream.settle(chunks)
         except (LeaseLost, RunEnded):
             raise
         except BaseException:
@@ -667,6 +686,7 @@ class AsyncRun(AsyncContext):
     def _stop(self) -> None:
         self._is_live = False
         self._heart.discard(self)
+        self._stream.stop()
         if self._ticker is not None:
             self._ticker.stop()
 
@@ -814,7 +834,9 @@ class AsyncRun(AsyncContext):
     async def _write_held(self, *entries: EntryRecord) -> Receipt:
         """Store entries of this run durably; the caller holds the mutex."""
         self._check_live()
-        receipt = await self._commit(Commit(self._key, entries=(*entries, *self._renewals())))
+        chunks = self._stream.take()
+        receipt = await self._commit(Commit(self._key, entries=(*entries, *chunks, *self._renewals())))
+        self._stream.settle(chunks)
         self._progress.wrote(self._revision)
         return receipt
 
